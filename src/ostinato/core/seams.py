@@ -1,0 +1,180 @@
+"""The seams: small Protocols through which the rooms meet. `app.py` is the only place that knows both sides of one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from ostinato.core.records import (
+    Batch,
+    Chunk,
+    Generate,
+    Learned,
+    Pending,
+    PolicyVersion,
+    ReleaseEvent,
+    Report,
+    Reward,
+    Row,
+    Sample,
+    Signal,
+    Snapshot,
+    Swap,
+    Turn,
+    Weights,
+)
+
+Cursor = int
+"""A position in the log: the sequence number of the last row seen; 0 is before the first."""
+
+
+class Clock(Protocol):
+    """Unix seconds; injected so that tests own time."""
+
+    def __call__(self) -> float: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Makes tokens. One implementation today: the embedded torch engine."""
+
+    def generate(self, request: Generate) -> AsyncIterator[Chunk]:
+        """Stream chunks; closing the iterator stops the work within one engine step."""
+        ...
+
+    async def load(self, slot: str, snapshot: Snapshot) -> Swap:
+        """Put a snapshot into a slot. Streams in the slot go on with the new weights; returns the measured pause."""
+        ...
+
+    async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probabilities (temperature 1) of ids[start:] given what stands before each."""
+        ...
+
+    def slots(self) -> dict[str, PolicyVersion]:
+        """What is loaded now."""
+        ...
+
+
+@runtime_checkable
+class Log(Protocol):
+    """The append-only log. Rows are durable when `append` returns; a repeated identity is ignored, not an error."""
+
+    async def append(self, *rows: Row) -> Cursor:
+        """Write all rows or none. Returns the sequence number of the newest row in the log. Raises StorageFull."""
+        ...
+
+    def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
+        """Rows of the given kinds with a sequence number above `after`, in order, up to now."""
+        ...
+
+
+@runtime_checkable
+class WeightStore(Protocol):
+    """Content-addressed objects and named refs."""
+
+    async def put(self, data: bytes | memoryview) -> str:
+        """Store bytes durably under their hash and return it. Idempotent."""
+        ...
+
+    async def get(self, hash: str) -> bytes:
+        """The bytes with this hash, verified. Raises NotFound or Corrupt."""
+        ...
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        """Compare-and-swap; `old` None means the ref must not exist. Raises Conflict."""
+        ...
+
+    async def read_ref(self, ref: str) -> str | None:
+        """The hash a ref points to, or None."""
+        ...
+
+
+class RewardFn(Protocol):
+    """Signals -> one scalar, or Pending while the maturity window is open. Pure; independent of signal order."""
+
+    def __call__(self, turn: Turn, signals: Sequence[Signal], now: float) -> Reward | Pending: ...
+
+
+class Renderer(Protocol):
+    """Messages <-> tokens for one model. Text from users can never become a control token."""
+
+    vocab_size: int
+    context: int
+
+    def chat(self, messages: Sequence[dict[str, Any]], *, continue_final: bool = False) -> list[int]:
+        """Token ids of a conversation, ready for the assistant to speak (or to go on with its last message)."""
+        ...
+
+    def follow_up(self, messages: Sequence[dict[str, Any]], known: int) -> list[int]:
+        """Ids to append to a stored turn so that `messages[known:]` follow it.
+
+        `messages[:known]` ends with the assistant message that the stored turn sampled (its end token, if sampled, included
+        in the stored ids): the answer starts with whatever the template puts after that message's text and end token.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text; control tokens in it are encoded as ordinary characters."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out."""
+        ...
+
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an assistant's turn."""
+        ...
+
+
+# ---------------------------------------------------------------- the stages of the cycle
+
+
+class TurnSource(Protocol):
+    """Where turns come from: people, or simulated worlds."""
+
+    async def collect(self) -> Sequence[Turn]: ...
+
+
+class Rewards(Protocol):
+    """Turns -> samples with credit; writes a reward row or a recorded reason for each turn."""
+
+    async def score(self, turns: Sequence[Turn]) -> Sequence[Sample]: ...
+
+
+class Trainer(Protocol):
+    """All weights, one optimizer step at a time."""
+
+    async def step(self, samples: Sequence[Sample]) -> Learned: ...
+
+
+class Publisher(Protocol):
+    """Weights -> content-addressed snapshot. Not yet live."""
+
+    async def publish(self, learned: Learned) -> PolicyVersion: ...
+
+
+class Evals(Protocol):
+    """Candidate against live on the same items through the same gateway as people."""
+
+    async def run(self, candidate: PolicyVersion, *, against: PolicyVersion) -> Report: ...
+
+
+class Releases(Protocol):
+    """The ledger and the refs."""
+
+    @property
+    def live(self) -> PolicyVersion: ...
+
+    async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent: ...
+
+
+class WeightSource(Protocol):
+    """Full weights of a version, verified: what a follower offers to an engine."""
+
+    async def fetch(self, policy: PolicyVersion) -> Weights: ...
+
+
+class BatchHistory(Protocol):
+    """Batches already written, oldest first: what a restarted trainer replays."""
+
+    def __call__(self) -> Iterable[tuple[Batch, Sequence[Sample]]]: ...

@@ -1,0 +1,1 @@
+"""The inline copilot example: its tasks and its simulated users."""

@@ -1,0 +1,1 @@
+"""Running code that a model wrote."""

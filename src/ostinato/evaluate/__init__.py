@@ -1,0 +1,1 @@
+"""Suites, runner, statistics, gate."""

@@ -1,0 +1,1 @@
+"""Delta codec, snapshots, content-addressed store, publisher, follower."""

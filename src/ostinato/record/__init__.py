@@ -1,0 +1,1 @@
+"""Schema, append-only log, feedback."""

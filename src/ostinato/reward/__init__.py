@@ -1,0 +1,1 @@
+"""Reward functions, credit, and the ledger that accounts for every turn."""

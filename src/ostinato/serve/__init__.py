@@ -1,0 +1,1 @@
+"""Gateway, dialects, sessions, engine, hot swap."""

@@ -1,0 +1,1 @@
+"""Losses, batch packing, trainer, optimizer, checkpoint."""

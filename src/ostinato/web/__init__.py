@@ -1,0 +1,1 @@
+"""Server-rendered pages and reports; no build step."""
