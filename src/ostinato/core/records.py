@@ -66,9 +66,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy; `seed` None lets the engine choose one and record it.
+    r"""How tokens are drawn. `temperature` 0 is greedy; `seed` None lets the engine choose one and record it.
 
-    Example: ``Sampling(temperature=1.0, top_p=1.0, max_tokens=64, stop=("\\n\\n",), seed=7)``.
+    Example: ``Sampling(temperature=1.0, top_p=1.0, max_tokens=64, stop=("\n\n",), seed=7)``.
     """
 
     max_tokens: int
