@@ -185,7 +185,8 @@ class Batch:
     """The turns of one optimizer step, written before the step is taken, so that a killed step is taken again alike.
 
     `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are the per-turn
-    advantages in the order of `turns`.
+    advantages in the order of `turns`. `base` is set where the trainer first went back to the weights of a standing release,
+    because everything newer had been refused; otherwise a step starts from the step before it.
 
     Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=(0.9, -1.1), reference=v2, at=50.0)``
     """
@@ -195,6 +196,7 @@ class Batch:
     credits: tuple[float, ...]
     reference: PolicyVersion
     at: float
+    base: PolicyVersion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ostinato.core.records import (
-    Batch,
     Chunk,
     Generate,
     Learned,
@@ -21,7 +20,6 @@ from ostinato.core.records import (
     Snapshot,
     Swap,
     Turn,
-    Weights,
 )
 
 Cursor = int
@@ -166,15 +164,3 @@ class Releases(Protocol):
     def live(self) -> PolicyVersion: ...
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent: ...
-
-
-class WeightSource(Protocol):
-    """Full weights of a version, verified: what a follower offers to an engine."""
-
-    async def fetch(self, policy: PolicyVersion) -> Weights: ...
-
-
-class BatchHistory(Protocol):
-    """Batches already written, oldest first: what a restarted trainer replays."""
-
-    def __call__(self) -> Iterable[tuple[Batch, Sequence[Sample]]]: ...
