@@ -1,1 +1,1 @@
-"""Schema, append-only log, feedback."""
+"""The append-only log: schema, migrations, group commit, process locks."""

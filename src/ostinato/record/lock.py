@@ -1,0 +1,66 @@
+"""One server and one trainer per store: an operating-system lock that dies with its process, kill -9 included."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ostinato.core.errors import BadConfig, Conflict, StorageFull
+
+
+@contextmanager
+def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
+    """Hold the lock `<directory>/.<role>.lock` while the block runs; yields its path.
+
+    The lock belongs to the open file and is not inherited by programs that are started while it is held. The file stays behind:
+    removing it would let two processes lock two files of the same name.
+
+    Raises:
+        Conflict: another process holds it (after `wait_s` seconds of trying); the message names its pid.
+        BadConfig: `role` is not a plain name.
+        StorageFull: the directory or the file could not be written.
+
+    Example::
+
+        with hold(store, "serve"):
+            run_server()
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,31}", role):
+        raise BadConfig(f"lock role {role!r} must be a plain lower-case name")
+    path = directory / f".{role}.lock"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StorageFull(f"cannot create {path}: {error}; make the store writable") from error
+    try:
+        _acquire(descriptor, path, role, wait_s)
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path, role: str, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise Conflict(
+                    f"another {role} process (pid {holder}) already uses {path.parent}; "
+                    f"stop it (kill {holder}) or name another store"
+                ) from error
+            time.sleep(0.01)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        raise StorageFull(f"cannot write {path}: {error}; free space") from error

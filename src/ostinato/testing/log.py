@@ -1,0 +1,72 @@
+"""`MemoryLog`: the append-only log in memory, for tests of whatever writes to a log or reads from one.
+
+It keeps the promises of `core.seams.Log` except that nothing outlives the process, and it can be told to be slow or full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from ostinato.core.errors import StorageFull
+from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.seams import Cursor
+
+
+class MemoryLog:
+    """Implements `core.seams.Log`.
+
+    Controls: `delay_s` is slept before each write; `full = True` makes `append` raise StorageFull with nothing written.
+    Observations: `rows` (in order; the row at position i has sequence number i + 1), `appends` (calls that wrote).
+
+    Example::
+
+        log = MemoryLog()
+        await log.append(turn, signal)
+        assert [row async for _, row in log.read(0, {Signal})] == [signal]
+    """
+
+    def __init__(self, *, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.full = False
+        self.rows: list[Row] = []
+        self.appends = 0
+        self._known: set[tuple[type, str]] = set()
+
+    async def append(self, *rows: Row) -> Cursor:
+        """Write all rows or none; a row whose identity is known is ignored."""
+        await asyncio.sleep(self.delay_s)
+        if self.full:
+            raise StorageFull("The log is full; free some space and send again. Nothing of this call was kept.")
+        for row in rows:
+            key = (type(row), identity(row))
+            if key not in self._known:
+                self._known.add(key)
+                self.rows.append(row)
+        self.appends += 1
+        return len(self.rows)
+
+    async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
+        """Rows of the given kinds above `after`, in order, up to the moment of the call."""
+        for sequence, row in enumerate(self.rows[after:], after + 1):
+            if type(row) in kinds:
+                yield sequence, row
+
+    def turns(self) -> list[Turn]:
+        """Every turn, in order of writing."""
+        return [row for row in self.rows if isinstance(row, Turn)]
+
+    def signals(self) -> list[Signal]:
+        """Every signal, in order of writing."""
+        return [row for row in self.rows if isinstance(row, Signal)]
+
+
+def identity(row: Row) -> str:
+    """What makes two rows of one kind the same row."""
+    match row:
+        case Turn() | Signal() | ReleaseEvent():
+            return row.id
+        case Reward() | Holdback():
+            return row.turn
+        case Batch():
+            return str(row.step)

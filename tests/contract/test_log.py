@@ -1,0 +1,136 @@
+"""What every `Log` promises, on every implementation."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Finish,
+    Holdback,
+    PolicyVersion,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Sampling,
+    Signal,
+    Source,
+    Span,
+    Turn,
+)
+from ostinato.core.seams import Log
+from ostinato.record.log import SqlLog
+from ostinato.testing.log import MemoryLog
+
+V3 = PolicyVersion(number=3, hash="9f" * 32)
+TURN = Turn(
+    id="r:0",
+    episode="e",
+    parent=None,
+    user="u",
+    tenant="t",
+    arm=Arm.CANARY,
+    propensity=0.25,
+    prompt_ids=(1, 2, 2**31 - 1),
+    sampled_ids=(7, 9),
+    logprobs=(-0.5, -float.fromhex("0x1.99999ap-4")),  # float32 numbers
+    spans=(Span(policy=V3, tokens=2),),
+    sampling=Sampling(max_tokens=8, temperature=0.7, stop=("\n", "é\x00")),
+    finish=Finish.LENGTH,
+    text="naïve 🎵\x00 end",
+    started_at=10.1,
+    ended_at=10.4,
+)
+SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=0.1, source=Source.CODE, occurred_at=1.5, received_at=2.5)
+REWARD = Reward(turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1)
+HELD = Holdback(turn="q:0", reason="finish:abort", at=42.0)
+BATCH = Batch(step=1, turns=("r:0",), credits=(0.1 + 0.2,), reference=V3, at=50.0)
+EVENT = ReleaseEvent(
+    id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
+)
+ROWS: list[Row] = [TURN, SIGNAL, REWARD, HELD, BATCH, EVENT]
+KINDS: set[type] = {type(row) for row in ROWS}
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
+    if request.param == "memory":
+        yield MemoryLog()
+    else:
+        with SqlLog.open(tmp_path / "log.sqlite") as opened:
+            yield opened
+
+
+async def read(log: Log, after: int = 0, kinds: set[type] = KINDS) -> list[tuple[int, Row]]:
+    return [item async for item in log.read(after, kinds)]
+
+
+async def test_every_kind_comes_back_equal_and_in_order(log: Log):
+    for row in ROWS:
+        await log.append(row)
+    found = await read(log)
+    assert [row for _, row in found] == ROWS
+    assert [type(row) for _, row in found] == [type(row) for row in ROWS]
+    sequence = [seq for seq, _ in found]
+    assert sequence == sorted(set(sequence))
+    assert sequence[0] > 0
+
+
+async def test_append_returns_the_newest_cursor_and_reading_goes_on_from_it(log: Log):
+    middle = await log.append(TURN, SIGNAL)
+    end = await log.append(REWARD)
+    assert end > middle
+    assert await log.append(REWARD) == end
+    assert await read(log, middle) == [(end, REWARD)]
+    assert await read(log, end) == []
+
+
+async def test_only_the_kinds_asked_for(log: Log):
+    await log.append(*ROWS)
+    assert [row for _, row in await read(log, 0, {Batch, Signal})] == [SIGNAL, BATCH]
+    assert await read(log, 0, set()) == []
+
+
+@pytest.mark.parametrize("first", ROWS, ids=lambda row: type(row).__name__)
+async def test_a_repeated_identity_is_ignored_and_the_first_stays(log: Log, first: Row):
+    changed = replace(first, text="other") if isinstance(first, Turn) else first
+    if isinstance(first, Signal):
+        changed = replace(first, value=-9.0)
+    elif not isinstance(first, Turn):
+        changed = replace(first, at=999.0)
+    assert changed != first
+    await log.append(first, changed)
+    await log.append(changed, first)
+    assert [row for _, row in await read(log)] == [first]
+
+
+async def test_the_same_name_in_two_kinds_is_two_rows(log: Log):
+    await log.append(replace(REWARD, turn="x"), Holdback(turn="x", reason="r", at=1.0), replace(SIGNAL, id="x"))
+    assert len(await read(log)) == 3
+
+
+async def test_many_appenders_at_once_lose_and_repeat_nothing(log: Log):
+    rows = [replace(SIGNAL, id=f"s{i}") for i in range(200)]
+    cursors = await asyncio.gather(*[log.append(row, rows[0]) for row in rows])
+    found = await read(log)
+    assert sorted(row.id for _, row in found if isinstance(row, Signal)) == sorted(row.id for row in rows)
+    assert max(cursors) == found[-1][0]
+
+
+async def test_a_reader_sees_what_was_there_when_it_began(log: Log):
+    await log.append(*[replace(SIGNAL, id=f"s{i}") for i in range(3)])
+    seen: list[Row] = []
+    async for _, row in log.read(0, {Signal}):
+        seen.append(row)
+        await log.append(replace(SIGNAL, id=f"late{len(seen)}"))
+        assert len(seen) < 10
+    assert len(seen) == 3
+
+
+async def test_no_rows_is_no_change(log: Log):
+    end = await log.append(TURN)
+    assert await log.append() == end
