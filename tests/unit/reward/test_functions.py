@@ -1,0 +1,145 @@
+"""The copilot reward, case by case, and the loader that finds it."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from ostinato.core.errors import BadConfig
+from ostinato.core.records import Arm, Finish, Pending, PolicyVersion, Reward, Sampling, Signal, Source, Span, Turn
+from ostinato.reward.functions import copilot
+from ostinato.reward.loader import load
+
+TURN = Turn(
+    id="r:0",
+    episode="e",
+    parent=None,
+    user="u",
+    tenant="t",
+    arm=Arm.LIVE,
+    propensity=1.0,
+    prompt_ids=(1,),
+    sampled_ids=(7,),
+    logprobs=(-0.5,),
+    spans=(Span(policy=PolicyVersion(number=0, hash="00"), tokens=1),),
+    sampling=Sampling(max_tokens=8),
+    finish=Finish.STOP,
+    text="x",
+    started_at=9.0,
+    ended_at=10.0,
+)
+
+
+def said(name: str, at: float, *, id: str | None = None, value: float = 1.0, retracts: str | None = None) -> Signal:
+    return Signal(
+        id=id or f"{name}@{at}",
+        turn="r:0",
+        name=name,
+        value=value,
+        source=Source.HUMAN,
+        occurred_at=at,
+        received_at=at + 0.1,
+        retracts=retracts,
+    )
+
+
+def value(*signals: Signal) -> float:
+    """The reward, after checking that no order of arrival and no repetition changes it."""
+    answers = {copilot(TURN, order, 40.0) for order in permutations((*signals, *signals[:1]))}
+    (answer,) = answers
+    assert isinstance(answer, Reward)
+    return answer.value
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [
+        ([], 0.0),
+        ([said("ignored", 11)], 0.0),
+        ([said("accepted", 11)], 0.75),
+        ([said("rejected", 11)], -0.25),
+        ([said("accepted", 11), said("undone", 15)], -0.25),
+        ([said("undone", 11), said("accepted", 15)], 0.75),
+        ([said("rejected", 11), said("accepted", 12)], 0.75),
+        ([said("accepted", 11), said("ignored", 12)], 0.75),
+        ([said("accepted", 11, value=0.0)], -0.25),
+        ([said("accepted", 11), said("undone", 12, value=0.0)], 0.75),
+        ([said("accepted", 11, id="a"), said("rejected", 11, id="b")], -0.25),  # same instant: the id decides
+        ([said("accepted", 11, id="a"), said("oops", 12, retracts="a")], 0.0),
+        ([said("accepted", 11, id="a"), said("undone", 12, id="b"), said("oops", 13, retracts="b")], 0.75),
+        ([said("oops", 11, id="r", retracts="a"), said("accepted", 12, id="a")], 0.0),  # the retraction came first
+        ([said("accepted", 11, id="a"), said("x", 12, id="r", retracts="a"), said("y", 13, retracts="r")], 0.0),
+        ([said("accepted", 11, id="a"), said("rejected", 12, retracts="a")], 0.0),  # a retraction says nothing itself
+        ([said("accepted", 39.9)], 0.75),
+        ([said("accepted", 39.95)], 0.0),  # received 0.05 s after the window
+        ([said("accepted", 11), said("undone", 100)], 0.75),
+        ([said("accepted", 11, id="a"), said("oops", 100, retracts="a")], 0.75),
+        ([said("accepted", 5)], 0.75),  # a client whose clock is slow
+    ],
+)
+def test_what_counts(signals: list[Signal], expected: float):
+    assert value(*signals) == expected
+
+
+def test_nothing_is_decided_before_the_window_closes():
+    accepted = said("accepted", 11)
+    assert copilot(TURN, [accepted], 39.999) == Pending(until=40.0)
+    assert copilot(TURN, [accepted], 40.0) == Reward(
+        turn="r:0", value=0.75, function="copilot@1", signals=(accepted.id,), at=40.0
+    )
+
+
+def test_looking_late_changes_nothing():
+    signals = [said("accepted", 11), said("undone", 500)]
+    assert copilot(TURN, signals, 40.0) == copilot(TURN, signals, 9e9)
+
+
+def test_options_move_the_window_and_the_threshold():
+    answer = copilot(replace(TURN, ended_at=0.0), [said("accepted", 1)], 2.0, t=0.4, window=2.0)
+    assert isinstance(answer, Reward)
+    assert (answer.value, answer.at) == (0.6, 2.0)
+
+
+def test_showing_pays_iff_the_chance_of_acceptance_is_above_t():
+    for t in (0.1, 0.25, 0.6):
+        for p in (t - 0.01, t + 0.01):
+            shown = p * (1 - t) + (1 - p) * -t
+            assert (shown > 0) == (p > t)
+
+
+# ---------------------------------------------------------------- the loader
+
+COPILOT = "ostinato.reward.functions:copilot"
+
+
+def test_load_binds_checked_options():
+    answer = load(COPILOT, {"t": 0.5, "window": 1})(TURN, [said("accepted", 10.5)], 11.0)
+    assert isinstance(answer, Reward)
+    assert answer.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("copilot", {}, "must have the form 'module:function'"),
+        ("os;import x:y", {}, "must have the form"),
+        ("ostinato.reward.absent:copilot", {}, "cannot be imported"),
+        ("ostinato.reward.functions:copilto", {}, "did you mean copilot?"),
+        ("ostinato.reward.functions:ACCEPTED", {}, "is a str, not a function"),
+        (COPILOT, {"windwo": 3}, "did you mean window?"),
+        (COPILOT, {"turn": 3}, "no such option"),
+        (COPILOT, {"zzz": 3}, "known: t, window"),
+        (COPILOT, {"t": 1.5}, "less than 1"),
+        (COPILOT, {"t": float("nan")}, "reward.options.t"),
+        (COPILOT, {"window": "soon"}, "valid number"),
+        ("reward_needing_an_option:needy", {}, "reward.options.scale is missing"),
+    ],
+)
+def test_load_names_what_is_wrong(
+    name: str, options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    (tmp_path / "reward_needing_an_option.py").write_text("def needy(turn, signals, now, *, scale): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BadConfig) as caught:
+        load(name, options)
+    assert message in str(caught.value)
