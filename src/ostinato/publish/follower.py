@@ -1,0 +1,140 @@
+"""From a ref or a policy version to verified full weights in memory: what serve, evaluate and people take from the store.
+
+Weights are built beside those that are being served and handed over only when every hash fits. A corrupt or missing object is
+a loud refusal that names it; whoever served old weights goes on serving them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import NotFound, OstinatoError
+from ostinato.core.records import PolicyVersion, Snapshot, Weights
+from ostinato.core.seams import WeightStore
+from ostinato.publish.chain import Manifests, rebuild
+from ostinato.publish.export import write_model
+from ostinato.publish.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+OnChange = Callable[[str, Snapshot], Awaitable[object]]
+OnError = Callable[[str, Exception], None]
+
+
+class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
+    """How a follower holds weights."""
+
+    keep: int = Field(
+        default=3, ge=1, le=64, description="How many versions stay in memory to build the next ones from."
+    )
+    interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
+    max_bytes: int = Field(
+        default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
+    )
+
+
+def _log_error(ref: str, error: Exception) -> None:
+    logger.error("ref %s: the weights stay as they are: %s", ref, error)
+
+
+class Follower:
+    """Reads versions out of a weight store. Safe to share between tasks of one event loop.
+
+    Example::
+
+        follower = Follower(DirectoryStore(Path("weights")))
+        live = await follower.resolve("live")
+        weights = await follower.fetch(live)
+    """
+
+    def __init__(self, store: WeightStore, config: FollowerConfig | None = None) -> None:
+        self._store = store
+        self._config = config or FollowerConfig()
+        self._manifests = Manifests(store)
+        self._kept: OrderedDict[str, Weights] = OrderedDict()
+        self._lock = asyncio.Lock()
+
+    async def resolve(self, ref: str) -> PolicyVersion | None:
+        """The version that a ref points to (by its root, or by its manifest's hash), or None if there is no such ref.
+
+        Raises: BadRequest for a bad ref name; NotFound or Corrupt if its manifest is missing or damaged.
+        """
+        value = await self._store.read_ref(ref)
+        if value is None:
+            return None
+        return (await self._manifests.read(await self._manifests.find(value))).policy
+
+    async def fetch(self, policy: PolicyVersion) -> Weights:
+        """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.
+
+        Raises: NotFound for a version or object that is not in the store; Corrupt names the object that is damaged.
+        """
+        async with self._lock:
+            if policy.hash in self._kept:
+                self._kept.move_to_end(policy.hash)
+                return self._kept[policy.hash]
+            hash, _ = await self._manifests.of_root(policy.hash)
+            loaded = await rebuild(self._store, self._manifests, hash, self._kept.get, self._config.max_bytes)
+            self._kept[policy.hash] = loaded.weights
+            while len(self._kept) > self._config.keep:
+                self._kept.popitem(last=False)
+            return loaded.weights
+
+    async def watch(
+        self,
+        refs: Sequence[str],
+        on_change: OnChange,
+        interval_s: float | None = None,
+        on_error: OnError = _log_error,
+    ) -> None:
+        """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled.
+
+        A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
+        once per different message, and tried again; the others go on. Unverified weights are never delivered.
+        """
+        delivered: dict[str, PolicyVersion] = {}
+        reported: dict[str, str] = {}
+        while True:
+            for ref in refs:
+                try:
+                    await self._deliver(ref, delivered, on_change)
+                    reported.pop(ref, None)
+                except (OstinatoError, OSError) as error:
+                    if reported.get(ref) != str(error):
+                        on_error(ref, error)
+                    reported[ref] = str(error)
+            await asyncio.sleep(self._config.interval_s if interval_s is None else interval_s)
+
+    async def _deliver(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
+        policy = await self.resolve(ref)
+        if policy is None or delivered.get(ref) == policy:
+            return
+        await on_change(ref, Snapshot(policy=policy, weights=await self.fetch(policy)))
+        delivered[ref] = policy
+
+    async def log(self, ref: str, limit: int = 100) -> list[Manifest]:
+        """The version that a ref points to and its ancestors, newest first. Raises NotFound if there is no such ref."""
+        value = await self._store.read_ref(ref)
+        if value is None:
+            raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
+        found: list[Manifest] = []
+        async for _, manifest in self._manifests.walk(await self._manifests.find(value)):
+            found.append(manifest)
+            if len(found) >= limit:
+                break
+        return found
+
+    async def materialise(self, policy: PolicyVersion, directory: Path, files: Iterable[Path] = ()) -> Path:
+        """Write a version as a plain model directory: model.safetensors and copies of `files` (config, tokenizer).
+
+        Returns the path of the safetensors file. Raises StorageFull; NotFound and Corrupt like `fetch`.
+        """
+        weights = await self.fetch(policy)
+        notes = {"format": "pt", "ostinato_root": policy.hash, "ostinato_number": str(policy.number)}
+        return await asyncio.to_thread(write_model, weights, directory, tuple(files), notes)

@@ -1,0 +1,207 @@
+"""The manifest of one version: canonical JSON, stored as an object under its own hash. The typed parser at the boundary.
+
+A manifest names its parent (the version that a delta is a difference to), every tensor with its chunks, where each chunk's
+payload lies (object, offset, length), the hash that each decoded chunk must have, and the root over all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from ostinato.core.errors import BadRequest, Corrupt
+from ostinato.core.records import PolicyVersion
+from ostinato.publish.content import (
+    CHUNK_ELEMENTS,
+    ITEMSIZES,
+    MAX_ELEMENTS,
+    MAX_RANK,
+    chunk_count,
+    chunk_sizes,
+    is_tensor_name,
+    root_of,
+)
+from ostinato.publish.delta import CODECS, EQUAL, NEEDS_OLD
+
+FORMAT: Final = "ostinato-weights/1"
+MAX_MANIFEST_BYTES: Final = 1 << 26
+MAX_LINKS: Final = 4096
+"""A chain of deltas is never longer than this."""
+
+_Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
+_Side = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]
+_Count = Annotated[int, Field(ge=0, le=1 << 53)]
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
+Meta = dict[_Text, str | int | float | bool | None]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Chunk(_Strict):
+    """Where a chunk's payload lies, and what it decodes to. `equal` chunks have no object."""
+
+    codec: Annotated[str, Field(max_length=40)]
+    object: _Hash | None
+    offset: _Count
+    length: _Count
+    elements: Annotated[int, Field(ge=1, le=CHUNK_ELEMENTS)]
+    result: _Hash
+
+
+class Tensor(_Strict):
+    """One tensor of the version."""
+
+    name: Annotated[str, Field(max_length=512)]
+    dtype: Annotated[str, Field(max_length=16)]
+    shape: Annotated[tuple[_Side, ...], Field(max_length=MAX_RANK, strict=False)]
+    chunks: Annotated[tuple[Chunk, ...], Field(strict=False)]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return ITEMSIZES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The hash of each decoded chunk."""
+        return tuple(chunk.result for chunk in self.chunks)
+
+
+class About(_Strict):
+    """What the caller says about a version."""
+
+    run: _Text
+    number: _Count
+    meta: Annotated[Meta, Field(max_length=64)]
+
+
+class Manifest(About):
+    """One version. `links` counts the deltas since the last full snapshot; `chain_bytes` sums their payloads."""
+
+    format: Literal["ostinato-weights/1"]
+    parent: _Hash | None
+    kind: Literal["full", "delta"]
+    links: Annotated[int, Field(ge=0, le=MAX_LINKS)]
+    payload_bytes: _Count
+    chain_bytes: _Count
+    root: _Hash
+    tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, strict=False)]
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The version that this manifest describes."""
+        return PolicyVersion(number=self.number, hash=self.root)
+
+    @property
+    def full_bytes(self) -> int:
+        """The size of the whole version, uncompressed."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def objects(self) -> dict[str, int]:
+        """Each object that holds payloads -> the length that it must have at least."""
+        need: dict[str, int] = {}
+        for tensor in self.tensors:
+            for chunk in tensor.chunks:
+                if chunk.object is not None:
+                    need[chunk.object] = max(need.get(chunk.object, 0), chunk.offset + chunk.length)
+        return need
+
+
+def canonical(value: Any) -> bytes:
+    """JSON with sorted keys, no spaces, UTF-8: one spelling per value, so one hash per value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def about(run: str, number: int, meta: Mapping[str, Any] | None) -> About:
+    """The caller's words, checked before anything is written. Raises BadRequest, which names the field."""
+    try:
+        said = About(run=run, number=number, meta=dict(meta or {}))
+        canonical(said.model_dump())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(
+            f"{field}: {first['msg']}; run is short text, meta holds text, numbers and booleans", field=field
+        ) from None
+    except UnicodeEncodeError:
+        raise BadRequest("meta: holds text that is not Unicode (a lone surrogate)", field="meta") from None
+    return said
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The canonical bytes, whose hash is the manifest's name."""
+    return canonical(manifest.model_dump(mode="json"))
+
+
+def parse(data: bytes, where: str = "manifest") -> Manifest:
+    """Bytes -> a manifest whose every field has been checked, the root included.
+
+    Raises:
+        Corrupt: says which field is wrong; nothing of it may be used. `where` names the object in the message.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise Corrupt(f"{where}: {len(data)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "document"
+        raise Corrupt(f"{where}: field {field[:200]}: {first['msg'][:200]}; refused") from None
+    if to_bytes(manifest) != data:
+        raise Corrupt(f"{where}: not in canonical form (sorted keys, no spaces, no repeated key); refused")
+    _check(manifest, where)
+    return manifest
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    full = manifest.kind == "full"
+    if full is not (manifest.links == 0) or (not full and manifest.parent is None):
+        raise Corrupt(
+            f"{where}: field links: {manifest.links} does not fit a {manifest.kind} snapshot with parent {manifest.parent}"
+        )
+    for index, tensor in enumerate(manifest.tensors):
+        _check_tensor(tensor, f"{where}: field tensors.{index}", full)
+    names = [tensor.name for tensor in manifest.tensors]
+    if names != sorted(set(names)):
+        raise Corrupt(f"{where}: field tensors: names repeat or are not sorted; refused")
+    payload = sum(chunk.length for tensor in manifest.tensors for chunk in tensor.chunks)
+    if payload != manifest.payload_bytes:
+        raise Corrupt(f"{where}: field payload_bytes: {manifest.payload_bytes}, the chunks have {payload}; refused")
+    root = root_of((tensor.name, tensor.dtype, tensor.shape, tensor.results) for tensor in manifest.tensors)
+    if root != manifest.root:
+        raise Corrupt(f"{where}: field root: {manifest.root}, the chunks give {root}; refused")
+
+
+def _check_tensor(tensor: Tensor, where: str, full: bool) -> None:
+    if not is_tensor_name(tensor.name):
+        raise Corrupt(f"{where}.name: {tensor.name[:80]!r} is not a tensor name (no '..', no leading '/'); refused")
+    if tensor.dtype not in ITEMSIZES:
+        raise Corrupt(f"{where}.dtype: {tensor.dtype!r} is not one of {', '.join(ITEMSIZES)}; refused")
+    elements = math.prod(tensor.shape)
+    if elements > MAX_ELEMENTS or len(tensor.chunks) != chunk_count(elements):
+        raise Corrupt(f"{where}.chunks: {len(tensor.chunks)} chunks cannot hold shape {tensor.shape}; refused")
+    for at, (chunk, size) in enumerate(zip(tensor.chunks, chunk_sizes(elements), strict=True)):
+        if chunk.elements != size:
+            raise Corrupt(f"{where}.chunks.{at}.elements: {chunk.elements}, shape {tensor.shape} needs {size}; refused")
+        _check_chunk(chunk, size * tensor.itemsize, f"{where}.chunks.{at}", full)
+
+
+def _check_chunk(chunk: Chunk, nbytes: int, where: str, full: bool) -> None:
+    if chunk.codec not in CODECS or (full and chunk.codec in NEEDS_OLD):
+        raise Corrupt(
+            f"{where}.codec: {chunk.codec!r} cannot stand in a {'full' if full else 'delta'} snapshot; refused"
+        )
+    empty = chunk.object is None and chunk.offset == 0 and chunk.length == 0
+    if empty is not (chunk.codec == EQUAL) or (not empty and (chunk.object is None or not 0 < chunk.length <= nbytes)):
+        raise Corrupt(f"{where}.length: {chunk.length} bytes of {chunk.codec!r} payload for {nbytes} bytes; refused")

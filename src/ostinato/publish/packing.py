@@ -1,0 +1,138 @@
+"""Codes the chunks of a version and packs their payloads into few objects, so that a delta is one file and not 300."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ostinato.core.errors import BadWeights
+from ostinato.core.records import Weights
+from ostinato.core.seams import WeightStore
+from ostinato.publish import delta
+from ostinato.publish.content import ITEMSIZES, Hashes, chunk_count, chunk_of, chunk_sizes, hash_of
+from ostinato.publish.manifest import Chunk, Tensor
+
+_GROUP_BYTES = (
+    1 << 25
+)  # coded per hop to a thread: long enough to be worth the hop, short enough to stay small in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A version's tensors with their payloads stored, and how many elements differ from the base (None without one)."""
+
+    tensors: tuple[Tensor, ...]
+    changed: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """How to code: `base` is what changes are counted against; `delta` says whether payloads may refer to it."""
+
+    base: Weights | None
+    delta: bool
+    level: int
+    object_bytes: int
+    verify: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    coded: str
+    pack: int | None
+    offset: int
+    length: int
+
+
+async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Coding) -> Packed:
+    """Code every chunk in the order of the names and put the payloads into the store.
+
+    Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
+    """
+    jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
+    placed: dict[tuple[str, int], _Placed] = {}
+    objects: list[str] = []
+    buffer = bytearray()
+    changed = 0
+    for group in _groups(jobs, weights):
+        for job, (coded, differing) in zip(
+            group, await asyncio.to_thread(_code, group, weights, hashes, coding), strict=True
+        ):
+            empty = coded.codec == delta.EQUAL
+            placed[job] = _Placed(
+                coded.codec, None if empty else len(objects), 0 if empty else len(buffer), len(coded.payload)
+            )
+            buffer += coded.payload
+            changed += differing
+            if len(buffer) >= coding.object_bytes:
+                objects.append(await store.put(bytes(buffer)))
+                buffer.clear()
+    if buffer:
+        objects.append(await store.put(bytes(buffer)))
+    tensors = tuple(_tensor(name, weights, hashes, placed, objects) for name in sorted(weights))
+    return Packed(tensors=tensors, changed=None if coding.base is None else changed)
+
+
+def _groups(jobs: Sequence[tuple[str, int]], weights: Weights) -> Iterator[list[tuple[str, int]]]:
+    group: list[tuple[str, int]] = []
+    size = 0
+    for name, index in jobs:
+        group.append((name, index))
+        size += chunk_of(weights[name], index).nbytes
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _code(
+    group: Sequence[tuple[str, int]], weights: Weights, hashes: Hashes, coding: Coding
+) -> list[tuple[delta.Coded, int]]:
+    """Each chunk's payload, and how many of its elements differ from the base."""
+    found: list[tuple[delta.Coded, int]] = []
+    for name, index in group:
+        itemsize = ITEMSIZES[weights[name].dtype]
+        new = chunk_of(weights[name], index)
+        before = None if coding.base is None else chunk_of(coding.base[name], index)
+        old = before if coding.delta else None
+        coded = delta.encode(old, new, itemsize=itemsize, level=coding.level)
+        if coding.verify:
+            _check_back(coded, old, name, index, itemsize, new.size, hashes[name][index])
+        differing = 0
+        if before is not None and coded.codec != delta.EQUAL:
+            differing = delta.changed_elements(before, new, itemsize)
+        found.append((coded, differing))
+    return found
+
+
+def _check_back(
+    coded: delta.Coded, old: delta.Bytes | None, name: str, index: int, itemsize: int, size: int, result: str
+) -> None:
+    """The payload must decode to the bytes that were hashed; otherwise the caller wrote to the arrays meanwhile."""
+    if hash_of(delta.decode(coded.codec, old, coded.payload, size=size, itemsize=itemsize)) != result:
+        raise BadWeights(
+            f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
+        )
+
+
+def _tensor(
+    name: str, weights: Weights, hashes: Hashes, placed: dict[tuple[str, int], _Placed], objects: Sequence[str]
+) -> Tensor:
+    array = weights[name]
+    elements = math.prod(array.shape)
+    places = [placed[name, index] for index in range(chunk_count(elements))]
+    chunks = tuple(
+        Chunk(
+            codec=place.coded,
+            object=None if place.pack is None else objects[place.pack],
+            offset=place.offset,
+            length=place.length,
+            elements=size,
+            result=result,
+        )
+        for place, size, result in zip(places, chunk_sizes(elements), hashes[name], strict=True)
+    )
+    return Tensor(name=name, dtype=array.dtype, shape=array.shape, chunks=chunks)

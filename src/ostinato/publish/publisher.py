@@ -1,0 +1,261 @@
+"""From the trainer's weights to a named, durable, verified version in the weight store. Not yet live.
+
+objects -> manifest -> ref ``version/<root>`` -> the ref that was asked for (compare-and-swap). Each step is durable before the
+next, so a publisher killed anywhere leaves complete versions and, at worst, objects that nothing names. The weights that the
+next delta is taken against advance only after the last ref moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.records import PolicyVersion, Weights
+from ostinato.core.seams import WeightStore
+from ostinato.publish.chain import Loaded, Manifests, rebuild, version_ref
+from ostinato.publish.content import Hashes, check_ref, check_weights, full_bytes, hash_chunks, root_of
+from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Tensor, about, to_bytes
+from ostinato.publish.packing import Coding, pack
+
+logger = logging.getLogger(__name__)
+
+
+class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
+    """When a full snapshot is due, and how payloads are stored."""
+
+    anchor_every: int = Field(default=25, ge=1, le=MAX_LINKS, description="A full snapshot after this many deltas.")
+    anchor_share: float = Field(
+        default=0.4,
+        gt=0,
+        description="A full snapshot once the deltas since the last one exceed this share of the model's bytes.",
+    )
+    level: int = Field(default=1, ge=1, le=3, description="zstd level.")
+    object_bytes: int = Field(
+        default=1 << 26, ge=1 << 12, le=1 << 29, description="Payloads are packed into objects of about this size."
+    )
+    verify: bool = Field(
+        default=True, description="Decode every payload before it is stored and compare it with the weights."
+    )
+    max_bytes: int = Field(
+        default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest).
+
+    `changed` is the share of elements that differ from the base, None without one. `reason` says why a snapshot is full.
+
+    Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, full_bytes=269_000_000, ratio=62.6,
+    changed=0.0098, seconds=0.41, reason="")``
+    """
+
+    policy: PolicyVersion
+    manifest: str
+    kind: str
+    bytes: int
+    full_bytes: int
+    ratio: float
+    changed: float | None
+    seconds: float
+    reason: str
+
+
+class Publisher:
+    """Publishes versions of one model. One `publish` at a time; others wait.
+
+    Arrays in `weights` must not change afterwards: the publisher keeps them as the base of the next delta. It hashes them again
+    before it uses them, and loads the base from the store if they are no longer what was published.
+
+    Example::
+
+        publisher = Publisher(DirectoryStore(Path("weights")))
+        first = await publisher.publish(0, weights, run="demo", base=None, ref="candidate")
+        second = await publisher.publish(1, better, run="demo", base=first.policy, ref="candidate")
+    """
+
+    def __init__(self, store: WeightStore, config: PublisherConfig | None = None) -> None:
+        self._store = store
+        self._config = config or PublisherConfig()
+        self._manifests = Manifests(store)
+        self._last: Loaded | None = None
+        self._lock = asyncio.Lock()
+
+    async def publish(
+        self,
+        number: int,
+        weights: Weights,
+        *,
+        run: str,
+        base: PolicyVersion | None,
+        meta: Mapping[str, Any] | None = None,
+        ref: str | None = None,
+    ) -> Published:
+        """Make `weights` a version named by its root; then move `ref` to the root if one is given.
+
+        Publishing the same weights again is no error and gives the same root. A base that is missing or damaged in the store
+        is not an error either: a full snapshot needs none, and `reason` says what was wrong.
+
+        Raises:
+            BadWeights: NaN, infinity, or an array that does not fill its shape; nothing was written.
+            StorageFull: the disk refused a write; no ref moved to anything incomplete, and the call can be repeated.
+            Conflict: another publisher moved `ref` meanwhile. The version is in the store, the ref is the other's.
+            BadRequest: `number`, `run`, `meta` or `ref` of the wrong form.
+        """
+        if ref is not None:
+            check_ref(ref)
+        said = about(run, number, meta)
+        async with self._lock:
+            started = time.perf_counter()
+            expected = await self._store.read_ref(ref) if ref is not None else None
+            await asyncio.to_thread(check_weights, weights)
+            hashes = await asyncio.to_thread(hash_chunks, weights)
+            version = _Version(said, hashes, _root(weights, hashes))
+            stored, damage = await self._stored(version)
+            written = stored or await self._write(version, weights, base, damage)
+            if ref is not None:
+                await self._store.move_ref(ref, expected, version.root)
+            self._last = Loaded(written.hash, written.manifest, weights)
+        return _published(written, full_bytes(weights), time.perf_counter() - started)
+
+    async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
+        """The same version if the store has it whole; otherwise None and, if it is there but damaged, what is wrong."""
+        fresh = Manifests(self._store)  # nothing from memory: this is what repairs a damaged store
+        hash = await self._store.read_ref(version_ref(version.root))
+        if hash is None:
+            return None, ""
+        try:
+            manifest = await fresh.read(hash)
+            said = version.about
+            if (manifest.number, manifest.run, manifest.root) != (said.number, said.run, version.root):
+                return None, ""
+            await rebuild(self._store, fresh, hash, lambda root: None, self._config.max_bytes)
+        except (NotFound, Corrupt) as error:
+            return None, f"the stored version is damaged: {error}"
+        return _Written(hash, manifest, 0, None, "published before"), ""
+
+    async def _write(self, version: _Version, weights: Weights, base: PolicyVersion | None, damage: str) -> _Written:
+        """Objects, then the manifest, then the ref that makes the version findable."""
+        before, reason = await self._base(base, weights)
+        reason = damage or reason
+        full = bool(reason)
+        coding = Coding(
+            base=before.weights if before and _same_form(before.weights, weights) else None,
+            delta=not full,
+            level=self._config.level,
+            object_bytes=self._config.object_bytes,
+            verify=self._config.verify,
+        )
+        packed = await pack(self._store, weights, version.hashes, coding)
+        payload = sum(chunk.length for tensor in packed.tensors for chunk in tensor.chunks)
+        manifest = _manifest(version, packed.tensors, payload, before, full)
+        data = to_bytes(manifest)
+        hash = await self._store.put(data)
+        await self._name(version.root, hash)
+        elements = sum(chunk.elements for tensor in packed.tensors for chunk in tensor.chunks)
+        changed = None if packed.changed is None else packed.changed / max(elements, 1)
+        return _Written(hash, manifest, payload + len(data), changed, reason)
+
+    async def _name(self, root: str, hash: str) -> None:
+        """Point ``version/<root>`` to the manifest. Another publisher of the same weights may win: the content is the same."""
+        ref = version_ref(root)
+        now = await self._store.read_ref(ref)
+        if now == hash:
+            return
+        try:
+            await self._store.move_ref(ref, now, hash)
+        except Conflict:
+            logger.info("another publisher named version %s first; its manifest describes the same weights", root)
+
+    async def _base(self, base: PolicyVersion | None, weights: Weights) -> tuple[Loaded | None, str]:
+        """The base from memory, if it is still what was published, or from the store; and why a full snapshot is due."""
+        if base is None:
+            return None, "no base"
+        try:
+            hash, manifest = await self._manifests.of_root(base.hash)
+            last, self._last = self._last, None  # held by one name only, so that a failure below drops it
+            if last is not None and last.manifest.root == base.hash and await asyncio.to_thread(_intact, last):
+                loaded = Loaded(hash, manifest, last.weights)
+            else:
+                loaded = await rebuild(self._store, self._manifests, hash, lambda root: None, self._config.max_bytes)
+        except (NotFound, Corrupt) as error:
+            return None, f"the base cannot be used: {error}"
+        self._last = loaded
+        if not _same_form(loaded.weights, weights):
+            return loaded, "the tensors are not those of the base"
+        if manifest.links >= self._config.anchor_every:
+            return loaded, f"{manifest.links} deltas since the last full snapshot"
+        if manifest.chain_bytes > self._config.anchor_share * manifest.full_bytes:
+            return loaded, f"the deltas since the last full snapshot have {manifest.chain_bytes} bytes"
+        return loaded, ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    about: About
+    hashes: Hashes
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    hash: str
+    manifest: Manifest
+    bytes: int
+    changed: float | None
+    reason: str
+
+
+def _root(weights: Weights, hashes: Hashes) -> str:
+    return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
+
+
+def _intact(loaded: Loaded) -> bool:
+    return _root(loaded.weights, hash_chunks(loaded.weights)) == loaded.manifest.root
+
+
+def _same_form(old: Weights, new: Weights) -> bool:
+    return {name: (a.dtype, a.shape) for name, a in old.items()} == {
+        name: (a.dtype, a.shape) for name, a in new.items()
+    }
+
+
+def _manifest(
+    version: _Version, tensors: tuple[Tensor, ...], payload: int, before: Loaded | None, full: bool
+) -> Manifest:
+    parent = None if before is None or full else before.manifest
+    return Manifest(
+        format=FORMAT,
+        run=version.about.run,
+        number=version.about.number,
+        meta=version.about.meta,
+        parent=None if before is None else before.hash,
+        kind="full" if full else "delta",
+        links=parent.links + 1 if parent is not None else 0,
+        payload_bytes=payload,
+        chain_bytes=parent.chain_bytes + payload if parent is not None else 0,
+        root=version.root,
+        tensors=tensors,
+    )
+
+
+def _published(written: _Written, total: int, seconds: float) -> Published:
+    return Published(
+        policy=written.manifest.policy,
+        manifest=written.hash,
+        kind=written.manifest.kind,
+        bytes=written.bytes,
+        full_bytes=total,
+        ratio=total / max(written.bytes, 1),
+        changed=written.changed,
+        seconds=seconds,
+        reason=written.reason,
+    )

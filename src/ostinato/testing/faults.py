@@ -1,0 +1,124 @@
+"""Faults on demand: a disk that refuses or kills at the n-th system call, a store that loses, cuts or flips what it returns."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from ostinato.core.errors import NotFound, StorageFull
+from ostinato.core.seams import WeightStore
+from ostinato.publish.store import Disk
+
+
+class FaultyDisk(Disk):
+    """A disk whose `fail_at`-th call (from 1) fails with `code`, or kills the process with signal 9 if `kill` is set.
+
+    A write that fails has written half of its data before. `calls` lists what was called; `sticky` makes all later calls fail
+    too. Example: ``DirectoryStore(root, FaultyDisk(fail_at=7))``
+    """
+
+    def __init__(self, fail_at: int = 0, code: int = errno.ENOSPC, *, kill: bool = False, sticky: bool = False) -> None:
+        self.fail_at = fail_at
+        self.calls: list[tuple[str, str]] = []
+        self._code = code
+        self._kill = kill
+        self._sticky = sticky
+
+    def _fails(self, call: str, what: object) -> bool:
+        self.calls.append((call, str(what)))
+        return len(self.calls) == self.fail_at or (self._sticky and 0 < self.fail_at < len(self.calls))
+
+    def _fail(self) -> OSError:
+        if self._kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return OSError(self._code, os.strerror(self._code))
+
+    def create(self, path: Path) -> int:
+        if self._fails("create", path):
+            raise self._fail()
+        return super().create(path)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self._fails("write", _kind_of(fd)):
+            super().write(fd, data[: len(data) // 2])
+            raise self._fail()
+        return super().write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        if self._fails("fsync", _kind_of(fd)):
+            raise self._fail()
+        super().fsync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self._fails("rename", f"{source} -> {target}"):
+            raise self._fail()
+        super().rename(source, target)
+
+    def mkdir(self, path: Path) -> None:
+        if self._fails("mkdir", path):
+            raise self._fail()
+        super().mkdir(path)
+
+
+def _kind_of(fd: int) -> str:
+    return "directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"
+
+
+def truncated(data: bytes) -> bytes:
+    """The first half."""
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit in the middle turned over."""
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 0x10
+    return bytes(damaged)
+
+
+def dropped(data: bytes) -> bytes:
+    """Nothing is there."""
+    raise NotFound(f"an object of {len(data)} bytes was dropped by a test", field="hash")
+
+
+class FaultyStore:
+    """A weight store that damages the `fail_get`-th read with `damage`, and refuses the `fail_put`-th write (from 1; 0: never).
+
+    The damage happens behind the store's own check, like a bad cable or memory. A put or a ref's move counts as a write.
+    Example: ``Follower(FaultyStore(store, fail_get=2, damage=flipped))``
+    """
+
+    def __init__(
+        self, inner: WeightStore, *, fail_get: int = 0, fail_put: int = 0, damage: Callable[[bytes], bytes] = dropped
+    ) -> None:
+        self.inner = inner
+        self.fail_get = fail_get
+        self.fail_put = fail_put
+        self.gets = 0
+        self.puts = 0
+        self._damage = damage
+
+    async def put(self, data: bytes | memoryview) -> str:
+        self._count_put()
+        return await self.inner.put(data)
+
+    async def get(self, hash: str) -> bytes:
+        self.gets += 1
+        data = await self.inner.get(hash)
+        return self._damage(data) if self.gets == self.fail_get else data
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        self._count_put()
+        await self.inner.move_ref(ref, old, new)
+
+    async def read_ref(self, ref: str) -> str | None:
+        return await self.inner.read_ref(ref)
+
+    def _count_put(self) -> None:
+        self.puts += 1
+        if self.puts == self.fail_put:
+            raise StorageFull("the store was told by a test to refuse this write")

@@ -1,0 +1,117 @@
+"""What every weight store promises. Add an implementation to `make_store` and it has to pass."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ostinato.core.errors import BadRequest, Conflict, Corrupt, NotFound
+from ostinato.core.seams import WeightStore
+from ostinato.publish.content import hash_of
+from ostinato.publish.store import DirectoryStore
+from ostinato.testing.faults import flipped
+from ostinato.testing.store import MemoryStore
+
+ONE, TWO, THREE = (hash_of(text) for text in (b"1", b"2", b"3"))
+
+
+@pytest.fixture(params=["directory", "memory"])
+def store(request, tmp_path):
+    return DirectoryStore(tmp_path / "store") if request.param == "directory" else MemoryStore()
+
+
+def spoil(store, name: str, data: bytes) -> None:
+    if isinstance(store, MemoryStore):
+        store.objects[name] = data
+    else:
+        (Path(store._root) / "objects" / name[:2] / name[2:]).write_bytes(data)
+
+
+def test_it_is_a_weight_store(store):
+    assert isinstance(store, WeightStore)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 4096])
+async def test_bytes_come_back_under_their_blake3_hash(store, data):
+    name = await store.put(data)
+    assert name == hash_of(data)
+    assert await store.get(name) == data
+    assert await store.put(memoryview(data)) == name
+    assert await store.has(name)
+
+
+async def test_a_missing_object_is_not_found(store):
+    assert not await store.has(ONE)
+    with pytest.raises(NotFound, match=ONE):
+        await store.get(ONE)
+
+
+@pytest.mark.parametrize("damage", [flipped, lambda data: data[:-1], lambda data: data + b"x", lambda data: b""])
+async def test_a_damaged_object_is_corrupt_and_writing_it_again_repairs_it(store, damage):
+    data = b"some weights" * 100
+    name = await store.put(data)
+    spoil(store, name, damage(data))
+    with pytest.raises(Corrupt, match=name):
+        await store.get(name)
+    assert await store.put(data) == name
+    assert await store.get(name) == data
+
+
+async def test_a_ref_moves_only_from_where_it_is(store):
+    assert await store.read_ref("live") is None
+    await store.move_ref("live", None, ONE)
+    await store.move_ref("live", ONE, TWO)
+    for wrong in (None, ONE, THREE):
+        with pytest.raises(Conflict, match="live"):
+            await store.move_ref("live", wrong, THREE)
+    with pytest.raises(Conflict):
+        await store.move_ref("canary", ONE, TWO)
+    await store.move_ref("live", TWO, TWO)
+    assert await store.refs() == {"live": TWO}
+
+
+async def test_refs_are_listed_with_their_whole_names(store):
+    for ref in ("live", "version/a.b", "runs/x/y_z-1"):
+        await store.move_ref(ref, None, ONE)
+    assert list(await store.refs()) == ["live", "runs/x/y_z-1", "version/a.b"]
+
+
+async def test_a_ref_is_not_also_a_directory_of_refs(store):
+    await store.move_ref("a/b", None, ONE)
+    await store.move_ref("c", None, ONE)
+    for ref in ("a", "c/d", "c/d/e"):
+        assert await store.read_ref(ref) is None
+        with pytest.raises(Conflict):
+            await store.move_ref(ref, None, ONE)
+
+
+@pytest.mark.parametrize("bad", ["", "..", "../x", "/etc/passwd", "a/../../x", "a\0b", "LIVE", "a//b", ".hidden"])
+async def test_names_that_could_leave_the_store_are_refused(store, bad):
+    for call in (
+        store.read_ref(bad),
+        store.move_ref(bad, None, ONE),
+        store.get(bad),
+        store.has(bad),
+        store.move_ref("live", None, bad),
+    ):
+        with pytest.raises(BadRequest):
+            await call
+
+
+async def test_of_many_writers_of_one_ref_exactly_one_wins_each_round(store):
+    await store.move_ref("live", None, ONE)
+    at = ONE
+    for round_ in range(5):
+        new = [hash_of(f"{round_}.{i}".encode()) for i in range(8)]
+        done = await asyncio.gather(*(store.move_ref("live", at, h) for h in new), return_exceptions=True)
+        won = [h for h, result in zip(new, done, strict=True) if result is None]
+        assert len(won) == 1
+        assert sum(isinstance(result, Conflict) for result in done) == 7
+        at = won[0]
+        assert await store.read_ref("live") == at
+
+
+async def test_many_writers_of_the_same_object_agree(store):
+    data = bytes(100_000)
+    assert len(set(await asyncio.gather(*(store.put(data) for _ in range(8))))) == 1
+    assert await store.get(hash_of(data)) == data
