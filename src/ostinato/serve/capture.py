@@ -1,0 +1,220 @@
+"""From chunks to turns: what was sampled for one request, choice by choice, written to the log exactly once.
+
+A choice's turn is durable before its end is shown to the client. What is still open when the client leaves or the engine fails is
+written too, with a finish that keeps it out of training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Arm, Chunk, Finish, Generate, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.seams import Clock, Log
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A model call as it is known before its first token.
+
+    Example: ``Call(id="chatcmpl-3f", episode="e1", parent=None, user="u42", tenant="default", arm=Arm.LIVE, propensity=0.8,
+    slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), n=1, started_at=10.0)``
+    """
+
+    id: str
+    episode: str
+    parent: str | None
+    user: str
+    tenant: str
+    arm: Arm
+    propensity: float
+    slot: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    n: int
+    started_at: float
+
+    def request(self) -> Generate:
+        """The same call in the engine's words."""
+        return Generate(id=self.id, slot=self.slot, prompt_ids=self.prompt_ids, sampling=self.sampling, n=self.n)
+
+    def turn_ids(self) -> list[str]:
+        """The turn of each choice."""
+        return [f"{self.id}:{index}" for index in range(self.n)]
+
+
+class Observer(Protocol):
+    """Hears what became of turns."""
+
+    def turn(self, turn: Turn) -> None:
+        """A turn is in the log."""
+        ...
+
+    def store_error(self) -> None:
+        """The log refused a turn."""
+        ...
+
+
+class EngineFailed(OstinatoError):
+    """The engine ended a sample for a reason that is not the policy's."""
+
+    status = 500
+    code = "engine_error"
+
+
+class Writes:
+    """Writes that go on when the request that started them is cancelled. `drain` waits for them at shutdown."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, write: Coroutine[Any, Any, Any]) -> None:
+        """Run a write to its end whatever happens to the caller; raises what the write raises."""
+        task = asyncio.ensure_future(write)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        await asyncio.shield(task)
+
+    async def drain(self, timeout_s: float = 10.0) -> None:
+        """Wait for all running writes, at most `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone: whoever is still there has it from the shield
+
+
+@dataclass(slots=True)
+class Choice:
+    """What has been sampled of one choice so far."""
+
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    spans: list[Span] = field(default_factory=list[Span])
+    text: list[str] = field(default_factory=list[str])
+    finish: Finish | None = None
+    seed: int | None = None
+    written: bool = False
+
+
+class Capture:
+    """Collects the chunks of one call and writes its turns.
+
+    Args:
+        call: the call.
+        log: where turns go.
+        clock: Unix seconds.
+        writes: keeps writes alive across cancellation.
+        observer: told of each turn in the log.
+    """
+
+    def __init__(self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: Observer) -> None:
+        self.call = call
+        self.choices = [Choice() for _ in range(call.n)]
+        self._log = log
+        self._clock = clock
+        self._writes = writes
+        self._observer = observer
+
+    def take(self, chunk: Chunk) -> None:
+        """Add a chunk. Raises EngineFailed if it cannot belong to this call or says that the engine failed."""
+        if not 0 <= chunk.index < len(self.choices) or len(chunk.ids) != len(chunk.logprobs):
+            raise EngineFailed("The engine sent a chunk that does not fit the request; report this as a fault.")
+        if not all(map(math.isfinite, chunk.logprobs)):
+            raise EngineFailed(f"The weights {chunk.policy} gave a log-probability that is no number; roll back.")
+        choice = self.choices[chunk.index]
+        if choice.finish is not None:
+            raise EngineFailed("The engine sent tokens after the end of a sample; report this as a fault.")
+        choice.ids += chunk.ids
+        choice.logprobs += chunk.logprobs
+        choice.text.append(chunk.text)
+        choice.seed = chunk.seed
+        _extend(choice.spans, chunk.policy, len(chunk.ids))
+        choice.finish = chunk.finish
+        if chunk.finish is not None and not chunk.finish.trainable:
+            raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
+
+    @property
+    def complete(self) -> bool:
+        """True if every choice has ended."""
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled in all choices."""
+        return sum(len(choice.ids) for choice in self.choices)
+
+    def turn(self, index: int, finish: Finish) -> Turn:
+        """The turn of a choice that ends now."""
+        call, choice = self.call, self.choices[index]
+        sampling = call.sampling if choice.seed is None else replace(call.sampling, seed=choice.seed)
+        return Turn(
+            id=f"{call.id}:{index}",
+            episode=call.episode,
+            parent=call.parent,
+            user=call.user,
+            tenant=call.tenant,
+            arm=call.arm,
+            propensity=call.propensity,
+            prompt_ids=call.prompt_ids,
+            sampled_ids=tuple(choice.ids),
+            logprobs=tuple(choice.logprobs),
+            spans=tuple(choice.spans),
+            sampling=sampling,
+            finish=finish,
+            text="".join(choice.text),
+            started_at=call.started_at,
+            ended_at=self._clock(),
+        )
+
+    async def store(self, *indices: int) -> list[Turn]:
+        """Write the turns of ended choices, durable on return. Raises StorageFull."""
+        turns = [self.turn(i, self.choices[i].finish or Finish.ERROR) for i in indices]
+        await self._write(indices, turns)
+        return turns
+
+    async def close(self, finish: Finish) -> None:
+        """Write what is not yet written: choices that ended keep their finish, the others get this one.
+
+        Never raises for a full disk: the client is gone or already has an error, so the loss is logged and counted.
+        """
+        indices = tuple(i for i, choice in enumerate(self.choices) if not choice.written)
+        if not indices:
+            return
+        turns = [self.turn(i, self.choices[i].finish or finish) for i in indices]
+        try:
+            await self._write(indices, turns)
+        except OstinatoError as error:
+            _LOG.error("Turns of %s were not stored: %s", self.call.id, error)
+
+    async def _write(self, indices: tuple[int, ...], turns: list[Turn]) -> None:
+        for i in indices:
+            self.choices[i].written = True  # before the write: a turn in flight must not be written a second time
+        await self._writes.run(self._append(turns))
+
+    async def _append(self, turns: list[Turn]) -> None:
+        try:
+            await self._log.append(*turns)
+        except OstinatoError:
+            self._observer.store_error()
+            raise
+        for turn in turns:
+            self._observer.turn(turn)
+
+
+def _extend(spans: list[Span], policy: PolicyVersion, tokens: int) -> None:
+    if not tokens:
+        return
+    if spans and spans[-1].policy == policy:
+        spans[-1] = Span(policy=policy, tokens=spans[-1].tokens + tokens)
+    else:
+        spans.append(Span(policy=policy, tokens=tokens))

@@ -1,0 +1,171 @@
+"""The OpenAI dialect, outbound: sampled tokens to response bodies, stream events and error objects.
+
+Only what was sampled is reported: log-probabilities are the sampled tokens' own, alternatives are not computed.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.core.errors import BadRequest, NotFound, OstinatoError
+from ostinato.core.records import Finish
+
+DONE = b"data: [DONE]\n\n"
+_FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
+
+Json = dict[str, Any]
+
+
+class Dialect(ABC):
+    """Shapes the answer to one request.
+
+    Args:
+        id: the response's id.
+        created: Unix seconds.
+        model: the model's public name.
+        decode: token ids to text, for log-probabilities; None when they were not asked for.
+    """
+
+    body_object: str
+    chunk_object: str
+
+    def __init__(self, *, id: str, created: float, model: str, decode: Callable[[Sequence[int]], str] | None) -> None:
+        self._head: Json = {"id": id, "created": int(created), "model": model}
+        self._decode = decode
+
+    def body(self, choices: list[Json], usage: Json, ostinato: Json) -> Json:
+        """The whole answer at once."""
+        return {**self._head, "object": self.body_object, "choices": choices, "usage": usage, "ostinato": ostinato}
+
+    def event(self, choices: list[Json], **more: Any) -> bytes:
+        """One event of a stream."""
+        return sse({**self._head, "object": self.chunk_object, "choices": choices, **more})
+
+    def opening(self, index: int) -> Json | None:
+        """What a stream says about a choice before its first token, if anything."""
+        return None
+
+    @abstractmethod
+    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Json:
+        """New text of a choice."""
+
+    @abstractmethod
+    def ending(self, index: int, finish: Finish) -> Json:
+        """The end of a choice."""
+
+    @abstractmethod
+    def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
+        """A whole choice."""
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """True if an event must be sent for tokens that show no text yet."""
+        return self._decode is not None
+
+
+class Chat(Dialect):
+    """`/v1/chat/completions`."""
+
+    body_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, index: int) -> Json:
+        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Json:
+        logged = self._logprobs(ids, logprobs)
+        return {"index": index, "delta": {"content": text}, "logprobs": logged, "finish_reason": None}
+
+    def ending(self, index: int, finish: Finish) -> Json:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": str(finish)}
+
+    def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        logged = self._logprobs(ids, logprobs)
+        return {"index": index, "message": message, "logprobs": logged, "finish_reason": str(finish)}
+
+    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
+        if self._decode is None:
+            return None
+        content: list[Json] = []
+        for token, logprob in zip(ids, logprobs, strict=True):
+            text = self._decode([token])
+            content.append(
+                {"token": text, "logprob": max(logprob, _FLOOR), "bytes": list(text.encode()), "top_logprobs": []}
+            )
+        return {"content": content, "refusal": None}
+
+
+class Completion(Dialect):
+    """`/v1/completions`."""
+
+    body_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, *, id: str, created: float, model: str, decode: Callable[[Sequence[int]], str] | None) -> None:
+        super().__init__(id=id, created=created, model=model, decode=decode)
+        self._offsets: defaultdict[int, int] = defaultdict(int)  # choice -> characters of its tokens so far
+
+    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Json:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(index, ids, logprobs),
+            "finish_reason": None,
+        }
+
+    def ending(self, index: int, finish: Finish) -> Json:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": str(finish)}
+
+    def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
+        return {**self.delta(index, text, ids, logprobs), "finish_reason": str(finish)}
+
+    def _logprobs(self, index: int, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
+        if self._decode is None:
+            return None
+        tokens = [self._decode([token]) for token in ids]
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(logprob, _FLOOR) for logprob in logprobs],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    """The token counts of an answer."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def sse(value: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def json_bytes(value: Any) -> bytes:
+    """Compact JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def error_body(error: OstinatoError) -> Json:
+    """An error in OpenAI's shape."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    if error.status == 401:
+        kind = "authentication_error"
+    param = error.field if isinstance(error, BadRequest) else None
+    code: str = error.code
+    if isinstance(error, NotFound) and param == "model":
+        code = "model_not_found"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

@@ -1,0 +1,41 @@
+"""`serving`: an ASGI app behind a real socket in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str, None]:
+    """Serve `app` on a free loopback port; yields its base URL, for example "http://127.0.0.1:43127"."""
+    listener = socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # with proto 0 asyncio leaves Nagle on
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on" if lifespan else "off",
+        timeout_graceful_shutdown=3,
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with asyncio.timeout(10):
+            while not server.started and not task.done():  # uvicorn has a flag, no event
+                await asyncio.sleep(0.005)
+        if task.done():
+            task.result()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()

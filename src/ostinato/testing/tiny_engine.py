@@ -1,0 +1,53 @@
+"""The real torch engine over the tiny model: for tests that need true sampling, KV and swaps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from ostinato.core.records import PolicyVersion, Snapshot
+from ostinato.model.load import build, load_model
+from ostinato.model.renderer import HFRenderer
+from ostinato.model.tensors import weights_of
+from ostinato.serve.engine import TorchEngine
+from ostinato.serve.settings import EngineConfig
+from ostinato.testing.tiny import tiny_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyEngine:
+    """A started engine whose slot "live" holds version 0, the module it was loaded from, and its renderer.
+
+    Example: ``async with tiny_engine(tmp_path) as tiny: chunks = [c async for c in tiny.engine.generate(request)]``.
+    """
+
+    engine: TorchEngine
+    model: PreTrainedModel
+    renderer: HFRenderer
+    path: Path
+
+
+def tiny_snapshot(path: Path, number: int, *, seed: int) -> Snapshot:
+    """Weights of the tiny model drawn with another seed, as version `number`."""
+    model = load_model(tiny_model(path / f"seed{seed}", seed=seed), torch.float32)
+    return Snapshot(policy=PolicyVersion(number=number, hash=f"seed{seed}"), weights=weights_of(model))
+
+
+@asynccontextmanager
+async def tiny_engine(path: Path, config: EngineConfig | None = None) -> AsyncGenerator[TinyEngine, None]:
+    """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
+    torch.set_num_threads(1)  # more threads than this only wait for each other on so small a model
+    directory = tiny_model(path / "seed0", seed=0)
+    model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
+    engine = TorchEngine(build(directory), renderer, config or EngineConfig(kv_tokens=4096, block=16))
+    await engine.start()
+    try:
+        await engine.load("live", Snapshot(policy=PolicyVersion(number=0, hash="seed0"), weights=weights_of(model)))
+        yield TinyEngine(engine=engine, model=model, renderer=renderer, path=directory)
+    finally:
+        await engine.close()

@@ -1,0 +1,159 @@
+"""What every Engine promises; run on the fake and on the torch engine."""
+
+import asyncio
+import math
+
+import pytest
+
+from ostinato.core.errors import BadRequest, BadWeights, NotFound, TooLarge, Unavailable
+from ostinato.core.records import Finish, Generate, PolicyVersion, Sampling, Snapshot, WeightArray
+from ostinato.core.seams import Engine
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
+
+
+@pytest.fixture(params=["fake", "torch"])
+async def engine(request, tmp_path):
+    if request.param == "fake":
+        fake = FakeEngine(
+            lambda _: "a scripted answer that is long enough for every test of this contract", context=512
+        )
+        await fake.start()
+        yield fake
+        await fake.close()
+    else:
+        async with tiny_engine(tmp_path) as tiny:
+            yield tiny.engine
+
+
+def ask(*, n=1, ids=tuple(b"some prompt"), slot="live", **sampling):
+    return Generate(id="r", slot=slot, prompt_ids=ids, n=n, sampling=Sampling(**({"max_tokens": 8} | sampling)))
+
+
+async def collect(engine, request):
+    return [chunk async for chunk in engine.generate(request)]
+
+
+def test_implements_the_seam(engine):
+    assert isinstance(engine, Engine)
+    assert engine.slots()["live"].number == 0
+
+
+async def test_each_sample_ends_once_and_last(engine):
+    chunks = await collect(engine, ask(n=3, temperature=1.0))
+    for index in range(3):
+        mine = [chunk for chunk in chunks if chunk.index == index]
+        assert [chunk.finish for chunk in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish in (Finish.STOP, Finish.LENGTH)
+        assert 1 <= sum(len(chunk.ids) for chunk in mine) <= 8
+    assert all(len(chunk.ids) == len(chunk.logprobs) for chunk in chunks)
+    assert all(math.isfinite(lp) and lp <= 0 for chunk in chunks for lp in chunk.logprobs)
+    assert {chunk.policy for chunk in chunks} == {engine.slots()["live"]}
+
+
+async def test_budget_is_kept(engine):
+    chunks = await collect(engine, ask(max_tokens=5, temperature=0.0))
+    assert sum(len(chunk.ids) for chunk in chunks) == 5
+    assert chunks[-1].finish is Finish.LENGTH
+
+
+async def test_seed_is_returned_and_repeats(engine):
+    first, again = [await collect(engine, ask(seed=41)) for _ in range(2)]
+    assert first == again
+    assert {chunk.seed for chunk in first} == {41}
+    free = await collect(engine, ask())
+    assert len({chunk.seed for chunk in free}) == 1
+
+
+async def test_stop_string_is_never_shown_and_its_tokens_are_kept(engine):
+    whole = await collect(engine, ask(max_tokens=40, seed=5))
+    text = "".join(chunk.text for chunk in whole)
+    stop = text[6:9]
+    cut = await collect(engine, ask(max_tokens=40, seed=5, stop=(stop,)))
+    assert "".join(chunk.text for chunk in cut) == text[: text.index(stop)]
+    assert cut[-1].finish is Finish.STOP
+    ids = [i for chunk in cut for i in chunk.ids]
+    assert ids == [i for chunk in whole for i in chunk.ids][: len(ids)]
+
+
+async def test_score_agrees_with_generate(engine):
+    request = ask(max_tokens=12, temperature=1.0, seed=3)
+    chunks = await collect(engine, request)
+    ids = [i for chunk in chunks for i in chunk.ids]
+    scores = await engine.score("live", [*request.prompt_ids, *ids], len(request.prompt_ids))
+    assert scores == pytest.approx([lp for chunk in chunks for lp in chunk.logprobs], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "field"),
+    [
+        (ask(slot="nowhere"), NotFound, "model"),
+        (ask(ids=()), BadRequest, "messages"),
+        (ask(ids=(1,) * 512), TooLarge, "messages"),
+        (ask(ids=(1,) * 500, max_tokens=13), BadRequest, "max_tokens"),
+        (ask(ids=(10**6,)), BadRequest, "messages"),
+        (ask(ids=(-1,)), BadRequest, "messages"),
+        (ask(max_tokens=0), BadRequest, "max_tokens"),
+        (ask(temperature=-1.0), BadRequest, "temperature"),
+        (ask(temperature=math.nan), BadRequest, "temperature"),
+        (ask(top_p=0.0), BadRequest, "top_p"),
+        (ask(stop=("",)), BadRequest, "stop"),
+        (ask(n=0), BadRequest, "n"),
+        (ask(n=1000), TooLarge, "n"),
+    ],
+)
+async def test_bad_requests_name_their_field(engine, request_, error, field):
+    with pytest.raises(error) as caught:
+        await collect(engine, request_)
+    assert caught.value.field == field
+
+
+async def test_closing_the_iterator_stops_the_work(engine):
+    stream = engine.generate(ask(max_tokens=60, n=4, temperature=0.0))
+    await anext(stream)
+    await stream.aclose()
+    async with asyncio.timeout(1.0):
+        while engine.stats()["running"]:
+            await asyncio.sleep(0.005)
+
+
+async def test_load_names_the_version_and_counts_the_streams(engine, tmp_path):
+    snapshot = tiny_snapshot(tmp_path, 7, seed=1)
+    stream = engine.generate(ask(max_tokens=450, n=2, temperature=0.0))
+    await anext(stream)
+    swap = await engine.load("live", snapshot)
+    assert (swap.slot, swap.policy, swap.streams) == ("live", snapshot.policy, 2)
+    assert 0 <= swap.pause_s < 1
+    assert engine.slots()["live"] == snapshot.policy
+    versions = [chunk.policy.number async for chunk in stream]
+    assert versions == sorted(versions)
+    assert versions[-1] == 7
+
+
+async def test_slots_are_independent(engine, tmp_path):
+    await engine.load("canary", tiny_snapshot(tmp_path, 3, seed=2))
+    live, canary = [await collect(engine, ask(slot=slot)) for slot in ("live", "canary")]
+    assert {c.policy.number for c in live} == {0}
+    assert {c.policy.number for c in canary} == {3}
+    await engine.unload("canary")
+    assert set(engine.slots()) == {"live"}
+    with pytest.raises(NotFound):
+        await engine.unload("canary")
+
+
+async def test_nan_is_refused_and_the_slot_keeps_its_version(engine, tmp_path):
+    good = tiny_snapshot(tmp_path, 9, seed=1)
+    name, array = next((n, a) for n, a in good.weights.items() if a.dtype == "F32")
+    data = array.data.copy()
+    data[:4] = (0, 0, 0xC0, 0x7F)  # a float32 NaN
+    bad = dict(good.weights) | {name: WeightArray(array.dtype, array.shape, data)}
+    before = engine.slots()
+    with pytest.raises(BadWeights):
+        await engine.load("live", Snapshot(policy=PolicyVersion(number=9, hash="nan"), weights=bad))
+    assert engine.slots() == before
+
+
+async def test_closed_means_unavailable(engine):
+    await engine.close()
+    with pytest.raises(Unavailable):
+        await collect(engine, ask())

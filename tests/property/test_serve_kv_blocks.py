@@ -1,0 +1,128 @@
+"""The block pool and the scheduler never leak, never free twice, and always move."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ostinato.core.records import Generate, PolicyVersion, Sampling
+from ostinato.serve.blocks import BlockPool
+from ostinato.serve.scheduler import Sample, Scheduler
+
+BLOCKS = 12
+V0 = PolicyVersion(number=0, hash="v0")
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Against a model that simply remembers every reader."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(BLOCKS)
+        self.owners = []
+        self.names = {}
+
+    @rule(count=st.integers(0, BLOCKS + 1))
+    def allocate(self, count):
+        held = {block for owner in self.owners for block in owner}
+        blocks = self.pool.allocate(count)
+        assert (blocks is None) == (count > BLOCKS - len(held))
+        if blocks is not None:
+            assert not held & set(blocks)
+            assert len(set(blocks)) == count
+            for block in blocks:
+                self.names = {key: b for key, b in self.names.items() if b != block}
+            self.owners.append(blocks)
+
+    @rule(at=st.integers(0, 100))
+    def share(self, at):
+        if self.owners:
+            blocks = self.owners[at % len(self.owners)]
+            self.pool.share(blocks)
+            self.owners.append(list(blocks))
+
+    @rule(at=st.integers(0, 100))
+    def release(self, at):
+        if self.owners:
+            self.pool.release(self.owners.pop(at % len(self.owners)))
+
+    @rule(at=st.integers(0, 100), key=st.binary(min_size=1, max_size=1))
+    def name(self, at, key):
+        held = sorted({block for owner in self.owners for block in owner})
+        if held:
+            block = held[at % len(held)]
+            self.pool.name(block, key)
+            if key not in self.names and block not in self.names.values():
+                self.names[key] = block
+
+    @rule(key=st.binary(min_size=1, max_size=1))
+    def revive(self, key):
+        block = self.pool.find(key)
+        assert block == self.names.get(key)
+        if block is not None:
+            self.pool.share([block])
+            self.owners.append([block])
+
+    @invariant()
+    def readers_agree(self):
+        for block in range(BLOCKS):
+            assert self.pool.readers(block) == sum(owner.count(block) for owner in self.owners)
+        held = {block for owner in self.owners for block in owner}
+        assert self.pool.held == len(held)
+        assert self.pool.idle == len(set(self.names.values()) - held)
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def make_samples(rng, number, blocks):
+    budget = rng.randint(1, 6)
+    prompt = tuple(rng.randrange(2) for _ in range(rng.randint(1, blocks * 4 - budget)))
+    sampling = Sampling(max_tokens=budget)
+    request = Generate(id=str(number), slot="live", prompt_ids=prompt, n=rng.randint(1, 3), sampling=sampling)
+    samples = [Sample(request=request, index=i, seed=number, ids=list(prompt), policy=V0) for i in range(request.n)]
+    for sample in samples[1:]:
+        sample.leader = samples[0]
+    return samples
+
+
+def run_step(scheduler, work, rng):
+    """What the worker does with a plan, without a model. Returns the samples that ended."""
+    drawing = []
+    for piece in work:
+        assert piece.start == piece.sample.computed
+        assert len(piece.sample.blocks) * 4 >= piece.end
+        scheduler.advance(piece)
+        if piece.last:
+            forked = scheduler.fork(piece.sample) if piece.sample.sampled == 0 else []
+            drawing += [piece.sample, *(sample for sample, _, _ in forked)]
+    for sample in drawing:
+        sample.ids.append(rng.randrange(2))
+    ended = [sample for sample in drawing if sample.sampled == sample.request.sampling.max_tokens]
+    for sample in ended:
+        scheduler.remove(sample)
+    return ended
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), blocks=st.integers(3, 12), rows=st.integers(1, 6))
+def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows):
+    rng = random.Random(seed)
+    scheduler = Scheduler(BlockPool(blocks), block=4, rows=rows, chunk=8)
+    waiting = [sample for r in range(rng.randint(1, 8)) for sample in make_samples(rng, r, blocks)]
+    scheduler.add(waiting)
+    for step in range(2000):
+        work = scheduler.plan()
+        assert len(scheduler.running) <= rows
+        if not work:
+            break
+        for sample in run_step(scheduler, work, rng):
+            waiting.remove(sample)
+        if waiting and rng.random() < 0.1:
+            scheduler.remove(waiting.pop(rng.randrange(len(waiting))))  # the client went away
+        if rng.random() < 0.1:
+            scheduler.swap("live", PolicyVersion(number=step, hash=f"v{step}"))
+    assert not waiting
+    assert scheduler.pool.held == 0

@@ -1,0 +1,138 @@
+import tracemalloc
+
+import pytest
+
+from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.serve.body import parse_json, read_json
+from ostinato.serve.openai import parse_chat, parse_completion
+
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("extra", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"seed": 2**63}, "seed"),
+        ({"user": ""}, "user"),
+        ({"stream_options": {"x": 1}}, "stream_options.x"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "rule": 1}]}, "messages[0].rule"),
+    ],
+)
+def test_a_bad_value_is_named(extra, field):
+    with pytest.raises(BadRequest) as caught:
+        parse_chat(ASK | extra)
+    assert caught.value.field == field
+    assert field.split("[")[0].split(".")[0] in str(caught.value) or "field" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": [{"type": "function"}]},
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"5": 1}},
+        {"frequency_penalty": 0.1},
+        {"presence_penalty": -1},
+        {"top_logprobs": 3},
+        {"audio": {}},
+        {"reasoning_effort": "high"},
+        {"best_of": True},
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(extra):
+    with pytest.raises(BadRequest, match="not supported") as caught:
+        parse_chat(ASK | extra)
+    assert caught.value.field in extra
+
+
+def test_harmless_and_inert_fields_are_taken():
+    harmless = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": True}
+    inert = {
+        "tools": [],
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "audio": None,
+    }
+    parse_chat(ASK | harmless | inert)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("temprature", "temperature"), ("max_token", "max_tokens"), ("message", "messages")]
+)
+def test_an_unknown_field_names_the_nearest(name, near):
+    with pytest.raises(BadRequest, match=near) as caught:
+        parse_chat(ASK | {name: 1})
+    assert caught.value.field == name
+
+
+def test_messages_become_plain_text_and_an_echoed_answer_is_taken():
+    echoed = {
+        "role": "assistant",
+        "content": "yo",
+        "refusal": None,
+        "tool_calls": None,
+        "annotations": [],
+        "audio": None,
+    }
+    parts = {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    got = parse_chat(ASK | {"messages": [parts, echoed]}).messages
+    assert got == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "yo"}]
+
+
+def test_sampling_has_openais_defaults():
+    sampling = parse_chat(ASK | {"stop": "x", "top_p": 1}).sampling(7)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop) == (7, 1.0, 1.0, ("x",))
+    assert parse_completion({"model": "m", "prompt": "x", "logprobs": 1, "echo": False, "best_of": 1}).wants_logprobs
+    for bad in ({"logprobs": 2}, {"echo": True}, {"best_of": 2}, {"suffix": "x"}, {"prompt": 5}, {"prompt": [1, "a"]}):
+        with pytest.raises(BadRequest):
+            parse_completion({"model": "m", "prompt": "x"} | bad)
+
+
+def test_nesting_is_counted_outside_of_strings_only():
+    assert parse_json(b'{"a": "' + b"[" * 500 + b'\\"[[["}', depth=10) == {"a": "[" * 500 + '"[[['}
+    assert parse_json(b"[[[[1],[1],[1]]]]", depth=4) == [[[[1], [1], [1]]]]
+    for deep in (b"[" * 11 + b"]" * 11, b'["[[", ' + b"[" * 10 + b"]" * 11, b'{"a":' * 11 + b"1" + b"}" * 11):
+        with pytest.raises(BadRequest, match="deeper"):
+            parse_json(deep, depth=10)
+
+
+async def test_a_refused_body_is_never_held():
+    sent = 0
+
+    async def flood():
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b" " * 1_000_000
+
+    tracemalloc.start()
+    head = {"content-type": "application/json"}
+    with pytest.raises(TooLarge, match="2000000"):
+        await read_json(flood(), head, limit=2_000_000, depth=64, timeout_s=5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8_000_000
+    assert sent < 40  # an endless body is not read for ever
