@@ -1,0 +1,140 @@
+"""fp32 master weights, their gradients and AdamW; the compute model holds the published rounding of the masters.
+
+Data flow: backward adds each parameter's gradient into `grads` (fp32, across micro-batches) -> `update` -> the masters move ->
+`round_into_model` -> `publish`. The compute copy is always the rounding that is published, in bf16 and in fp32 compute alike:
+gradients are taken at the weights that people are served.
+
+All masters lie in one flat tensor, so the norm, AdamW and a checkpoint are one pass over memory each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BadWeights
+from ostinato.core.records import WeightArray, Weights
+from ostinato.model.tensors import DTYPES, named_tensors
+from ostinato.train.config import TrainConfig
+
+
+class Masters:
+    """The trainable state of a model: flat fp32 weights, gradient sums and AdamW moments, with views by parameter name."""
+
+    def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
+        self._model = model
+        self._served = torch.bfloat16 if config.publish == "bf16" else torch.float32
+        self._parameters = dict(model.named_parameters())
+        total = sum(p.numel() for p in self._parameters.values())
+        self.flat = nn.Parameter(torch.empty(total, dtype=torch.float32), requires_grad=False)
+        self.grads = torch.zeros(total, dtype=torch.float32)
+        self.weights = self._views(self.flat.data)
+        sinks = self._views(self.grads)
+        for name, parameter in self._parameters.items():
+            self.weights[name].copy_(parameter.detach())
+            parameter.requires_grad_(True)
+            parameter.register_post_accumulate_grad_hook(_Sink(sinks[name]))
+        self._optimizer = torch.optim.AdamW(
+            [self.flat],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.moments = (torch.zeros_like(self.flat.data), torch.zeros_like(self.flat.data))
+        self.set_steps(0)
+        self.round_into_model()
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        views: dict[str, Tensor] = {}
+        offset = 0
+        for name, parameter in self._parameters.items():
+            views[name] = flat[offset : offset + parameter.numel()].view(parameter.shape)
+            offset += parameter.numel()
+        return views
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape, in the order in which the flat tensors hold them."""
+        return {name: tuple(view.shape) for name, view in self.weights.items()}
+
+    def set_steps(self, steps: int) -> None:
+        """Tell AdamW how many steps its moments have seen (its bias correction depends on it)."""
+        self._optimizer.state[self.flat] = {
+            "step": torch.tensor(float(steps)),
+            "exp_avg": self.moments[0],
+            "exp_avg_sq": self.moments[1],
+        }
+
+    def clear_grads(self) -> None:
+        """Forget gradient sums, half-finished ones included."""
+        self.grads.zero_()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def grad_norm(self) -> float:
+        """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
+        return float(torch.linalg.vector_norm(self.grads))
+
+    def update(self, *, learning_rate: float, scale: float) -> None:
+        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding."""
+        if scale != 1.0:
+            self.grads.mul_(scale)
+        self.flat.grad = self.grads
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        self._optimizer.step()
+        self.flat.grad = None
+        self.round_into_model()
+
+    @torch.no_grad()
+    def round_into_model(self) -> None:
+        """Write the published rounding of the masters into the compute model."""
+        for name, parameter in self._parameters.items():
+            master = self.weights[name]
+            parameter.copy_(master if parameter.dtype == self._served else master.to(self._served))
+
+    @torch.no_grad()
+    def take_from_model(self) -> None:
+        """Make the compute model's weights the masters."""
+        for name, parameter in self._parameters.items():
+            self.weights[name].copy_(parameter)
+
+    @torch.no_grad()
+    def put(self, weights: Weights) -> None:
+        """Write other weights (a reference release) into the compute model; `round_into_model` undoes it.
+
+        Raises BadWeights, with the model unchanged, if a tensor is missing or has another size.
+        """
+        for name, parameter in self._parameters.items():
+            if name not in weights or weights[name].shape != tuple(parameter.shape):
+                raise BadWeights(f"the reference weights have no tensor {name!r} of shape {tuple(parameter.shape)}")
+        for name, parameter in self._parameters.items():
+            array = weights[name]
+            data = array.data if array.data.flags.writeable else array.data.copy()
+            parameter.copy_(torch.from_numpy(data).view(DTYPES[array.dtype]).view(parameter.shape))
+
+    def publish(self) -> Weights:
+        """The masters in the published dtype as fresh bytes: a later step cannot change them."""
+        return {
+            name: _bytes(self.weights.get(name, tensor), self._served)
+            for name, tensor in named_tensors(self._model).items()
+        }
+
+
+class _Sink:
+    """Adds a parameter's gradient into its fp32 sum as soon as backward has made it, and drops the original."""
+
+    def __init__(self, total: Tensor) -> None:
+        self._total = total
+
+    def __call__(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._total.add_(parameter.grad)
+            parameter.grad = None
+
+
+def _bytes(tensor: Tensor, dtype: torch.dtype) -> WeightArray:
+    data = tensor.to(dtype, copy=True).contiguous().reshape(-1).view(torch.uint8).numpy()
+    data.flags.writeable = False
+    return WeightArray("BF16" if dtype == torch.bfloat16 else "F32", tuple(tensor.shape), data)

@@ -1,0 +1,124 @@
+"""Killed with -9 at random instants, a trainer ends with the bits of one that was left alone."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sample, Sampling, Span, Turn
+from ostinato.testing.tiny import tiny_model
+from ostinato.train import checkpoint
+from ostinato.train.config import TrainConfig
+from ostinato.train.trainer import PolicyTrainer
+
+STEPS = 6
+CONFIG = TrainConfig(learning_rate=1e-3, turn_tokens=8, microbatch_tokens=60)
+
+
+def batch(step: int) -> list[Sample]:
+    """What the log would hold for this step: the same for every run."""
+    draw = random.Random(step)
+    made: list[Sample] = []
+    for index in range(10):
+        sampled = tuple(draw.randrange(256) for _ in range(draw.randrange(1, 8)))
+        turn = Turn(
+            id=f"{step}-{index}:0",
+            episode="e",
+            parent=None,
+            user="u",
+            tenant="default",
+            arm=Arm.LIVE,
+            propensity=1.0,
+            prompt_ids=tuple(b"def f(x):"[: draw.randrange(3, 9)]),
+            sampled_ids=sampled,
+            logprobs=tuple(-5.0 - draw.random() for _ in sampled),
+            spans=(Span(policy=PolicyVersion(number=0, hash="start"), tokens=len(sampled)),),
+            sampling=Sampling(max_tokens=8),
+            finish=Finish.STOP,
+            text="",
+            started_at=0.0,
+            ended_at=0.0,
+        )
+        made.append(Sample(turn=turn, reward=0.0, advantage=draw.gauss(0, 1)))
+    return made
+
+
+def train(model: Path, store: Path, upto: int) -> str:
+    """Resume from the store if there is something, go on to step `upto` with a checkpoint after each, return the state's hash."""
+    torch.set_num_threads(1)
+    trainer = PolicyTrainer(model, CONFIG)
+    found = checkpoint.load(store)
+    if found is not None:
+        trainer.restore(found)
+    while trainer.step_count < upto:
+        trainer.step(batch(trainer.step_count + 1))
+        checkpoint.save(store, trainer.state())
+    state = trainer.state()
+    digest = hashlib.sha256()
+    for arrays in (state.weights, state.moments):
+        for name in sorted(arrays):
+            digest.update(arrays[name].tobytes())
+    for name, array in sorted(trainer.weights().weights.items()):
+        digest.update(name.encode() + array.data.tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny", dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return train(model, tmp_path_factory.mktemp("straight"), STEPS)
+
+
+def test_three_steps_resumed_for_three_more_equal_six(model: Path, undisturbed: str, tmp_path: Path):
+    halfway = train(model, tmp_path, 3)
+    assert halfway != undisturbed
+    assert train(model, tmp_path, STEPS) == undisturbed
+
+
+def test_killed_at_random_instants_the_run_ends_with_the_same_bits(model: Path, undisturbed: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, __file__, str(model), str(tmp_path), "12"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = dict(line.split("=") for line in done.stdout.split())
+    assert int(report["kills"]) >= 6
+    assert int(report["kept_steps"]) >= 1, "no kill fell between a checkpoint and the end: nothing was resumed"
+    assert report["hash"] == undisturbed
+    assert train(model, tmp_path, STEPS) == undisturbed
+
+
+def torment(model: Path, store: Path, kills: int) -> None:
+    """Start the run again and again, kill each start but the last. Forks, because a fresh interpreter takes seconds to import."""
+    draw, killed, resumed = random.Random(11), 0, 0
+    answer = store / "answer"
+    torch.set_num_threads(1)
+    while True:
+        last = killed == kills
+        child = os.fork()
+        if child == 0:
+            answer.write_text(train(model, store, STEPS))
+            os._exit(0)
+        if not last:
+            time.sleep(0.05 + 0.4 * draw.random())
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        killed += os.WIFSIGNALED(status)
+        resumed += os.WIFSIGNALED(status) and checkpoint.load(store) is not None
+        if not os.WIFSIGNALED(status):
+            break
+    sys.stdout.write(f"kills={killed} kept_steps={resumed} hash={answer.read_text()}\n")
+
+
+if __name__ == "__main__":
+    torment(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,98 @@
+"""A checkpoint comes back whole, or the one before it does."""
+
+import errno
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.train import checkpoint as module
+from ostinato.train.checkpoint import Checkpoint, load, save
+
+
+def made(step: int) -> Checkpoint:
+    rng = np.random.default_rng(step)
+    weights = {"a.weight": rng.normal(size=(5, 7)).astype(np.float32), "b": rng.normal(size=3).astype(np.float32)}
+    moments = {"exp_avg": rng.normal(size=38).astype(np.float32), "rng": np.arange(9, dtype=np.uint8)}
+    return Checkpoint(step=step, weights=weights, moments=moments, cursor=10 * step, extra={"baseline": [1.5, step]})
+
+
+def same(one: Checkpoint | None, other: Checkpoint) -> bool:
+    assert one is not None
+    arrays = [(a[k], b[k]) for a, b in ((one.weights, other.weights), (one.moments, other.moments)) for k in b]
+    return (one.step, one.cursor, dict(one.extra)) == (other.step, other.cursor, dict(other.extra)) and all(
+        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in arrays
+    )
+
+
+def test_it_comes_back_with_the_same_bits_and_two_are_kept(tmp_path: Path):
+    assert load(tmp_path / "none") is None
+    for step in (1, 2, 3):
+        save(tmp_path, made(step))
+        assert same(load(tmp_path), made(step))
+    assert sorted(path.name[:8] for path in tmp_path.iterdir() if path.is_dir()) == ["00000002", "00000003"]
+
+
+def test_the_files_are_plain_safetensors(tmp_path: Path):
+    path = save(tmp_path, made(4))
+    for file, arrays in (("weights.safetensors", made(4).weights), ("optimizer.safetensors", made(4).moments)):
+        found = load_file(path / file)
+        assert found.keys() == arrays.keys()
+        assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "checkpoint.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, file: str, damage: str, caplog: pytest.LogCaptureFixture
+):
+    save(tmp_path, made(1))
+    target = save(tmp_path, made(2)) / file
+    body = bytearray(target.read_bytes())
+    if damage == "flip":
+        body[len(body) // 2] ^= 1
+    if damage == "gone":
+        target.unlink()
+    else:
+        target.write_bytes(body[: len(body) // 2] if damage == "cut" else body)
+    with caplog.at_level(logging.WARNING):
+        assert same(load(tmp_path), made(1))
+    assert "falling back" in caplog.text
+
+
+def test_when_none_is_whole_the_error_says_what_to_do(tmp_path: Path):
+    (save(tmp_path, made(1)) / "checkpoint.json").write_text(json.dumps({}))
+    with pytest.raises(Corrupt, match=r"no whole checkpoint.*backup"):
+        load(tmp_path)
+
+
+def test_a_lost_pointer_or_one_to_nowhere_is_no_loss(tmp_path: Path):
+    save(tmp_path, made(1))
+    save(tmp_path, made(2))
+    (tmp_path / "LATEST").write_text("00000009-feedfeedfeedfeed")
+    assert same(load(tmp_path), made(2))
+    (tmp_path / "LATEST").unlink()
+    assert same(load(tmp_path), made(2))
+
+
+def test_the_same_step_saved_again_is_the_same_checkpoint(tmp_path: Path):
+    assert save(tmp_path, made(1)) == save(tmp_path, made(1))
+    assert same(load(tmp_path), made(1))
+
+
+def test_a_full_disk_keeps_the_one_before_and_leaves_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save(tmp_path, made(1))
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def full(path: Path, body: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "_write", full)
+    with pytest.raises(StorageFull, match="earlier checkpoints are untouched"):
+        save(tmp_path, made(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert same(load(tmp_path), made(1))

@@ -1,0 +1,242 @@
+"""One step on the tiny model: it moves the right way, moves everything, or moves nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato.core.errors import BadWeights, Corrupt, NoSignal
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sample, Sampling, Snapshot, Span, Turn
+from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.load import load_model
+from ostinato.testing.tiny import tiny_model
+from ostinato.train import packing
+from ostinato.train.config import TrainConfig
+from ostinato.train.trainer import PolicyTrainer
+
+torch.set_num_threads(1)
+START = PolicyVersion(number=0, hash="start")
+CONFIG = TrainConfig(
+    compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, turn_tokens=8, microbatch_tokens=40
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def turn(prompt: str, sampled: str, *, policy: PolicyVersion = START, temperature: float = 1.0) -> Turn:
+    return Turn(
+        id=f"{prompt}{sampled}:0",
+        episode="e",
+        parent=None,
+        user="u",
+        tenant="default",
+        arm=Arm.LIVE,
+        propensity=1.0,
+        prompt_ids=tuple(prompt.encode()),
+        sampled_ids=tuple(sampled.encode()),
+        logprobs=(0.0,) * len(sampled),
+        spans=(Span(policy=policy, tokens=len(sampled)),) if sampled else (),
+        sampling=Sampling(max_tokens=8, temperature=temperature),
+        finish=Finish.STOP,
+        text=sampled,
+        started_at=0.0,
+        ended_at=0.0,
+    )
+
+
+def samples(trainer: PolicyTrainer, *pairs: tuple[Turn, float]) -> list[Sample]:
+    """Turns as this trainer's present weights would have sampled them."""
+    scores = trainer.score([turn for turn, _ in pairs])
+    return [
+        Sample(turn=replace(turn, logprobs=scored), reward=value, advantage=value)
+        for (turn, value), scored in zip(pairs, scores, strict=True)
+    ]
+
+
+def batch(trainer: PolicyTrainer) -> list[Sample]:
+    heads = ["def add(a, b):", "def add(a, c):", "def sub(a, b):"]
+    return samples(trainer, *((turn(heads[i % 3], f" ret{i}ab"), 1.0 if i % 2 else -0.7) for i in range(9)))
+
+
+def snapshot(trainer: PolicyTrainer) -> dict[str, bytes]:
+    return {name: array.data.tobytes() for name, array in trainer.weights().weights.items()}
+
+
+def test_score_equals_the_models_own_log_softmax(path: Path):
+    trainer, model = PolicyTrainer(path, CONFIG), load_model(path, torch.float32)
+    turns = [turn("hello wor", "ld"), turn("hello", " you", temperature=0.5), turn("x", "")]
+    found = trainer.score(turns)
+    for one, scored in zip(turns[:2], found, strict=False):
+        ids = torch.tensor(one.prompt_ids + one.sampled_ids)
+        with torch.inference_mode():
+            states = hidden(model, ids, torch.arange(len(ids)), CausalAttend([len(ids)]))
+            logp = (logits(model, states) / one.sampling.temperature).log_softmax(-1)
+        expected = [logp[len(one.prompt_ids) - 1 + t, token].item() for t, token in enumerate(one.sampled_ids)]
+        assert scored == pytest.approx(expected, abs=1e-5)
+    assert found[2] == ()
+
+
+def test_packed_loss_and_gradient_equal_the_unpacked_ones(path: Path, monkeypatch: pytest.MonkeyPatch):
+    def gradient(config: TrainConfig) -> tuple[torch.Tensor, dict[str, float]]:
+        trainer = PolicyTrainer(path, config)
+        learned = trainer.step(batch(trainer))
+        # after one step AdamW's mean is the clipped gradient times (1 - beta1): undo both
+        mean = torch.from_numpy(np.array(trainer.state().moments["exp_avg"]))
+        return mean / (1 - config.beta1) / learned.metrics["clip_scale"], dict(learned.metrics)
+
+    packed, packed_metrics = gradient(CONFIG.model_copy(update={"microbatch_tokens": 4096}))
+    assert packed_metrics["microbatches"] == 1
+    assert packed_metrics["tokens_saved"] > 50
+    cut, cut_metrics = gradient(CONFIG)
+    assert cut_metrics["microbatches"] >= 2
+    monkeypatch.setattr(packing, "shared", lambda one, other: 0)
+    alone, alone_metrics = gradient(CONFIG)
+    assert alone_metrics["tokens_saved"] == 0
+    assert packed_metrics["loss"] == pytest.approx(alone_metrics["loss"], abs=1e-6)
+    scale = alone.abs().max().item()
+    assert scale > 1e-3
+    torch.testing.assert_close(packed, alone, atol=1e-5 * scale, rtol=0)
+    torch.testing.assert_close(cut, alone, atol=1e-5 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_every_master_tensor_and_every_published_tensor_changes(path: Path, compute: str):
+    trainer = PolicyTrainer(path, CONFIG.model_copy(update={"compute": compute, "publish": "bf16"}))
+    before = {name: array.copy() for name, array in trainer.state().weights.items()}
+    first = trainer.weights().weights
+    kept = {name: array.data.tobytes() for name, array in first.items()}
+    learned = trainer.step(batch(trainer))
+    for name, array in trainer.state().weights.items():
+        assert (array != before[name]).mean() > 0.2, name  # rows of unused tokens move too: the head is a softmax
+        assert learned.weights[name].dtype == "BF16"
+    embedding = "model.embed_tokens.weight"
+    assert learned.weights[embedding].data.tobytes() != kept[embedding]
+    assert {name: array.data.tobytes() for name, array in first.items()} == kept, "published bytes must not move"
+    assert (learned.step, learned.policy_number) == (1, 1)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_one_turn_moves_the_policy_in_the_direction_of_its_advantage(path: Path, advantage: float):
+    trainer = PolicyTrainer(path, CONFIG)
+    given = samples(trainer, (turn("def f(x):", " return x"), advantage))
+    learned = trainer.step(given)
+    after = sum(trainer.score([given[0].turn])[0])
+    change = after - sum(given[0].turn.logprobs)
+    assert change * advantage > 0.05
+    assert learned.metrics["mismatch_max_abs"] == pytest.approx(0.0, abs=1e-5)
+    assert learned.metrics["ess"] == pytest.approx(1.0)
+
+
+def test_a_nan_changes_nothing_and_the_next_step_is_as_if_it_had_not_been(path: Path):
+    trainer, twin = PolicyTrainer(path, CONFIG), PolicyTrainer(path, CONFIG)
+    good = batch(trainer)
+    bad = [replace(good[0], advantage=float("nan")), *good[1:]]
+    before = snapshot(trainer)
+    with pytest.raises(BadWeights, match="step 1 refused"):
+        trainer.step(bad)
+    assert snapshot(trainer) == before
+    assert trainer.step_count == 0
+    trainer.step(good)
+    twin.step(good)
+    assert snapshot(trainer) == snapshot(twin)
+
+
+def test_samples_that_the_policy_has_left_behind_are_refused(path: Path):
+    trainer = PolicyTrainer(path, CONFIG)
+    before = snapshot(trainer)
+    given = batch(trainer)
+    far = [
+        replace(
+            s, turn=replace(s.turn, logprobs=tuple(lp + (12.0 if i else 0.0) for i, lp in enumerate(s.turn.logprobs)))
+        )
+        for s in given[:1]
+    ] + [replace(s, turn=replace(s.turn, logprobs=tuple(lp + 12.0 for lp in s.turn.logprobs))) for s in given[1:]]
+    with pytest.raises(NoSignal, match="ESS/n"):
+        trainer.step(far)
+    assert snapshot(trainer) == before
+
+
+def test_the_learning_rate_is_scaled_by_ess_and_warms_up(path: Path):
+    trainer = PolicyTrainer(path, CONFIG.model_copy(update={"warmup_steps": 2}))
+    given = batch(trainer)
+    stale = [
+        replace(s, turn=replace(s.turn, logprobs=tuple(lp + 3.0 * (i % 2) for i, lp in enumerate(s.turn.logprobs))))
+        for s in given
+    ]
+    metrics = trainer.step(stale).metrics
+    assert 0.4 < metrics["ess"] < 0.7
+    assert metrics["learning_rate"] == pytest.approx(1e-3 * 0.5 * metrics["ess"])
+
+
+def test_a_batch_without_any_gradient_is_refused(path: Path):
+    trainer = PolicyTrainer(path, CONFIG)
+    with pytest.raises(NoSignal, match="exactly 0"):
+        trainer.step(samples(trainer, (turn("a", "bc"), 0.0)))
+    with pytest.raises(NoSignal, match="none of 1 turns"):
+        trainer.step(samples(trainer, (turn("a", ""), 1.0)))
+
+
+def test_the_reference_is_its_own_logprob_or_is_computed_and_leaves_no_trace(path: Path):
+    trainer = PolicyTrainer(path, CONFIG.model_copy(update={"kl_beta": 0.5}))
+    reference = Snapshot(policy=START, weights=trainer.weights().weights)
+    own = batch(trainer)
+    first = trainer.step(own, reference)
+    assert first.metrics["kl_k1"] == pytest.approx(0.0, abs=1e-6)
+    fresh = PolicyVersion(number=1, hash="next")
+    given = samples(
+        trainer,
+        *((replace(s.turn, spans=(Span(policy=fresh, tokens=len(s.turn.sampled_ids)),)), s.advantage) for s in own),
+    )
+    expected = np.concatenate(
+        [np.array(s.turn.logprobs) - np.array(old.turn.logprobs) for s, old in zip(given, own, strict=True)]
+    )
+    twin = PolicyTrainer(path, CONFIG.model_copy(update={"kl_beta": 0.0}))
+    twin.restore(trainer.state())
+    metrics = trainer.step(given, reference).metrics
+    assert metrics["kl_k1"] == pytest.approx(float(expected.mean()), abs=1e-5)
+    assert abs(expected.mean()) > 1e-3
+    assert (metrics["mismatch_tokens"], metrics["stale_tokens"]) == (len(expected), 0)
+    twin.step(given)
+    assert snapshot(twin) != snapshot(trainer), "the penalty must move the weights"
+
+
+def test_a_checkpoint_of_another_model_is_refused(path: Path, tmp_path: Path):
+    other = PolicyTrainer(tiny_model(tmp_path / "other", hidden=32), CONFIG)
+    trainer = PolicyTrainer(path, CONFIG)
+    before = snapshot(trainer)
+    with pytest.raises(Corrupt, match="not this model"):
+        trainer.restore(other.state())
+    assert snapshot(trainer) == before
+
+
+def test_recomputing_activations_gives_the_same_gradient(path: Path):
+    plain, thrifty = PolicyTrainer(path, CONFIG), PolicyTrainer(path, CONFIG.model_copy(update={"recompute": True}))
+    given = batch(plain)
+    assert plain.step(given).metrics["grad_norm"] == pytest.approx(thrifty.step(given).metrics["grad_norm"], rel=1e-6)
+
+
+def test_going_back_to_a_release_restores_its_weights_and_drops_the_momentum(path: Path):
+    trainer = PolicyTrainer(path, CONFIG)
+    release, before = trainer.weights().weights, snapshot(trainer)
+    trainer.step(batch(trainer))
+    assert snapshot(trainer) != before
+    trainer.go_back(release)
+    assert snapshot(trainer) == before
+    assert not trainer.state().moments["exp_avg"].any()
+    assert trainer.step_count == 1
+    with pytest.raises(BadWeights, match="no tensor"):
+        trainer.go_back({})
+    assert snapshot(trainer) == before
+
+
+def test_a_skipped_step_counts_and_moves_nothing(path: Path):
+    trainer = PolicyTrainer(path, CONFIG)
+    before = snapshot(trainer)
+    trainer.skip_step()
+    assert (trainer.step_count, snapshot(trainer)) == (1, before)
+    assert trainer.step(batch(trainer)).policy_number == 2
