@@ -1,0 +1,85 @@
+"""Reads what the gateway answers to the evaluation runner: texts, and the policy versions that made their tokens.
+
+A chat completion carries, for all its choices together, one span per run of tokens that one version made::
+
+    {"choices": [{"index": 0, "message": {"content": "..."}}], "ostinato": {"spans": [[3, "9f2c", 7]]}}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.errors import BadRequest, Corrupt, OstinatoError, Unauthorized, Unavailable
+from ostinato.core.records import PolicyVersion
+
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The model's public name and what its slots serve. Example: ``Health("smol", {"live": v3})``"""
+
+    model: str
+    slots: dict[str, PolicyVersion]
+
+
+def read_answers(raw: bytes, expected: int) -> tuple[list[str], list[PolicyVersion]]:
+    """The texts in the order of their index, and every version that made a token of them.
+
+    Raises:
+        Corrupt: not the promised form, or another number of choices; the message names the part.
+    """
+    try:
+        body = json.loads(raw)
+        choices = {choice["index"]: choice for choice in body["choices"]}
+        if set(choices) != set(range(expected)):
+            raise ValueError(f"choices {sorted(choices)} where {expected} were asked for")
+        texts = [_text(choices[i]) for i in range(expected)]
+        policies = [_policy(number, content_hash) for number, content_hash, _ in body["ostinato"]["spans"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt("an answer", error) from error
+    if any(texts) and not policies:
+        raise Corrupt("an answer has text but names no version; nothing can be concluded from it")
+    return texts, policies
+
+
+def read_health(raw: bytes) -> Health:
+    """The body of `GET /health`. Raises Corrupt."""
+    try:
+        body = json.loads(raw)
+        slots = {name: _policy(slot["number"], slot["hash"]) for name, slot in body["slots"].items()}
+        return Health(str(body["model"]), slots)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt("/health", error) from error
+
+
+def refusal(status: int, text: str, where: str) -> OstinatoError:
+    """The error that stands for an HTTP status other than 200: Unavailable where another try may succeed."""
+    message = f"{where}: the gateway answered {status}: {text[:300]}"
+    if status in RETRIED:
+        return Unavailable(message)
+    if status in (401, 403):
+        return Unauthorized(message + "; the evaluation's admin key must equal serve.admin_key")
+    return BadRequest(message)
+
+
+def _text(choice: dict[str, Any]) -> str:
+    content = choice["message"]["content"]
+    if content is not None and not isinstance(content, str):
+        raise TypeError("message.content is not text")
+    return content or ""
+
+
+def _policy(number: Any, content_hash: Any) -> PolicyVersion:
+    if type(number) is not int or not isinstance(content_hash, str):
+        raise TypeError("a version's number is not an integer or its hash is not text")
+    return PolicyVersion(number=number, hash=content_hash)
+
+
+def _corrupt(what: str, error: Exception) -> Corrupt:
+    return Corrupt(
+        f"{what} of the gateway has not the promised form ({type(error).__name__}: {error}); "
+        "does the URL point to an Ostinato gateway of this version?"
+    )

@@ -1,0 +1,259 @@
+"""Runs a suite through the gateway, over the same HTTP path as people, and grades the answers.
+
+Candidate and live are paired by item and randomness. Draws of an item come in blocks of `samples_per_request`: draw d is
+choice ``d % size`` of the n-sample request with seed ``item_seed + d // size``. That holds whoever is asked, and however many
+draws are known already, so (item, draw) always means the same random numbers; the gateway shares a block's prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from blake3 import blake3
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import Conflict, Corrupt, OstinatoError, Unavailable
+from ostinato.core.records import ItemScore, PolicyVersion
+from ostinato.evaluate.answers import read_answers, read_health, refusal
+from ostinato.evaluate.suites import Item, Suite
+
+Grader = Callable[[Item, str], Awaitable[float]]
+"""(item, answer text) -> score in [0, 1]."""
+
+
+MAX_RESPONSE_BYTES = 16 * 2**20
+_T = TypeVar("_T")
+
+
+class RunnerConfig(BaseModel, frozen=True, extra="forbid"):
+    """How hard the gateway is driven and how long we wait for it."""
+
+    model: str = Field(
+        default="default", min_length=1, max_length=512, description="Model name that the gateway serves."
+    )
+    concurrency: int = Field(default=16, ge=1, le=1024, description="Requests in flight.")
+    samples_per_request: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Draws of one item per request. Part of what a draw means: changing it resamples.",
+    )
+    request_timeout_s: float = Field(
+        default=120.0, gt=0.0, description="Seconds for one request, its queueing included."
+    )
+    slot_timeout_s: float = Field(
+        default=120.0, gt=0.0, description="Seconds for a slot to serve the expected version."
+    )
+    deadline_s: float = Field(default=3600.0, gt=0.0, description="Seconds for a whole run.")
+    retry_pause_s: float = Field(default=0.5, gt=0.0, description="First pause after a failed try; doubles up to 8 s.")
+    attempts: int = Field(default=8, ge=1, le=100, description="Tries per request before the run is given up.")
+    seed: int = Field(
+        default=0, ge=0, le=2**31 - 1, description="Shifts all item seeds: another sample of the same suite."
+    )
+
+
+class WrongVersion(Unavailable):
+    """A response was made, in part or whole, by another version than the one under evaluation, or the slot is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One request per item: the block's number (its seed), how many samples, and the draws that these end with."""
+
+    number: int
+    samples: int
+    draws: range
+
+
+def item_seed(suite: Suite, item: Item, shift: int = 0) -> int:
+    """Seed of an item's first block: a hash of suite and item, below 2**31 - 2**16 so that adding a block's number keeps 31 bits."""
+    digest = blake3(f"{suite.hash}\0{item.id}\0{shift}".encode()).digest(length=8)
+    return int.from_bytes(digest, "big") % (2**31 - 2**16)
+
+
+class SuiteRunner:
+    """One suite, one grader, one gateway."""
+
+    def __init__(
+        self, suite: Suite, grader: Grader, base_url: str, admin_key: str | None, config: RunnerConfig
+    ) -> None:
+        self.suite = suite
+        self._grader = grader
+        root = base_url.rstrip("/").removesuffix("/v1")
+        self._url, self._health = root + "/v1/chat/completions", root + "/health"
+        self._key = admin_key
+        self._config = config
+
+    async def run(
+        self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None
+    ) -> list[ItemScore]:
+        """Scores of `items` (default: all) for each draw, every token of which was made by `policy`.
+
+        Raises:
+            Unavailable: the gateway did not answer, or the slot did not come to serve `policy`, in the configured time.
+            Conflict: the slot has moved on to a newer version.
+            BadRequest, Unauthorized: the gateway refused a request.
+        """
+        chosen = self.suite.items if items is None else items
+        if len(draws) == 0 or not chosen:
+            return []
+        timeout = aiohttp.ClientTimeout(total=self._config.request_timeout_s)
+        connector = aiohttp.TCPConnector(limit=self._config.concurrency)
+        progress = [0, 0]
+        try:
+            async with (
+                asyncio.timeout(self._config.deadline_s),
+                aiohttp.ClientSession(headers=self._headers(slot), timeout=timeout, connector=connector) as session,
+            ):
+                return await self._all(
+                    session, slot, policy, _blocks(draws, self._config.samples_per_request), chosen, progress
+                )
+        except TimeoutError as error:
+            raise Unavailable(
+                f"evaluation of {policy} in slot {slot!r} passed its deadline of {self._config.deadline_s:g} s with "
+                f"{progress[0]} of {progress[1]} requests graded; raise evaluate.runner.deadline_s or shrink the suite"
+            ) from error
+
+    async def _all(
+        self,
+        session: aiohttp.ClientSession,
+        slot: str,
+        policy: PolicyVersion,
+        blocks: list[_Block],
+        items: Sequence[Item],
+        progress: list[int],
+    ) -> list[ItemScore]:
+        model = await self._patiently(f"GET {self._health}", lambda: self._ready(session, slot, policy))
+        gate = asyncio.Semaphore(self._config.concurrency)
+        work = [(item, block) for item in items for block in blocks]
+        progress[1] = len(work)
+
+        async def one(item: Item, block: _Block) -> list[ItemScore]:
+            async with gate:
+                answers = await self._patiently(
+                    f"item {item.id!r} in slot {slot!r}",
+                    lambda: self._ask(session, slot, policy, self._body(model, item, block)),
+                )
+            wanted = zip(block.draws, answers[-len(block.draws) :], strict=True)
+            graded = [await self._grade(item, draw, answer) for draw, answer in wanted]
+            progress[0] += 1
+            return graded
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(item, block)) for item, block in work]
+        except* OstinatoError as errors:
+            raise _first(errors) from errors
+        return [score for task in tasks for score in task.result()]
+
+    async def _grade(self, item: Item, draw: int, answer: str) -> ItemScore:
+        score = float(await self._grader(item, answer))
+        if not (math.isfinite(score) and 0.0 <= score <= 1.0):
+            raise Corrupt(f"grader {item.grader!r} gave item {item.id!r} the score {score}; it must lie in [0, 1]")
+        return ItemScore(item=item.id, draw=draw, score=score)
+
+    async def _patiently(self, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Ask until it works; failures of transport and waiting for a version have separate budgets."""
+        pause, failures, started = self._config.retry_pause_s, 0, time.monotonic()
+        while True:
+            try:
+                return await ask()
+            except WrongVersion:
+                if time.monotonic() - started > self._config.slot_timeout_s:
+                    raise
+            except (Unavailable, aiohttp.ClientError, TimeoutError) as error:
+                failures += 1
+                if failures >= self._config.attempts:
+                    raise Unavailable(
+                        f"{what}: the gateway failed {failures} times, last with {type(error).__name__}: {error}; "
+                        "is `ostinato serve` running?"
+                    ) from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 8.0)
+
+    async def _ready(self, session: aiohttp.ClientSession, slot: str, policy: PolicyVersion) -> str:
+        """The gateway's model name, once the slot serves `policy`: a wrong version must not cost a whole batch of samples."""
+        async with session.get(self._health) as response:
+            health = read_health(await _bounded(response))
+        _check(slot, policy, health.slots.get(slot))
+        return health.model
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, slot: str, policy: PolicyVersion, body: dict[str, Any]
+    ) -> list[str]:
+        async with session.post(self._url, json=body) as response:
+            raw = await _bounded(response)
+            if response.status != 200:
+                raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}")
+        texts, policies = read_answers(raw, body["n"])
+        for found in policies:
+            _check(slot, policy, found)
+        return texts
+
+    def _body(self, model: str, item: Item, block: _Block) -> dict[str, Any]:
+        sampling = item.sampling
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [message.model_dump() for message in item.messages],
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "n": block.samples,
+            "seed": item_seed(self.suite, item, self._config.seed) + block.number,
+            "user": "eval",
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if item.continue_final_message:
+            body["continue_final_message"] = True
+            body["add_generation_prompt"] = False
+        return body
+
+    def _headers(self, slot: str) -> dict[str, str]:
+        headers = {"X-Ostinato-Slot": slot}
+        return headers if self._key is None else headers | {"X-Ostinato-Key": self._key}
+
+
+def _check(slot: str, policy: PolicyVersion, found: PolicyVersion | None) -> None:
+    if found is None or (found.hash != policy.hash and found.number <= policy.number):
+        serves = "is not loaded" if found is None else f"serves {found}"
+        raise WrongVersion(
+            f"waiting for slot {slot!r} to serve {policy}; it {serves}. Does the engine follow this ref?"
+        )
+    if found.hash != policy.hash:
+        raise Conflict(f"slot {slot!r} has moved on to {found} while {policy} was evaluated")
+
+
+def _blocks(draws: range, size: int) -> list[_Block]:
+    """The requests that hold these draws; a block wanted from its middle is sampled from its start."""
+    blocks: list[_Block] = []
+    for number in range(draws.start // size, (draws.stop - 1) // size + 1):
+        first, stop = number * size, min(draws.stop, (number + 1) * size)
+        blocks.append(_Block(number, stop - first, range(max(draws.start, first), stop)))
+    return blocks
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_chunked(2**16):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_RESPONSE_BYTES:
+            raise Corrupt(f"{response.url} sent more than {MAX_RESPONSE_BYTES} bytes; is it an Ostinato gateway?")
+    return b"".join(parts)
+
+
+def _first(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
+    """One error out of a task group's tree: the tasks fail for the same reason, and callers catch by type."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, OstinatoError)
+    return error

@@ -1,0 +1,233 @@
+"""Statistics of the gate and of the report: paired differences, clustered proportions, intervals, power. Pure maths.
+
+Scores come in as `ItemScore` rows (evaluation) or as per-user tallies (people); estimates with bounds go out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from ostinato.core.records import ItemScore
+
+FEW_INFORMATIVE = 10
+"""Below this many items that moved at all, a t interval has too little to estimate a variance from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with bounds. `df` are the degrees of freedom behind them, `n` the independent units (items or users).
+
+    Example: ``Estimate(mean=0.04, lower=-0.01, upper=0.09, error=0.025, df=99.0, n=100)``
+    """
+
+    mean: float
+    lower: float
+    upper: float
+    error: float
+    df: float
+    n: int
+
+
+Tally = Mapping[str, tuple[float, int]]
+"""User -> (sum of outcomes, number of outcomes)."""
+
+
+def paired_items(
+    candidate: Iterable[ItemScore], live: Iterable[ItemScore]
+) -> tuple[list[str], NDArray[np.float64], int]:
+    """Item ids, the candidate-minus-live difference of each (its draws averaged; shape [items]), and the draws per item.
+
+    Averaging within the item is the item-clustered analysis of Miller 2024 (arXiv 2411.00640, section 3): draws of one item
+    are not independent evidence.
+
+    Raises:
+        ValueError: the two sides do not hold the same (item, draw) pairs, or an item has more draws than another.
+    """
+    left, right = _by_pair(candidate, "candidate"), _by_pair(live, "live")
+    if left.keys() != right.keys():
+        odd = sorted(left.keys() ^ right.keys())
+        raise ValueError(
+            f"unpaired scores: {len(odd)} (item, draw) pairs stand on one side only, first {odd[0]}; rerun them"
+        )
+    differences: dict[str, list[float]] = {}
+    for pair in sorted(left):
+        differences.setdefault(pair[0], []).append(left[pair] - right[pair])
+    counts = {len(values) for values in differences.values()}
+    if len(counts) > 1:
+        raise ValueError(f"items have {min(counts)} to {max(counts)} draws; every item needs the same number")
+    means = np.array([math.fsum(values) / len(values) for values in differences.values()], dtype=np.float64)
+    return list(differences), means, counts.pop() if counts else 0
+
+
+def _by_pair(scores: Iterable[ItemScore], side: str) -> dict[tuple[str, int], float]:
+    pairs: dict[tuple[str, int], float] = {}
+    for score in scores:
+        pair = (score.item, score.draw)
+        if pairs.setdefault(pair, score.score) != score.score:
+            raise ValueError(f"{side}: (item, draw) {pair} has two different scores")
+        if not 0.0 <= score.score <= 1.0:
+            raise ValueError(f"{side}: the score of {pair} is {score.score}; a grader answers in [0, 1]")
+    return pairs
+
+
+def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, upper_alpha: float) -> Estimate:
+    """Mean of per-item differences in [-1, 1] with a one-sided bound on each side, each with its own error probability.
+
+    Three cases, from much to little evidence: Student's t on the item means (Miller 2024, arXiv 2411.00640); with fewer than
+    `FEW_INFORMATIVE` items that differ from the rest, the same after one pseudo-item at +1 and one at -1 (Bonett and Price
+    2012, doi 10.3102/1076998611411915, is this rule for binary pairs); with all items equal, the exact binomial bound on the
+    share of items that would have differed (Clopper and Pearson 1934), so that the interval never has zero width.
+
+    Raises:
+        ValueError: no items.
+    """
+    n = int(differences_I.size)
+    if n == 0:
+        raise ValueError("no items to compare; the suite is empty")
+    mean = float(differences_I.mean())
+    _, counts = np.unique(differences_I, return_counts=True)
+    informative = n - int(counts.max())
+    if informative == 0:
+        unseen_low, unseen_high = 1.0 - lower_alpha ** (1.0 / n), 1.0 - upper_alpha ** (1.0 / n)
+        lower, upper = mean - unseen_low * (1.0 + mean), mean + unseen_high * (1.0 - mean)
+        return Estimate(mean=mean, lower=lower, upper=upper, error=unseen_low, df=math.inf, n=n)
+    sample = differences_I if informative >= FEW_INFORMATIVE else np.append(differences_I, [1.0, -1.0])
+    centre, df = float(sample.mean()), sample.size - 1
+    error = float(sample.std(ddof=1)) / math.sqrt(sample.size)
+    lower = max(-1.0, centre - float(stats.t.ppf(1.0 - lower_alpha, df)) * error)
+    upper = min(1.0, centre + float(stats.t.ppf(1.0 - upper_alpha, df)) * error)
+    return Estimate(mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=error, df=float(df), n=n)
+
+
+def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimate:
+    """Mean score of one policy over a suite, draws averaged within each item, with a two-sided t interval cut to [0, 1].
+
+    When every item has the same mean, the interval is the exact binomial bound on an unseen different item.
+
+    Raises:
+        ValueError: no scores.
+    """
+    items: dict[str, list[float]] = {}
+    for score in scores:
+        items.setdefault(score.item, []).append(score.score)
+    if not items:
+        raise ValueError("no scores to average; run the suite first")
+    means_I = np.array([math.fsum(values) / len(values) for values in items.values()])
+    n, alpha, mean = means_I.size, 1.0 - confidence, float(means_I.mean())
+    if n == 1 or float(np.ptp(means_I)) == 0.0:
+        unseen = 1.0 - (alpha / 2) ** (1.0 / n)
+        lower, upper = mean * (1.0 - unseen), mean + unseen * (1.0 - mean)
+        return Estimate(mean=mean, lower=lower, upper=upper, error=unseen, df=math.inf, n=n)
+    error = float(means_I.std(ddof=1)) / math.sqrt(n)
+    half = float(stats.t.ppf(1.0 - alpha / 2, n - 1)) * error
+    lower, upper = max(0.0, mean - half), min(1.0, mean + half)
+    return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Exact two-sided p-value that gains and losses are equally likely (McNemar 1947; binomial on the discordant pairs).
+
+    `gained` items passed only by the candidate, `lost` only by live. Equal to 1 when there are none.
+    """
+    if gained < 0 or lost < 0:
+        raise ValueError(f"counts must not be negative: gained={gained}, lost={lost}")
+    if gained + lost == 0:
+        return 1.0
+    return float(stats.binomtest(gained, gained + lost, 0.5).pvalue)
+
+
+def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927). (0, 1) when nothing was observed."""
+    if n < 0 or not 0 <= successes <= n:
+        raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
+    if n == 0:
+        return 0.0, 1.0
+    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    share, z2 = successes / n, z * z / n
+    centre = (share + z2 / 2) / (1 + z2)
+    half = z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered_difference(treated: Tally, control: Tally, confidence: float = 0.95) -> Estimate:
+    """Difference of two pooled proportions, treated minus control, with a user-clustered variance and t interval.
+
+    Every user contributes one residual to the linearised ratio estimator (Liang and Zeger 1986; Deng, Knoblich and Lu 2018,
+    arXiv 1803.06336, the delta method). A user who stands on both sides contributes the difference of both residuals, so
+    before/after comparisons of the same people gain from the pairing. The degrees of freedom are those of the smaller side.
+    On a side where no user differs from the mean (all accept, none accept) the Agresti-Caffo variance of its users stands in.
+
+    Raises:
+        ValueError: a side without two users.
+    """
+    for name, side in (("treated", treated), ("control", control)):
+        if sum(1 for _, count in side.values() if count > 0) < 2:
+            raise ValueError(f"{name}: a clustered interval needs at least 2 users with an outcome")
+    users = sorted(set(treated) | set(control))
+    mean_t, residual_t_U = _residuals(treated, users)
+    mean_c, residual_c_U = _residuals(control, users)
+    smaller = min(sum(1 for _, count in side.values() if count > 0) for side in (treated, control))
+    variance = _cluster_variance(residual_t_U, residual_c_U)
+    for mean, residual_U, side in ((mean_t, residual_t_U, treated), (mean_c, residual_c_U, control)):
+        variance += _agresti_caffo(mean, len(side)) if float(np.abs(residual_U).max()) < 1e-12 else 0.0
+    error = math.sqrt(variance)
+    half = float(stats.t.ppf(0.5 + confidence / 2, smaller - 1)) * error
+    mean = mean_t - mean_c
+    return Estimate(mean=mean, lower=mean - half, upper=mean + half, error=error, df=float(smaller - 1), n=len(users))
+
+
+def _residuals(tally: Tally, users: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
+    total = sum(count for _, count in tally.values())
+    mean = math.fsum(value for value, _ in tally.values()) / total
+    pairs = (tally.get(user, (0.0, 0)) for user in users)
+    return mean, np.array([(value - mean * count) / total for value, count in pairs])
+
+
+def _cluster_variance(treated_U: NDArray[np.float64], control_U: NDArray[np.float64]) -> float:
+    """Small-sample factor k/(k-1) per side: with 10 control users it is not negligible."""
+    factors = [k / (k - 1) for k in (max(2, int(np.count_nonzero(side))) for side in (treated_U, control_U))]
+    residuals_U = math.sqrt(factors[0]) * treated_U - math.sqrt(factors[1]) * control_U
+    return float(residuals_U @ residuals_U)
+
+
+def _agresti_caffo(mean: float, n: int) -> float:
+    share = (mean * n + 1.0) / (n + 2.0)
+    return share * (1.0 - share) / (n + 2.0)
+
+
+def power(items: int, variance: float, margin: float, *, effect: float = 0.0, alpha: float = 0.05) -> float:
+    """Probability that a candidate whose true difference is `effect` passes the non-inferiority test on one look.
+
+    `variance` is that of one item's difference; for one binary draw it is ``discordance - effect ** 2``. Normal
+    approximation: Phi((effect + margin) / sqrt(variance / items) - z_alpha) (Chow, Shao and Wang 2008, section 4.2).
+
+    Example: ``power(1000, 0.15, 0.02)`` is 0.50: one thousand items cannot certify 2 points at 15% discordance.
+    """
+    if items <= 0:
+        return 0.0
+    if variance <= 0.0:
+        return 1.0 if effect + margin > 0 else 0.0
+    signal = (effect + margin) / math.sqrt(variance / items)
+    return float(stats.norm.cdf(signal - float(stats.norm.ppf(1.0 - alpha))))
+
+
+def required_items(
+    variance: float, margin: float, *, power: float = 0.9, effect: float = 0.0, alpha: float = 0.05
+) -> int:
+    """Items needed for that power: the inverse of `power`.
+
+    Example: ``required_items(0.15, 0.02)`` is 3212.
+
+    Raises:
+        ValueError: the effect lies at or beyond the margin, so no number of items suffices.
+    """
+    if effect + margin <= 0.0:
+        raise ValueError(f"effect {effect} is not above -margin {-margin}: no suite can prove it; widen the margin")
+    z = float(stats.norm.ppf(1.0 - alpha)) + float(stats.norm.ppf(power))
+    return max(1, math.ceil(variance * (z / (effect + margin)) ** 2))

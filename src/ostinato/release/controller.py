@@ -1,0 +1,316 @@
+"""The controller: candidate in, one of shipped, blocked or rolled back out, by moving refs and writing the ledger.
+
+It keeps no truth of its own. Each step looks at the ledger and the refs, does the one thing that is due, and may be killed
+anywhere: the next start sees the same two and goes on. A ref moved without its ledger line is reconciled first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
+from ostinato.core.records import PolicyVersion, ReleaseEvent, Report, Verdict
+from ostinato.core.seams import Clock, Evals, Log
+from ostinato.release.guard import Compare, GuardConfig
+from ostinato.release.ledger import Ledger, State
+from ostinato.release.outcomes import OutcomeConfig, Outcomes
+from ostinato.release.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+
+class Refs(Protocol):
+    """The part of `core.seams.WeightStore` that a controller may touch."""
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        """Compare-and-swap; raises Conflict."""
+        ...
+
+    async def read_ref(self, ref: str) -> str | None:
+        """The manifest hash a ref points to."""
+        ...
+
+
+class Versions(Protocol):
+    """Which policy version a manifest holds, and the reverse."""
+
+    async def resolve(self, ref: str) -> tuple[PolicyVersion, str] | None:
+        """The version a ref points to, with its manifest hash; None when the ref does not exist."""
+        ...
+
+    async def manifest_of(self, policy: PolicyVersion) -> str:
+        """The manifest hash of a published version; raises NotFound."""
+        ...
+
+
+class Judge(Evals, Protocol):
+    """Evaluation that can hand its scores over to the ledger and take them back."""
+
+    def evidence(self, *policies: PolicyVersion) -> Mapping[str, Any]:
+        """The scores held, JSON-ready."""
+        ...
+
+    def restore(self, evidence: Mapping[str, Any]) -> None:
+        """Take back what `evidence` gave."""
+        ...
+
+
+class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
+    """How candidates come before users, and when they are taken back."""
+
+    poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the refs when nothing is due.")
+    evaluation_ref: str = Field(
+        default="candidate",
+        min_length=1,
+        max_length=64,
+        description="Ref whose slot serves the version being evaluated. Another name than 'candidate' pins it while newer ones arrive.",
+    )
+    canary_share: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1.0,
+        description="Above 0, a candidate is first tried on the canary arm (serve deals this share).",
+    )
+    canary_outcomes: int = Field(default=200, ge=1, description="Outcomes on the canary arm that end the trial.")
+    canary_timeout_s: float = Field(
+        default=3600.0, gt=0.0, description="Seconds after which a trial without harm ends anyway."
+    )
+    guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
+    outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
+
+
+class ReleaseController:
+    """Judges candidates, moves refs, keeps the ledger. Implements the `Releases` seam.
+
+    `evals` and `compare` may be None for a controller that only rolls back (the command line). `trouble` says why the last
+    step of `run` failed, or None.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        store: Refs,
+        versions: Versions,
+        evals: Judge | None,
+        config: ReleaseConfig,
+        clock: Clock,
+        compare: Compare | None = None,
+    ) -> None:
+        self.ledger = Ledger(log, clock)
+        self.trouble: str | None = None
+        self._store = store
+        self._versions = versions
+        self._evals = evals
+        self._config = config
+        self._clock = clock
+        self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
+        self._lock = asyncio.Lock()
+        self._restored = False
+
+    @property
+    def live(self) -> PolicyVersion:
+        """The version before users, as of the last look. Raises Unavailable before `bootstrap`."""
+        if self.ledger.state.live is None:
+            raise Unavailable("nothing is live yet; publish the starting model and call bootstrap")
+        return self.ledger.state.live
+
+    async def bootstrap(self, base: PolicyVersion) -> None:
+        """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""
+        manifest = await self._versions.manifest_of(base)
+        async with self._lock:
+            for ref in ("live", "control"):
+                with suppress(Conflict):  # exists already, or another process was quicker: the same outcome
+                    await self._store.move_ref(ref, None, manifest)
+            await self._reconcile()
+
+    async def rollback(self, to: PolicyVersion | None, reason: str) -> ReleaseEvent:
+        """Put an earlier version (default: the previous release) live. What it replaces never ships again by itself.
+
+        Raises:
+            NotFound: there is no earlier release, or `to` was never published.
+            Conflict: live was moved by someone else at this moment; look again.
+        """
+        async with self._lock:
+            state = await self._reconcile()
+            target = state.previous if to is None else to
+            if target is None:
+                raise NotFound("there is no earlier release to roll back to; name a version", field="to")
+            if target == self.live:
+                raise BadRequest(f"{target} is live already; name another version", field="to")
+            return await self._take_back(target, reason, {})
+
+    async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent:
+        """Record a report and act on it: ship (or start a canary), block, or for EXTEND nothing more."""
+        async with self._lock:
+            state = await self._reconcile()
+            if report.live != state.live:
+                raise Conflict(
+                    f"{candidate} was compared with {report.live}, but {state.live} is live now; evaluate again"
+                )
+            detail: dict[str, Any] = {"report": asdict(report) | {"verdict": str(report.verdict)}}
+            if self._evals is not None:
+                detail["evidence"] = dict(self._evals.evidence(candidate, report.live))
+            event = await self.ledger.append("evaluated", candidate, report.live, report.reason, detail)
+            return event if report.verdict == Verdict.EXTEND else await self._settle(self.ledger.state)
+
+    async def step(self) -> ReleaseEvent | None:
+        """Do the one thing that is due; None when nothing is.
+
+        A judgement once begun is ended before a newer candidate is looked at, so a busy trainer cannot starve releases;
+        candidates that came and went meanwhile are skipped.
+        """
+        async with self._lock:
+            state = await self._reconcile()
+            if state.canary is not None:
+                return await self._try_canary(state.canary, state)
+            if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
+                return await self._settle(state)
+        candidate = await self._due(state)
+        if candidate is None or self._evals is None:
+            return None
+        return await self._evaluate(candidate, self._evals)
+
+    async def watch(self) -> ReleaseEvent | None:
+        """Compare live with what was before it; on significant harm, roll back by itself."""
+        async with self._lock:
+            state = await self._reconcile()
+            if self._watch is None or state.live is None or state.previous is None:
+                return None
+            control = await self._versions.resolve("control")
+            harm = await self._watch.live(state, None if control is None else control[0], self._clock())
+            if harm is None:
+                return None
+            return await self._take_back(state.previous, f"guard: {harm}", {"guard": asdict(harm)})
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Step and watch until `stop` is set. What fails is tried again; `trouble` says what."""
+        tasks = [asyncio.create_task(self._repeat(action)) for action in (self.step, self.watch)]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stopping, *tasks):
+                task.cancel()
+            ends = await asyncio.gather(stopping, *tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _repeat(self, action: Callable[[], Awaitable[ReleaseEvent | None]]) -> None:
+        while True:
+            event = None
+            try:
+                event = await action()
+                self.trouble = None
+            except OstinatoError as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+                logger.warning("release: %s; trying again in %g s", self.trouble, self._config.poll_s)
+            if event is None:
+                await asyncio.sleep(self._config.poll_s)
+
+    async def _due(self, state: State) -> PolicyVersion | None:
+        """The candidate to evaluate: the one whose judgement has begun, else the newest, unless settled."""
+        newest = await self._versions.resolve("candidate")
+        if newest is None:
+            return None
+        begun = state.verdict
+        pinned = self._config.evaluation_ref != "candidate" or (begun is not None and begun[0] == newest[0])
+        if begun is not None and begun[1] == state.live and begun[2] == "EXTEND" and pinned:
+            return begun[0]
+        return None if state.settled(newest[0]) else newest[0]
+
+    async def _evaluate(self, candidate: PolicyVersion, evals: Judge) -> ReleaseEvent | None:
+        if not self._restored:
+            evals.restore(self.ledger.evidence)
+            self._restored = True
+        if self._config.evaluation_ref != "candidate":
+            await self._point(self._config.evaluation_ref, candidate)
+        try:
+            report = await evals.run(candidate, against=self.live)
+        except Conflict:
+            newest = await self._versions.resolve("candidate")
+            if newest is None or newest[0] == candidate:
+                raise
+            return None  # superseded while being evaluated: the next step takes the newest
+        return await self.decide(candidate, report)
+
+    async def _reconcile(self) -> State:
+        """Bring the ledger in line with the live ref, which is the truth about what users get."""
+        found = await self._versions.resolve("live")
+        state = await self.ledger.refresh()
+        if found is None:
+            raise Unavailable("the ref 'live' does not exist; publish the starting model and call bootstrap")
+        policy = found[0]
+        if state.live is None:
+            await self.ledger.append("shipped", policy, None, "the starting model")
+        elif state.live != policy and policy in state.releases:
+            await self.ledger.append("rolled_back", policy, state.live, "found the live ref moved back")
+        elif state.live != policy:
+            judged = state.verdict is not None and state.verdict[0] == policy
+            await self.ledger.append(
+                "shipped", policy, state.live, state.reason if judged else "found the live ref moved by hand"
+            )
+        if self.ledger.state.canary is None and self._config.canary_share > 0:
+            await self._point("canary", policy)
+        return self.ledger.state
+
+    async def _settle(self, state: State) -> ReleaseEvent:
+        """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live."""
+        assert state.verdict is not None
+        candidate, live, verdict = state.verdict
+        if verdict == "BLOCK" or candidate.hash in state.refused:
+            return await self.ledger.append("blocked", candidate, live, state.reason)
+        if self._config.canary_share > 0 and self._watch is not None:
+            # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
+            event = await self.ledger.append("canary", candidate, live, state.reason)
+            await self._point("canary", candidate)
+            return event
+        return await self._ship(candidate, live, state.reason)
+
+    async def _try_canary(self, candidate: PolicyVersion, state: State) -> ReleaseEvent | None:
+        live = self.live
+        if self._watch is None or self._config.canary_share <= 0:
+            return await self._ship(candidate, live, f"{state.reason}; canary stage switched off")
+        await self._point("canary", candidate)
+        now = self._clock()
+        trial = await self._watch.canary(candidate, live, state.canary_at, now)
+        if trial.harm is not None:
+            event = await self.ledger.append(
+                "blocked", candidate, live, f"canary: {trial.harm}", {"guard": asdict(trial.harm)}
+            )
+            await self._point("canary", live)
+            return event
+        if trial.outcomes < self._config.canary_outcomes and now - state.canary_at < self._config.canary_timeout_s:
+            return None
+        return await self._ship(candidate, live, f"{state.reason}; canary without harm in {trial.outcomes} outcomes")
+
+    async def _ship(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
+        manifest = await self._swap_live(live, candidate)
+        return await self.ledger.append("shipped", candidate, live, reason, {"manifest": manifest})
+
+    async def _take_back(self, target: PolicyVersion, reason: str, detail: Mapping[str, Any]) -> ReleaseEvent:
+        live = self.live
+        manifest = await self._swap_live(live, target)
+        return await self.ledger.append("rolled_back", target, live, reason, {**detail, "manifest": manifest})
+
+    async def _swap_live(self, live: PolicyVersion, target: PolicyVersion) -> str:
+        """Compare-and-swap on what the ref holds, which is read before the version behind it is checked."""
+        manifest, held = await self._versions.manifest_of(target), await self._store.read_ref("live")
+        found = await self._versions.resolve("live")
+        if found is None or found[0] != live:
+            raise Conflict(f"live is no longer {live}; look again")
+        await self._store.move_ref("live", held, manifest)
+        return manifest
+
+    async def _point(self, ref: str, policy: PolicyVersion) -> None:
+        """Move one of this controller's own refs, if it does not point there already."""
+        manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)
+        if old != manifest:
+            await self._store.move_ref(ref, old, manifest)

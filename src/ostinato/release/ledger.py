@@ -1,0 +1,151 @@
+"""The release ledger: `ReleaseEvent` rows of the log, folded into what is live, what was live, and what may not ship.
+
+The fold is pure; `Ledger` keeps it up to date from the log and appends to it. Nothing is ever changed or removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.seams import Clock, Cursor, Log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the ledger says. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release grows it;
+    none stands in it twice.
+
+    `refused` holds hashes that never ship by themselves (blocked or rolled back); `canary` is the version being tried on a
+    share of users since `canary_at`; `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" | "EXTEND").
+
+    Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
+    """
+
+    releases: tuple[PolicyVersion, ...] = ()
+    refused: frozenset[str] = frozenset()
+    canary: PolicyVersion | None = None
+    canary_at: float = 0.0
+    verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
+    reason: str = ""
+    shipped_at: float = 0.0
+    events: int = 0
+
+    @property
+    def live(self) -> PolicyVersion | None:
+        """The version before users, or None before the first release."""
+        return self.releases[-1] if self.releases else None
+
+    @property
+    def previous(self) -> PolicyVersion | None:
+        """The version to roll back to, or None."""
+        return self.releases[-2] if len(self.releases) > 1 else None
+
+    def settled(self, policy: PolicyVersion) -> bool:
+        """True if this version needs no judgement: it was released, blocked or rolled back before."""
+        return policy.hash in self.refused or any(policy.hash == release.hash for release in self.releases)
+
+
+def fold(state: State, event: ReleaseEvent) -> State:
+    """The state after one more event. Unknown actions (written by other rooms or later versions) only count."""
+    state = replace(state, events=state.events + 1)
+    step = _STEPS.get(event.action)
+    return state if step is None else step(state, event)
+
+
+def _evaluated(state: State, event: ReleaseEvent) -> State:
+    if event.previous is None:
+        return state
+    verdict = str(event.detail.get("report", {}).get("verdict", ""))
+    return replace(state, verdict=(event.policy, event.previous, verdict), reason=event.reason)
+
+
+def _canary(state: State, event: ReleaseEvent) -> State:
+    return replace(state, canary=event.policy, canary_at=event.at)
+
+
+def _shipped(state: State, event: ReleaseEvent) -> State:
+    releases = (*(release for release in state.releases if release != event.policy), event.policy)
+    return replace(
+        state,
+        releases=releases,
+        canary=None,
+        shipped_at=event.at,
+        refused=state.refused - {event.policy.hash},
+        verdict=None,
+    )
+
+
+def _blocked(state: State, event: ReleaseEvent) -> State:
+    canary = None if state.canary == event.policy else state.canary
+    return replace(state, refused=state.refused | {event.policy.hash}, canary=canary, verdict=None)
+
+
+def _rolled_back(state: State, event: ReleaseEvent) -> State:
+    """`policy` is live again; what came after it in the chain is refused from now on."""
+    chain = state.releases
+    cut = chain.index(event.policy) + 1 if event.policy in chain else len(chain)
+    dropped = {release.hash for release in chain[cut:]}
+    if event.previous is not None:
+        dropped.add(event.previous.hash)
+    kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
+    refused = (state.refused | dropped) - {event.policy.hash}
+    return replace(state, releases=kept, refused=refused, canary=None, shipped_at=event.at, verdict=None)
+
+
+_STEPS = {
+    "evaluated": _evaluated,
+    "canary": _canary,
+    "shipped": _shipped,
+    "blocked": _blocked,
+    "rolled_back": _rolled_back,
+}
+
+
+class Ledger:
+    """The folded state, kept up to date with the log. Other processes may append to the same log."""
+
+    def __init__(self, log: Log, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._cursor: Cursor = 0
+        self.state = State()
+        self.evidence: dict[str, Any] = {}
+
+    async def refresh(self) -> State:
+        """Read what is new in the log."""
+        async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
+            assert isinstance(row, ReleaseEvent)
+            self._cursor = cursor
+            self.state = fold(self.state, row)
+            if "evidence" in row.detail:
+                self.evidence = dict(row.detail["evidence"])
+        return self.state
+
+    async def append(
+        self,
+        action: str,
+        policy: PolicyVersion,
+        previous: PolicyVersion | None,
+        reason: str,
+        detail: Mapping[str, Any] | None = None,
+    ) -> ReleaseEvent:
+        """Write one event durably and fold it in.
+
+        Its id holds the number of events before it, so two processes that write the same conclusion write one event.
+        """
+        state = await self.refresh()
+        event = ReleaseEvent(
+            id=f"{state.events}:{action}:{policy.hash[:16]}",
+            action=action,
+            policy=policy,
+            previous=previous,
+            reason=reason,
+            detail=dict(detail or {}),
+            at=self._clock(),
+        )
+        await self._log.append(event)
+        await self.refresh()
+        return event

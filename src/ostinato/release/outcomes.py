@@ -1,0 +1,121 @@
+"""What users did with each version's turns: turns and signals of the log joined into a window of outcomes.
+
+The controller asks it for per-user tallies of one arm and one version; the guard compares them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.records import Arm, Finish, PolicyVersion, Signal, Turn
+from ostinato.core.seams import Cursor, Log
+
+
+class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
+    """Which signals make a turn good or bad, and how long a turn may wait for them."""
+
+    good: tuple[str, ...] = Field(default=("accepted",), description="Signal names that mean that the turn was good.")
+    bad: tuple[str, ...] = Field(
+        default=("rejected", "ignored", "undone"),
+        description="Signal names that mean that it was not; they win over good.",
+    )
+    maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is read.")
+    window: int = Field(default=50_000, ge=100, description="Turns kept in memory, newest first.")
+
+
+@dataclass(slots=True)
+class _Watched:
+    turn: str
+    arm: Arm
+    user: str
+    policy: str
+    ended_at: float
+    failed: bool
+    signals: dict[str, str] = field(default_factory=dict)  # signal id -> name
+
+
+class Outcomes:
+    """A window over the log's turns. Turns that mixed versions across a swap count for neither."""
+
+    def __init__(self, log: Log, config: OutcomeConfig) -> None:
+        self._log = log
+        self._config = config
+        self._cursor: Cursor = 0
+        self._window: deque[_Watched] = deque()
+        self._by_turn: dict[str, _Watched] = {}
+        self._early: dict[str, list[Signal]] = {}
+
+    async def refresh(self) -> None:
+        """Read what is new in the log."""
+        async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
+            self._cursor = cursor
+            if isinstance(row, Turn):
+                self._turn(row)
+            elif isinstance(row, Signal):
+                self._signal(row)
+
+    def acceptance(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[str, tuple[float, int]]:
+        """Per user: good outcomes, and turns that have an outcome, among turns that ended from `since` to `until`.
+
+        Turns younger than `maturity_s` at `until` are left out: quick reactions would otherwise speak for slow ones.
+        """
+        return self._tally(arm, (policy.hash,), since, until - self._config.maturity_s, self._good)
+
+    def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[str, tuple[float, int]]:
+        """Per user: turns that did not end in an engine error, and all turns.
+
+        A turn that failed before its first token names no version: it counts for whichever is asked for in that time.
+        """
+        return self._tally(arm, (policy.hash, ""), since, until, lambda watched: not watched.failed)
+
+    def _tally(
+        self,
+        arm: Arm,
+        hashes: tuple[str, ...],
+        since: float,
+        until: float,
+        outcome: Callable[[_Watched], bool | None],
+    ) -> dict[str, tuple[float, int]]:
+        tally: dict[str, tuple[float, int]] = {}
+        for watched in self._window:
+            if watched.arm != arm or watched.policy not in hashes or not since <= watched.ended_at <= until:
+                continue
+            good = outcome(watched)
+            if good is not None:
+                value, count = tally.get(watched.user, (0.0, 0))
+                tally[watched.user] = value + good, count + 1
+        return tally
+
+    def _good(self, watched: _Watched) -> bool | None:
+        names = set(watched.signals.values())
+        if not names.isdisjoint(self._config.bad):
+            return False
+        return None if names.isdisjoint(self._config.good) else True
+
+    def _turn(self, turn: Turn) -> None:
+        hashes = {span.policy.hash for span in turn.spans}
+        failed = turn.finish == Finish.ERROR
+        if turn.arm == Arm.EVAL or turn.finish == Finish.ABORT or len(hashes) > 1 or not (hashes or failed):
+            return
+        watched = _Watched(turn.id, turn.arm, turn.user, "".join(hashes), turn.ended_at, failed)
+        self._window.append(watched)
+        self._by_turn[turn.id] = watched
+        for signal in self._early.pop(turn.id, []):
+            self._signal(signal)
+        if len(self._window) > self._config.window:
+            del self._by_turn[self._window.popleft().turn]
+
+    def _signal(self, signal: Signal) -> None:
+        watched = self._by_turn.get(signal.turn)
+        if watched is None:
+            self._early.setdefault(signal.turn, []).append(signal)
+            if len(self._early) > self._config.window:
+                del self._early[next(iter(self._early))]
+        elif signal.retracts is not None:
+            watched.signals[signal.retracts] = ""  # also keeps a late original from coming back
+        else:
+            watched.signals.setdefault(signal.id, signal.name)

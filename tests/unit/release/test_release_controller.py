@@ -1,0 +1,486 @@
+"""The controller with fakes around it: what ships, what is blocked, what comes back, and death at every single write."""
+
+import asyncio
+
+import pytest
+
+from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
+from ostinato.core.records import (
+    Arm,
+    Finish,
+    PolicyVersion,
+    ReleaseEvent,
+    Report,
+    Sampling,
+    Signal,
+    Source,
+    Span,
+    Turn,
+    Verdict,
+)
+from ostinato.core.seams import Releases
+from ostinato.evaluate.statistics import clustered_difference
+from ostinato.release.controller import ReleaseConfig, ReleaseController
+from ostinato.release.guard import GuardConfig
+from ostinato.release.ledger import Ledger
+from ostinato.release.outcomes import OutcomeConfig
+from ostinato.testing.log import MemoryLog
+
+
+def version(number):
+    return PolicyVersion(number=number, hash=f"{number:02d}" * 16)
+
+
+V0, V3, V5, V8 = (version(n) for n in (0, 3, 5, 8))
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+class Fuse:
+    """Dies at the n-th write, before or after its effect."""
+
+    def __init__(self):
+        self.writes, self.at, self.after = 0, None, False
+
+    async def around(self, effect):
+        self.writes += 1
+        burns = self.at is not None and self.writes == self.at
+        if burns and not self.after:
+            raise Killed
+        result = await effect()
+        if burns:
+            raise Killed
+        return result
+
+
+class Disk:
+    """Refs, manifests and the log, which outlive a controller."""
+
+    def __init__(self):
+        self.fuse, self.refs, self.rows = Fuse(), {}, MemoryLog()
+        self.known = {}
+        self.moves = []
+
+    def publish(self, policy):
+        self.known[f"m{policy.number}"] = policy
+        self.refs["candidate"] = f"m{policy.number}"
+
+    async def move_ref(self, ref, old, new):
+        async def effect():
+            if self.refs.get(ref) != old:
+                raise Conflict(f"{ref} is {self.refs.get(ref)}, not {old}")
+            self.refs[ref] = new
+            self.moves.append((ref, new))
+
+        await self.fuse.around(effect)
+
+    async def read_ref(self, ref):
+        return self.refs.get(ref)
+
+    async def resolve(self, ref):
+        manifest = self.refs.get(ref)
+        return None if manifest is None else (self.known[manifest], manifest)
+
+    async def manifest_of(self, policy):
+        for manifest, known in self.known.items():
+            if known == policy:
+                return manifest
+        raise NotFound(f"{policy} was never published")
+
+    async def append(self, *rows):
+        return await self.fuse.around(lambda: self.rows.append(*rows))
+
+    def read(self, after, kinds):
+        return self.rows.read(after, kinds)
+
+    def events(self):
+        return [(e.action, e.policy.number) for e in self.rows.rows if isinstance(e, ReleaseEvent)]
+
+
+class FakeJudge:
+    """Verdicts by candidate number, one after another; the last one stays."""
+
+    def __init__(self, verdicts=None):
+        self.verdicts = {number: list(v) for number, v in (verdicts or {}).items()}
+        self.asked, self.restored = [], []
+        self.on_run = lambda candidate: None
+
+    async def run(self, candidate, *, against):
+        self.asked.append((candidate.number, against.number))
+        self.on_run(candidate)
+        queue = self.verdicts.get(candidate.number, [Verdict.SHIP])
+        verdict = queue.pop(0) if len(queue) > 1 else queue[0]
+        return Report(
+            suite="s", suite_hash="9f", candidate=candidate, live=against, candidate_mean=0.5, live_mean=0.4, difference=0.1,
+            lower=0.0, upper=0.2, items=9, draws=2, margin=0.05, power=0.9, verdict=verdict, reason=f"because {verdict}",
+        )  # fmt: skip
+
+    def evidence(self, *policies):
+        return {"scores": {p.hash: [[1.0]] for p in policies}}
+
+    def restore(self, evidence):
+        self.restored.append(evidence)
+
+
+class Time:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def controller(disk, judge=None, time=None, compare=None, **config):
+    judge = judge if judge is not None else FakeJudge()
+    return ReleaseController(disk, disk, disk, judge, ReleaseConfig(**config), time or Time(), compare)
+
+
+@pytest.fixture
+def disk():
+    disk = Disk()
+    disk.publish(V0)
+    return disk
+
+
+async def started(disk, judge=None, **config):
+    control = controller(disk, judge, **config)
+    await control.bootstrap(V0)
+    return control
+
+
+async def settle(control, steps=20):
+    for _ in range(steps):
+        if await control.step() is None:
+            return
+    raise AssertionError("the controller does not come to rest")
+
+
+async def test_bootstrap_sets_live_and_control_once(disk):
+    control = await started(disk)
+    await (await started(disk)).bootstrap(V0)
+    assert disk.refs["live"] == disk.refs["control"] == "m0"
+    assert disk.events() == [("shipped", 0)]
+    assert control.live == V0
+    assert isinstance(control.ledger, Ledger)
+    seam: Releases = control
+    assert seam.live == V0
+
+
+async def test_before_bootstrap_nothing_is_live(disk):
+    control = controller(disk)
+    with pytest.raises(Unavailable, match="bootstrap"):
+        _ = control.live
+    with pytest.raises(Unavailable, match="bootstrap"):
+        await control.step()
+
+
+async def test_good_candidate_ships_and_bad_one_does_not(disk):
+    control = await started(disk, judge := FakeJudge({5: [Verdict.BLOCK]}))
+    assert await control.step() is None  # the candidate is what is live
+    disk.publish(V3)
+    event = await control.step()
+    assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, "because SHIP")
+    assert disk.refs["live"] == "m3"
+    disk.publish(V5)
+    assert (await control.step()).action == "blocked"
+    assert await control.step() is None
+    assert (disk.refs["live"], disk.refs["control"]) == ("m3", "m0")
+    assert disk.events() == [("shipped", 0), ("evaluated", 3), ("shipped", 3), ("evaluated", 5), ("blocked", 5)]
+    assert judge.asked == [(3, 0), (5, 3)]
+    report = disk.rows.rows[1].detail["report"]
+    assert report["verdict"] == "SHIP"
+    assert report["candidate"]["hash"] == V3.hash
+
+
+async def test_extend_draws_more_before_it_decides(disk):
+    control = await started(disk, judge := FakeJudge({3: [Verdict.EXTEND, Verdict.EXTEND, Verdict.SHIP]}))
+    disk.publish(V3)
+    await settle(control)
+    assert judge.asked == [(3, 0)] * 3
+    assert disk.events()[1:] == [("evaluated", 3)] * 3 + [("shipped", 3)]
+
+
+async def test_pinned_judgement_is_ended_before_the_newest_and_the_middle_is_skipped(disk):
+    judge = FakeJudge({3: [Verdict.EXTEND, Verdict.SHIP]})
+    judge.on_run = lambda candidate: [disk.publish(V5), disk.publish(V8)] if candidate == V3 else None
+    control = await started(disk, judge, evaluation_ref="judged")
+    disk.publish(V3)
+    await settle(control)
+    assert judge.asked == [(3, 0), (3, 0), (8, 3)]
+    assert disk.refs["judged"] == "m8"
+    assert disk.events()[-1] == ("shipped", 8)
+
+
+async def test_unpinned_candidate_that_is_superseded_gives_way(disk):
+    judge = FakeJudge()
+
+    def run(candidate):
+        if candidate == V3:
+            disk.publish(V5)
+            raise Conflict("slot moved on")
+
+    judge.on_run = run
+    control = await started(disk, judge)
+    disk.publish(V3)
+    assert await control.step() is None
+    assert (await control.step()).policy == V5
+
+
+async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(disk):
+    control = await started(disk)
+    for policy in (V3, V5):
+        disk.publish(policy)
+        await settle(control)
+    event = await control.rollback(None, "people complain")
+    assert (event.action, event.policy, event.previous) == ("rolled_back", V3, V5)
+    assert disk.refs["live"] == "m3"
+    await settle(control)
+    assert disk.refs["live"] == "m3"  # v5 is still the newest candidate
+    disk.publish(V8)
+    await settle(control)
+    assert disk.refs["live"] == "m8"
+    assert (await control.rollback(V0, "start over")).previous == V8
+    await settle(control)
+    assert disk.refs["live"] == "m0"
+    with pytest.raises(NotFound, match="no earlier release"):
+        await control.rollback(None, "further")
+    with pytest.raises(BadRequest, match="is live already"):
+        await control.rollback(V0, "again")
+    with pytest.raises(NotFound, match="never published"):
+        await control.rollback(version(77), "where")
+    assert (await control.rollback(V8, "a person wants it after all")).policy == V8
+
+
+async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk):
+    judge = FakeJudge()
+    control = await started(disk, judge)
+    disk.publish(V3)
+    await settle(control)
+    other = ReleaseController(disk, disk, disk, None, ReleaseConfig(), Time())
+    pending = []
+    judge.on_run = lambda candidate: pending.append(candidate)
+    disk.publish(V5)
+
+    run = judge.run
+
+    async def slow(candidate, *, against):
+        if against == V3:
+            await other.rollback(None, "now")
+        return await run(candidate, against=against)
+
+    judge.run = slow
+    with pytest.raises(Conflict, match="evaluate again"):
+        await control.step()
+    assert disk.refs["live"] == "m0"
+    assert (await control.step()).policy == V5  # judged anew, against what is live now
+    assert judge.asked[-1] == (5, 0)
+
+
+async def test_live_moved_by_hand_is_written_down(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    disk.refs["live"] = "m3"
+    await settle(control)
+    last = disk.rows.rows[-1]
+    assert (last.action, last.policy, last.reason) == ("shipped", V3, "found the live ref moved by hand")
+
+
+async def test_run_goes_on_after_trouble_and_stops_when_told(disk):
+    control = await started(disk, judge := FakeJudge(), poll_s=0.01)
+    failures = [Unavailable("gateway is down"), Unavailable("gateway is down")]
+
+    def run(candidate):
+        if failures:
+            raise failures.pop()
+
+    judge.on_run = run
+    stop = asyncio.Event()
+    task = asyncio.create_task(control.run(stop))
+    disk.publish(V3)
+    async with asyncio.timeout(2):
+        while disk.refs["live"] != "m3":
+            await asyncio.sleep(0.01)
+    stop.set()
+    await asyncio.wait_for(task, 1)
+    assert failures == []
+
+
+# ------------------------------------------------------------------------------------------------ kill -9 at every write
+
+
+async def story(disk, control_factory):
+    """Bootstrap, a release that needed an extension, a block, a rollback, one more release: one process after another."""
+    deaths = 0
+    script = [
+        lambda c: c.bootstrap(V0),
+        lambda c: (disk.publish(V3), settle(c))[1],
+        lambda c: (disk.publish(V5), settle(c))[1],
+        lambda c: (disk.publish(V8), settle(c))[1],
+    ]
+    control = control_factory()
+    for act in script:
+        while True:
+            try:
+                await act(control)
+                break
+            except Killed:
+                deaths += 1
+                disk.fuse.at = None
+                control = control_factory()
+    return deaths
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_killed_at_every_write_the_story_ends_alike(after):
+    def fresh():
+        disk = Disk()
+        disk.publish(V0)
+        judge_state = {3: [Verdict.EXTEND, Verdict.SHIP], 5: [Verdict.BLOCK], 8: [Verdict.SHIP]}
+        return disk, lambda: controller(disk, FakeJudge(judge_state), evaluation_ref="judged")
+
+    disk, factory = fresh()
+    assert await story(disk, factory) == 0
+    writes, truth = disk.fuse.writes, Ledger(disk, Time())
+    expected = await truth.refresh()
+    assert expected.releases == (V0, V3, V8)
+    for at in range(1, writes + 1):
+        disk, factory = fresh()
+        disk.fuse.at, disk.fuse.after = at, after
+        assert await story(disk, factory) == 1
+        state = await Ledger(disk, Time()).refresh()
+        assert state.releases == expected.releases, f"killed at write {at}"
+        assert state.refused == expected.refused
+        shipped = [number for action, number in disk.events() if action == "shipped"]
+        assert shipped == [0, 3, 8], f"killed at write {at}: each release is written once"
+        assert disk.refs["live"] == "m8"
+        assert disk.refs["control"] == "m0"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_killed_in_a_rollback_the_bad_version_stays_refused(disk, after):
+    control = await started(disk)
+    disk.publish(V3)
+    await settle(control)
+    for offset in (1, 2):
+        disk.fuse.at, disk.fuse.after = disk.fuse.writes + offset, after
+        with pytest.raises(Killed):
+            await control.rollback(None, "bad")
+        disk.fuse.at = None
+        control = controller(disk)
+        await settle(control)
+        if disk.refs["live"] == "m0":
+            break
+    assert disk.refs["live"] == "m0"
+    assert V3.hash in control.ledger.state.refused
+
+
+async def test_restart_takes_back_the_scores_of_the_ledger(disk):
+    control = await started(disk, FakeJudge({3: [Verdict.EXTEND]}))
+    disk.publish(V3)
+    await control.step()
+    judge = FakeJudge()
+    await controller(disk, judge).step()
+    assert judge.restored == [{"scores": {V3.hash: [[1.0]], V0.hash: [[1.0]]}}]
+
+
+# ---------------------------------------------------------------------------------------------------- people's outcomes
+
+
+async def serve(disk, arm, policy, rates, turns, at, start=0):
+    """Simulated users: user i accepts every suggestion whose number falls under rate i."""
+    for user, rate in enumerate(rates):
+        for k in range(turns):
+            name = f"{arm}:{policy.number}:{user}:{start + k}"
+            turn = Turn(
+                id=name, episode=name, parent=None, user=f"{arm}-{user}", tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+                sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
+                finish=Finish.STOP, text="", started_at=at, ended_at=at,
+            )  # fmt: skip
+            verb = "accepted" if (k * 0.618 + user * 0.37) % 1 < rate else "rejected"
+            signal = Signal(
+                id=name, turn=name, name=verb, value=1.0, source=Source.CODE, occurred_at=at, received_at=at
+            )
+            await disk.rows.append(turn, signal)
+
+
+RATES = [0.35 + 0.02 * i for i in range(12)]
+GUARDED = {"guard": GuardConfig(min_outcomes=60), "outcomes": OutcomeConfig(maturity_s=5.0)}
+
+
+async def guarded(disk, loss):
+    time = Time()
+    control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
+    await control.bootstrap(V0)
+    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now - 10)
+    disk.publish(V3)
+    await control.step()
+    time.now += 50
+    await serve(disk, Arm.LIVE, V3, [rate - loss for rate in RATES], 20, time.now)
+    assert await control.watch() is None  # not one outcome is mature yet
+    time.now += 10
+    return control, await control.watch()
+
+
+async def test_live_that_lost_thirty_points_rolls_back_by_itself(disk):
+    control, event = await guarded(disk, 0.30)
+    assert (event.action, event.policy, event.previous) == ("rolled_back", V0, V3)
+    assert "acceptance against the previous release worse by" in event.reason
+    assert disk.refs["live"] == "m0"
+    await settle(control)
+    assert disk.refs["live"] == "m0"
+
+
+async def test_live_that_is_as_good_stays(disk):
+    _, event = await guarded(disk, 0.0)
+    assert event is None
+    assert disk.refs["live"] == "m3"
+
+
+async def canary(disk, loss):
+    time = Time()
+    control = controller(
+        disk, FakeJudge(), time, clustered_difference, canary_share=0.3, canary_outcomes=150, **GUARDED
+    )
+    await control.bootstrap(V0)
+    disk.publish(V3)
+    assert (await control.step()).action == "canary"
+    assert (disk.refs["canary"], disk.refs["live"]) == ("m3", "m0")
+    assert await control.step() is None  # nobody has reacted yet
+    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now)
+    await serve(disk, Arm.CANARY, V3, [rate - loss for rate in RATES], 20, time.now)
+    time.now += 6
+    return control, await controller(
+        disk, FakeJudge(), time, clustered_difference, canary_share=0.3, canary_outcomes=150, **GUARDED
+    ).step()  # fmt: skip
+
+
+async def test_harmless_canary_becomes_live(disk):
+    control, event = await canary(disk, 0.0)
+    assert event.action == "shipped"
+    assert "canary without harm in 240 outcomes" in event.reason
+    assert disk.refs["live"] == "m3"
+    await settle(control)
+    assert disk.refs["canary"] == "m3"
+
+
+async def test_harmful_canary_is_taken_back(disk):
+    control, event = await canary(disk, 0.30)
+    assert event.action == "blocked"
+    assert "canary acceptance worse by" in event.reason
+    assert (disk.refs["live"], disk.refs["canary"]) == ("m0", "m0")
+    await settle(control)
+    assert disk.events()[-1] == ("blocked", 3)
+
+
+async def test_canary_that_nobody_meets_ends_at_its_deadline(disk):
+    time = Time()
+    control = controller(disk, FakeJudge(), time, clustered_difference, canary_share=0.1, canary_timeout_s=60)
+    await control.bootstrap(V0)
+    disk.publish(V3)
+    await control.step()
+    time.now += 59
+    assert await control.step() is None
+    time.now += 1
+    assert (await control.step()).action == "shipped"

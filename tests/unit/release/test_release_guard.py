@@ -1,0 +1,135 @@
+"""The guard's error rates, under repeated looks at correlated users, and the joining of turns with signals."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Signal, Source, Span, Turn
+from ostinato.evaluate.statistics import clustered_difference
+from ostinato.release.guard import GuardConfig, judge, look_at, total
+from ostinato.release.outcomes import OutcomeConfig, Outcomes
+from ostinato.testing.log import MemoryLog
+
+V3, V5 = PolicyVersion(number=3, hash="aa"), PolicyVersion(number=5, hash="bb")
+
+
+def alarm(rng, loss, *, users=40, looks=6, same_people=True):
+    """Watch one release while its outcomes double `looks` times; the first look that condemns it, or None."""
+    config = GuardConfig()
+    rates_U = rng.beta(2, 2, users)
+    names = [f"u{i}" for i in range(users)]
+    others_U = rates_U if same_people else rng.beta(2, 2, users)
+    baseline = {
+        n if same_people else f"x{n}": (float(rng.binomial(20, r)), 20) for n, r in zip(names, others_U, strict=True)
+    }
+    good_U, count_U = np.zeros(users), np.zeros(users, dtype=int)
+    for look in range(looks):
+        share_U = rng.dirichlet(np.ones(users))
+        new_U = rng.multinomial(config.min_outcomes * 2**look - count_U.sum(), share_U)
+        good_U += rng.binomial(new_U, np.clip(rates_U - loss, 0, 1))
+        count_U += new_U
+        watched = {n: (float(g), int(c)) for n, g, c in zip(names, good_U, count_U, strict=True)}
+        assert look_at(total(watched), config) == look
+        if judge("acceptance", watched, baseline, look, config, clustered_difference):
+            return look
+    return None
+
+
+@pytest.mark.parametrize("same_people", [True, False])
+def test_equal_version_is_condemned_in_at_most_five_percent_of_releases(same_people):
+    rng = np.random.default_rng(0)
+    alarms = sum(alarm(rng, 0.0, same_people=same_people) is not None for _ in range(150))
+    assert alarms / 150 <= 0.05
+
+
+def test_loss_of_twenty_points_is_caught():
+    rng = np.random.default_rng(1)
+    caught = [alarm(rng, 0.20) for _ in range(60)]
+    assert sum(look is not None for look in caught) >= 57
+    assert np.median([look for look in caught if look is not None]) <= 3  # within 480 outcomes
+
+
+def test_looks_come_at_doublings():
+    config = GuardConfig(min_outcomes=60)
+    assert [look_at(n, config) for n in (0, 59, 60, 119, 120, 239, 240, 960)] == [None, None, 0, 0, 1, 1, 2, 4]
+
+
+def test_too_few_users_are_never_judged():
+    few, many = {f"u{i}": (0.0, 100) for i in range(4)}, {f"u{i}": (100.0, 100) for i in range(40)}
+    assert judge("acceptance", few, many, 0, GuardConfig(min_users=5), clustered_difference) is None
+    harm = judge("acceptance", few, many, 0, GuardConfig(min_users=4), clustered_difference)
+    assert str(harm).startswith("acceptance worse by 100.0 pp, at least ")
+
+
+def turn(name, *, user="u", arm=Arm.LIVE, policies=(V3,), finish=Finish.STOP, at=0.0):
+    return Turn(
+        id=name, episode=name, parent=None, user=user, tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+        sampled_ids=(2,) * len(policies), logprobs=(-0.1,) * len(policies), spans=tuple(Span(policy=p, tokens=1) for p in policies),
+        sampling=Sampling(max_tokens=9), finish=finish, text="", started_at=at, ended_at=at,
+    )  # fmt: skip
+
+
+def signal(name, turn_id, verb, retracts=None):
+    return Signal(
+        id=name,
+        turn=turn_id,
+        name=verb,
+        value=1.0,
+        source=Source.HUMAN,
+        occurred_at=0.0,
+        received_at=0.0,
+        retracts=retracts,
+    )
+
+
+ROWS = (
+    turn("a", user="u1"), signal("s1", "a", "accepted"),
+    turn("b", user="u1"), signal("s2", "b", "accepted"), signal("s3", "b", "undone"),
+    turn("c", user="u2"), signal("s4", "c", "rejected"), signal("s5", "c", "whatever", retracts="s4"), signal("s6", "c", "accepted"),
+    turn("d", user="u2"),  # nothing said
+    turn("e", user="u2", policies=(V3, V5)), signal("s7", "e", "rejected"),  # a swap in its middle
+    turn("f", user="u3", arm=Arm.EVAL), signal("s8", "f", "rejected"),
+    turn("g", user="u3", arm=Arm.CONTROL), signal("s9", "g", "rejected"),
+    turn("h", user="u3", policies=(V5,)), signal("s10", "h", "accepted"),
+)  # fmt: skip
+
+
+async def tallies(rows, **config):
+    log = MemoryLog()
+    outcomes = Outcomes(log, OutcomeConfig(maturity_s=5.0, **config))
+    for row in rows:
+        await log.append(row)
+        await outcomes.refresh()
+    return outcomes
+
+
+async def test_outcomes_join_signals_in_any_order():
+    for seed in range(20):
+        rows = list(np.random.default_rng(seed).permutation(np.array(ROWS, dtype=object)))
+        outcomes = await tallies(rows if seed else ROWS)
+        assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {"u1": (1.0, 2), "u2": (1.0, 1)}
+        assert outcomes.acceptance(Arm.LIVE, V5, 0.0, 5.0) == {"u3": (1.0, 1)}
+        assert outcomes.acceptance(Arm.CONTROL, V3, 0.0, 5.0) == {"u3": (0.0, 1)}
+
+
+async def test_outcomes_keep_to_their_time_and_their_window():
+    rows = list(
+        itertools.chain.from_iterable(
+            (turn(f"t{i}", at=float(i)), signal(f"s{i}", f"t{i}", "accepted")) for i in range(150)
+        )
+    )
+    outcomes = await tallies(rows, window=100)
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 500.0) == {"u": (100.0, 100)}
+    assert outcomes.acceptance(Arm.LIVE, V3, 60.0, 105.0) == {"u": (41.0, 41)}  # those from 101 on are not mature
+
+
+async def test_engine_errors_count_even_before_their_first_token():
+    rows = (
+        turn("a"),
+        turn("b", finish=Finish.ERROR),
+        turn("c", finish=Finish.ERROR, policies=()),
+        turn("d", finish=Finish.ABORT),
+    )
+    outcomes = await tallies(rows)
+    assert outcomes.success(Arm.LIVE, V3, 0.0, 0.0) == {"u": (1.0, 3)}
