@@ -1,0 +1,280 @@
+"""SIMULATED users of the demo's inline copilot. Nobody in this file is a person, and no figure made with it is about people.
+
+In the data flow: each simulated user asks the endpoint for function bodies over HTTP, runs what comes back against the task's
+hidden tests (in the sandbox, through `grade`), and accepts, rejects or ignores it. They differ in what they ask for, how long
+they wait, how much they read and how fast they react; they misjudge 5% of the time, and their feedback comes late and sometimes
+twice. What they truly got (`true_pass`) stays on this side: the endpoint only ever sees the noisy feedback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+from pydantic import BaseModel, Field
+
+from ostinato.demo.client import Answer, Failed, ask, body, send_feedback
+from ostinato.demo.tasks import Task
+
+Grade = Callable[[Task, str], Awaitable[float]]
+"""(task, completion text) -> 1.0 if the function passes its hidden tests, else 0.0."""
+
+
+class Config(BaseModel, frozen=True, extra="forbid"):
+    """How the simulated users behave as a crowd."""
+
+    count: int = Field(default=50, ge=1, description="Number of simulated users.")
+    streams_per_user: int = Field(default=2, ge=1, le=64, description="Requests that one user has open at most.")
+    think_s: float = Field(default=1.0, ge=0, description="Mean pause between a user's requests, in seconds.")
+    reaction_s: float = Field(
+        default=1.5, ge=0, description="Mean time from seeing an answer to sending feedback, in seconds."
+    )
+    late_share: float = Field(default=0.1, ge=0, le=1, description="Share of feedback that comes much later than that.")
+    late_s: float = Field(default=6.0, ge=0, description="How much later, at most, in seconds.")
+    duplicate_share: float = Field(
+        default=0.1, ge=0, le=1, description="Share of feedback that is sent twice, with the same id."
+    )
+    ignore_share: float = Field(default=0.05, ge=0, le=1, description="Share of answers that get no feedback.")
+    noise: float = Field(default=0.05, ge=0, le=1, description="Share of judgements that are flipped.")
+    patience_s: tuple[float, float] = Field(
+        default=(30.0, 90.0), description="Shortest and longest wait for an answer."
+    )
+    patience_chars: tuple[int, int] = Field(
+        default=(140, 400), description="Fewest and most characters that a user reads."
+    )
+    grading: int = Field(default=2, ge=1, description="Answers graded at the same time.")
+    attempts: int = Field(default=3, ge=1, description="Times a feedback event is sent before giving up.")
+    model: str = Field(default="ostinato", description="Model name to ask for.")
+    api_key: str | None = Field(default=None, description="Bearer key, if the endpoint wants one.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedUser:
+    """One simulated person: tastes and temper, nothing more.
+
+    `families` are what they ask for, the favourite first; `pace` scales think and reaction times.
+
+    Example: ``SimulatedUser(id="sim-07", families=("sorting", "sets"), patience_s=41.0, patience_chars=180, pace=0.8)``
+    """
+
+    id: str
+    families: tuple[str, ...]
+    patience_s: float
+    patience_chars: int
+    pace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one request.
+
+    `kind` is accepted, rejected, ignored, abandoned (too slow) or failed; `detail` says how it failed. `true_pass` is the
+    noise-free result of the tests, None where there was no answer to test. `at` is seconds since the start of the run.
+    """
+
+    at: float
+    user: str
+    task: str
+    kind: str
+    detail: str = ""
+    arm: str = ""
+    policy: int = -1
+    turn: str = ""
+    true_pass: bool | None = None
+    latency_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class UserStats:
+    """The run as the simulated users lived it. `failures` counts requests and feedback by kind of failure."""
+
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    failures: Counter[str] = field(default_factory=Counter[str])
+    asked: int = 0
+    feedback_sent: int = 0
+    duplicates_sent: int = 0
+    flipped: int = 0
+
+    def acceptance(self, arm: str | None = None) -> float | None:
+        """Accepted among accepted and rejected, of one arm or of all; None before the first."""
+        kinds = Counter(outcome.kind for outcome in self.outcomes if arm is None or outcome.arm == arm)
+        judged = kinds["accepted"] + kinds["rejected"]
+        return kinds["accepted"] / judged if judged else None
+
+
+def make_users(tasks: Sequence[Task], config: Config, seed: int) -> list[SimulatedUser]:
+    """The crowd: each user prefers a few families; families are popular in a skewed way, the same for every seed's order."""
+    dice = random.Random(f"{seed}/users")
+    families = sorted({task.family for task in tasks})
+    dice.shuffle(families)
+    popularity = [1.0 / (rank + 4) for rank in range(len(families))]
+    users: list[SimulatedUser] = []
+    for number in range(config.count):
+        chosen = dict.fromkeys(dice.choices(families, popularity, k=8))
+        users.append(
+            SimulatedUser(
+                id=f"sim-{number:02d}",
+                families=tuple(chosen),
+                patience_s=dice.uniform(*config.patience_s),
+                patience_chars=dice.randint(*config.patience_chars),
+                pace=dice.uniform(0.6, 1.6),
+            )
+        )
+    return users
+
+
+class _Crowd:
+    """One run: the shared connection, the grading bound and the statistics."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        tasks: Sequence[Task],
+        grade: Grade,
+        seconds: float,
+        seed: int,
+        config: Config,
+        on_event: Callable[[Outcome], None],
+    ) -> None:
+        self.stats = UserStats()
+        self._http = http
+        self._grade = grade
+        self._seed = seed
+        self._config = config
+        self._on_event = on_event
+        self._started = time.monotonic()
+        self._seconds = seconds
+        self._graders = asyncio.Semaphore(config.grading)
+        self._by_family: dict[str, list[Task]] = {}
+        for task in tasks:
+            self._by_family.setdefault(task.family, []).append(task)
+
+    async def live(self, user: SimulatedUser, stream: int, background: asyncio.TaskGroup) -> None:
+        """One of a user's streams: ask, look, react, think, until the time is over. The request under way is finished."""
+        dice = random.Random(f"{self._seed}/{user.id}/{stream}")
+        await asyncio.sleep(dice.uniform(0, self._config.think_s) * user.pace)
+        number = 0
+        while self._now() < self._seconds:
+            task = self._pick(user, dice)
+            number += 1
+            outcome = await self._request(user, task, f"{user.id}-{self._seed}-{stream}-{number}", dice, background)
+            self.stats.outcomes.append(outcome)
+            self._on_event(outcome)
+            pause = dice.expovariate(1.0) * self._config.think_s * user.pace
+            if outcome.kind == "failed":
+                pause += 0.5  # do not hammer an endpoint that is restarting
+            await asyncio.sleep(min(pause, max(0.0, self._seconds - self._now())))
+
+    def _now(self) -> float:
+        return time.monotonic() - self._started
+
+    def _pick(self, user: SimulatedUser, dice: random.Random) -> Task:
+        """A task of a preferred family; the favourite family and each family's first tasks come up more often."""
+        family = dice.choices(user.families, [1.0 / (rank + 2) for rank in range(len(user.families))])[0]
+        tasks = self._by_family[family]
+        return dice.choices(tasks, [1.0 / (rank + 6) for rank in range(len(tasks))])[0]
+
+    async def _request(
+        self, user: SimulatedUser, task: Task, key: str, dice: random.Random, background: asyncio.TaskGroup
+    ) -> Outcome:
+        self.stats.asked += 1
+        try:
+            async with asyncio.timeout(user.patience_s):
+                answer = await ask(self._http, body(task, user.id, self._config.model))
+        except TimeoutError:
+            return Outcome(at=self._now(), user=user.id, task=task.id, kind="abandoned", latency_s=user.patience_s)
+        except Failed as failure:
+            self.stats.failures[failure.kind] += 1
+            return Outcome(at=self._now(), user=user.id, task=task.id, kind="failed", detail=failure.kind)
+        async with self._graders:
+            passed = await self._grade(task, answer.text) >= 1.0
+        kind = self._judge(user, answer, passed, dice)
+        if kind != "ignored":
+            background.create_task(self._feedback(user, answer.turn, kind, key, dice))
+        return Outcome(
+            at=self._now(),
+            user=user.id,
+            task=task.id,
+            kind=kind,
+            arm=answer.arm,
+            policy=answer.policy,
+            turn=answer.turn,
+            true_pass=passed,
+            latency_s=answer.total_s,
+        )
+
+    def _judge(self, user: SimulatedUser, answer: Answer, passed: bool, dice: random.Random) -> str:
+        """What the user makes of it: too long to read is a no; a share is ignored, a share of judgements is wrong."""
+        if dice.random() < self._config.ignore_share:
+            return "ignored"
+        liked = passed and len(answer.text) <= user.patience_chars
+        if dice.random() < self._config.noise:
+            self.stats.flipped += 1
+            liked = not liked
+        return "accepted" if liked else "rejected"
+
+    async def _feedback(self, user: SimulatedUser, turn: str, kind: str, key: str, dice: random.Random) -> None:
+        """Send the judgement after the reaction time, sometimes much later, sometimes twice under the same id."""
+        delay = dice.expovariate(1.0) * self._config.reaction_s * user.pace
+        if dice.random() < self._config.late_share:
+            delay += dice.uniform(0, self._config.late_s)
+        twice = dice.random() < self._config.duplicate_share
+        event: dict[str, object] = {"id": key, "target": turn, "name": kind, "value": 1.0, "source": "human"}
+        await asyncio.sleep(delay)
+        if await self._deliver(event):
+            self.stats.feedback_sent += 1
+            if twice and await self._deliver(event):
+                self.stats.duplicates_sent += 1
+
+    async def _deliver(self, event: dict[str, object]) -> bool:
+        for attempt in range(self._config.attempts):
+            try:
+                await send_feedback(self._http, event)
+            except Failed as failure:
+                self.stats.failures[failure.kind] += 1
+                await asyncio.sleep(0.5 * 2**attempt)
+            else:
+                return True
+        return False
+
+
+async def run_users(
+    base_url: str,
+    users: Sequence[SimulatedUser],
+    tasks: Sequence[Task],
+    grade: Grade,
+    seconds: float,
+    seed: int,
+    config: Config,
+    on_event: Callable[[Outcome], None],
+) -> UserStats:
+    """Let the simulated users work for some time; requests under way at the end are finished, feedback is delivered.
+
+    Args:
+        base_url: the endpoint, such as "http://127.0.0.1:8000".
+        users: from `make_users` with the same tasks.
+        tasks: what they may ask for (the users' side of `split`).
+        grade: runs a completion against the task's hidden tests.
+        seconds: when to stop asking.
+        seed: everything random here; what the endpoint answers is not covered.
+        config: the crowd's behaviour.
+        on_event: called once per request, for the live display; must not block.
+
+    A failed request never ends the run: it is counted in `UserStats.failures`. Cancelling the call stops everything at once.
+    Errors of `grade` (such as SandboxRefused) do end it, as an ExceptionGroup.
+    """
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(base_url, headers=headers, timeout=timeout, connector=connector) as http:
+        crowd = _Crowd(http, tasks, grade, seconds, seed, config, on_event)
+        async with asyncio.TaskGroup() as group:
+            for user in users:
+                for stream in range(config.streams_per_user):
+                    group.create_task(crowd.live(user, stream, group))
+    return crowd.stats

@@ -1,0 +1,78 @@
+"""`ostinato status` and `ostinato log`: a run as it stands, for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from ostinato import app
+from ostinato.config import Config
+from ostinato.core.errors import NotFound
+from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.launch.observe import Observer
+from ostinato.launch.release import gateway_url
+from ostinato.launch.screen import panel
+from ostinato.reward.ledger import account
+
+KINDS: dict[str, set[type]] = {
+    "all": {Turn, Signal, Reward, Holdback, Batch, ReleaseEvent},
+    "turns": {Turn},
+    "signals": {Signal},
+    "rewards": {Reward},
+    "holdbacks": {Holdback},
+    "batches": {Batch},
+    "releases": {ReleaseEvent},
+}
+SHOWN = 60
+
+
+def _existing(config: Config) -> None:
+    if not app.Home(config.run.directory).log.exists():
+        raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
+
+
+async def show_status(config: Config, console: Console) -> None:
+    """One screen. Raises NotFound if the run does not exist."""
+    _existing(config)
+    with app.open_log(config) as log:
+        seen = await Observer(config, log).look()
+        found = await account(log)
+        console.print(
+            panel(seen, app.wall_clock(), f"run {config.run.directory}  {gateway_url(config) or 'not serving'}")
+        )
+    refs = await app.open_store(config).refs()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, root in sorted(refs.items()):
+        if not name.startswith("version/"):
+            table.add_row(f"refs/{name}", root[:16])
+    console.print(table)
+    state = "balanced" if found.balanced else "NOT BALANCED"
+    console.print(
+        f"{found.ingested} turns = {found.trained} trained + {sum(found.held.values())} held back + {found.waiting} waiting: {state}"
+    )
+
+
+def line(row: Row) -> str:
+    """A row in one line."""
+    match row:
+        case Turn():
+            text = " ".join(row.text.split())[:SHOWN]
+            return f"turn     {row.id}  {row.user}  {row.arm}  v{row.oldest}  {row.finish}  {len(row.sampled_ids)} tokens  {text!r}"
+        case Signal():
+            return f"signal   {row.turn}  {row.name}={row.value:g}  {row.source}  ({row.id})"
+        case Reward():
+            return f"reward   {row.turn}  {row.value:+.3f}  {row.function}  from {len(row.signals)} signals"
+        case Holdback():
+            return f"holdback {row.turn}  {row.reason}"
+        case Batch():
+            return f"batch    step {row.step}  {len(row.turns)} turns  reference {row.reference}"
+        case ReleaseEvent():
+            return f"release  {row.action}  {row.policy}  {row.reason}"
+
+
+async def print_log(config: Config, kind: str, last: int, console: Console) -> None:
+    """The newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
+    _existing(config)
+    with app.open_log(config) as log:
+        for cursor, row in log.tail(last, KINDS[kind]):
+            console.print(f"{cursor:>8}  {line(row)}", highlight=False, markup=False, soft_wrap=True)

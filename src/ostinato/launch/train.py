@@ -1,0 +1,134 @@
+"""The training worker: rewards, credit, optimizer steps, publication; replays what a killed one had begun."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ostinato import app
+from ostinato.config import Config
+from ostinato.core.errors import BadWeights, NoSignal
+from ostinato.core.records import Learned, PolicyVersion, Sample
+from ostinato.launch.prepare import prepare, run_name
+from ostinato.launch.progress import Progress
+from ostinato.launch.stopping import until, until_stopped
+from ostinato.loop import Learner
+from ostinato.publish.publisher import Publisher
+from ostinato.record.lock import hold
+from ostinato.release.ledger import Ledger
+from ostinato.train import checkpoint
+from ostinato.train.trainer import PolicyTrainer
+
+logger = logging.getLogger(__name__)
+
+
+class TrainWorker:
+    """The trainer and everything around it."""
+
+    def __init__(self, config: Config, path: Path, log: app.SqlLog, live: PolicyVersion) -> None:
+        self.config = config
+        self.place = app.home(config)
+        self.trainer = PolicyTrainer(path, config.train)
+        self.desk = app.open_desk(config, log)
+        self.releases = Ledger(log, app.wall_clock)
+        self.follows = app.Follows(app.Follower(app.open_store(config), config.follow), live)
+        self.source = app.DeskSource(self.desk, config, self.follows)
+        self.progress = Progress(self.place.root / "train.jsonl")
+        self.candidates = app.Candidates(
+            Publisher(app.open_store(config), config.publish),
+            run_name(config),
+            config.learn.publish_every,
+            self.progress.published,
+        )
+        self.learner = Learner(
+            source=self.source,
+            rewards=self.source,
+            trainer=app.ThreadedTrainer(self.trainer, self.source, self.follows),
+            publisher=self.candidates,
+        )
+
+    async def resume(self) -> None:
+        """Load the last checkpoint and take the recorded steps after it again, with the recorded credits."""
+        found = await asyncio.to_thread(checkpoint.load, self.place.checkpoints)
+        if found is not None:
+            self.trainer.restore(found)
+            self.source.step = found.step
+            logger.info("resumed at step %d", found.step)
+        self.candidates.last = await self.follows.follower.resolve("candidate") or self.follows.live
+        async for batch, samples in self.desk.history(self.source.step):
+            self.source.batch = batch
+            logger.info("taking recorded step %d again", batch.step)
+            await self.step(samples)
+
+    async def step(self, samples: Sequence[Sample]) -> None:
+        """One step on samples that are already in the log; published, and checkpointed when due."""
+        try:
+            learned = await self.learner.trainer.step(samples)
+        except (NoSignal, BadWeights) as error:
+            self.refuse(error)
+            return
+        await self.finish(learned)
+
+    async def finish(self, learned: Learned) -> None:
+        """Publish, tell, checkpoint."""
+        self.progress.write("step", step=learned.step, **learned.metrics)
+        await self.learner.publisher.publish(learned)
+        if learned.step % self.config.learn.checkpoint_every == 0:
+            await asyncio.to_thread(checkpoint.save, self.place.checkpoints, self.trainer.state())
+
+    def refuse(self, error: Exception) -> None:
+        """A batch that teaches nothing is said aloud, never skipped in silence."""
+        logger.warning("step %d refused: %s", self.source.step, error)
+        self.progress.write("refused", step=self.source.step, why=str(error))
+
+    async def may_learn(self) -> bool:
+        """False while the trainer is as far ahead of what is live as allowed; goes back when all that is newer was refused."""
+        live = await self.follows.refresh()
+        if self.desk.lineage.lag(self.source.step, live.number) < self.config.learn.max_lead:
+            return True
+        state = await self.releases.refresh()
+        newest = await self.follows.follower.resolve("candidate")
+        if newest is not None and newest.hash in state.refused:
+            logger.warning("%s was refused and %s is live: training goes back to it", newest, live)
+            self.source.base = live
+            return True
+        return False
+
+    async def learn(self) -> None:
+        """One turn of the loop."""
+        if not await self.may_learn():
+            await self.desk.poll()
+            await asyncio.sleep(self.config.learn.poll_s)
+            return
+        try:
+            turns = await self.source.collect()
+            samples = await self.source.score(turns)
+        except NoSignal as error:
+            self.refuse(error)
+            return
+        await self.step(samples)
+
+
+async def train(config: Config) -> None:
+    """Train until told to stop. Raises Conflict if the run is trained already."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    torch.set_num_threads(config.train.threads)
+    place = app.home(config)
+    with hold(place.root, "train"):
+        path = await prepare(config, logger.info)
+        stopping = until_stopped()
+        with app.open_log(config) as log:
+            live = await app.Follower(app.open_store(config), config.follow).resolve("live")
+            assert live is not None
+            worker = TrainWorker(config, path, log, live)
+            await until(stopping, _work(worker))
+
+
+async def _work(worker: TrainWorker) -> None:
+    await worker.resume()
+    while True:
+        await worker.learn()

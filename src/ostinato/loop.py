@@ -1,0 +1,49 @@
+"""The whole idea on one screen: people use it, it learns, it proves itself, it ships.
+
+`cycle` is the loop as one would say it. `ostinato up` runs its two halves, `learn` and `prove`, as separate workers that
+overlap: the trainer is already at the next step while the release worker measures the last candidate on real traffic's path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.seams import Evals, Publisher, Releases, Rewards, Trainer, TurnSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+    """What it takes to learn: where turns come from, what they are worth, who learns, where the weights go."""
+
+    source: TurnSource
+    rewards: Rewards
+    trainer: Trainer
+    publisher: Publisher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prover:
+    """What it takes to ship: someone who measures and someone who decides."""
+
+    evals: Evals
+    releases: Releases
+
+
+async def learn(p: Learner) -> PolicyVersion:
+    """One optimizer step on what people just did. The new version is published, not yet live."""
+    turns = await p.source.collect()  # people, or simulated worlds
+    samples = await p.rewards.score(turns)  # signals -> reward -> advantage
+    learned = await p.trainer.step(samples)  # drops or weights what is too stale, and says so
+    return await p.publisher.publish(learned)  # delta + hashes
+
+
+async def prove(p: Prover, candidate: PolicyVersion) -> ReleaseEvent:
+    """Measure a candidate against what is live, on the same items, and ship it or say why not."""
+    report = await p.evals.run(candidate, against=p.releases.live)
+    return await p.releases.decide(candidate, report)
+
+
+async def cycle(learner: Learner, prover: Prover) -> ReleaseEvent:
+    """Learn, then prove: from what people did to what they are served next."""
+    return await prove(prover, await learn(learner))

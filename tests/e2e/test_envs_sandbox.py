@@ -1,0 +1,358 @@
+"""The sandbox against hostile programs. Every probe has a positive control: proof that the attack works where nothing holds it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ostinato.core.errors import BadRequest, SandboxRefused
+from ostinato.envs.sandbox import Config, Sandbox, python_inside
+
+
+@pytest.fixture
+async def sandbox():
+    async with Sandbox(Config(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
+        await box.check()
+        yield box
+        await nothing_left(box)
+
+
+def descendants(pid: int) -> set[int]:
+    """Live processes below `pid`, whatever sessions or groups they fled to: orphans of a pid namespace stay below its init."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    parents[int(entry.name)] = int(parent)
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+async def outside(*arguments):
+    """What Python prints where nothing holds it: the positive controls."""
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    return printed.decode()
+
+
+async def nothing_left(box):
+    assert box._process is not None
+    for _ in range(50):
+        if len(descendants(box._process.pid)) <= 1:  # the fork server itself
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"processes outlived their run: {descendants(box._process.pid)}")
+
+
+LOOP = "while True:\n    try:\n        while True: pass\n    except BaseException: pass\n"
+DEAF = "import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n    except (OSError, ValueError): pass\n"
+HANGS = {
+    "loop in except BaseException": LOOP,
+    "ignores signals": DEAF + LOOP,
+    "sleeps": "import time\ntime.sleep(60)\n",
+    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass\n",
+    "closes every descriptor": "import os, time\nos.closerange(0, 1000)\ntime.sleep(60)\n",
+    "waits for input": "import os\nr, w = os.pipe()\nos.read(r, 1)\n",
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+async def test_hanging_programs_end_at_the_deadline(sandbox, name):
+    started = time.monotonic()
+    result = await sandbox.run(HANGS[name], timeout=0.3)
+    assert result.timed_out
+    assert result.killed_reason == "timeout"
+    assert 0.25 < time.monotonic() - started < 2.0
+
+
+def test_control_a_deaf_loop_survives_sigterm_outside():
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", DEAF + "print(1, flush=True)\n" + LOOP], stdout=-1)
+    with process:
+        process.stdout.readline()
+        process.terminate()
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.kill()
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {deaf}
+        for fd in (0, 1, 2): os.close(fd)
+        time.sleep(60)
+    os._exit(0)
+print("started")
+"""
+
+
+async def test_daemons_die_with_the_run(sandbox):
+    result = await sandbox.run(DAEMON.format(deaf="pass"), timeout=5)
+    assert result.stdout == b"started\n"
+    assert result.code == 0
+    await nothing_left(sandbox)
+
+
+async def test_control_daemons_are_seen_while_they_live(sandbox):
+    run = asyncio.create_task(sandbox.run(DAEMON.format(deaf="pass") + "time.sleep(1)", timeout=5))
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        if len(descendants(sandbox._process.pid)) >= 5:  # fork server, supervisor, init, program, daemon
+            break
+    else:
+        raise AssertionError("the daemon never appeared, so the test above proves nothing")
+    await run
+
+
+async def test_a_fork_bomb_is_bounded_and_ends(sandbox):
+    bomb = "import os\nn = 0\nwhile True:\n    try:\n        if os.fork() == 0:\n            while True: pass\n        n += 1\n"
+    bomb += "    except OSError:\n        print(n, flush=True)\n        while True: pass\n"
+    result = await sandbox.run(bomb, timeout=1.0)
+    assert result.timed_out
+    assert 1 <= int(result.stdout) < 12
+
+
+async def test_endless_output_is_cut(sandbox):
+    result = await sandbox.run("import os\nwhile True: os.write(1, b'x' * 65536)\n", timeout=5)
+    assert result.killed_reason == "output"
+    assert len(result.stdout) == sandbox.config.output_bytes
+    allowed = await sandbox.run(f"print('x' * {sandbox.config.output_bytes - 1})", timeout=5)
+    assert allowed.killed_reason is None
+    assert len(allowed.stdout) == sandbox.config.output_bytes
+
+
+async def test_memory_is_bounded(sandbox):
+    assert (await sandbox.run("x = bytearray(32 << 20)\nprint(len(x))", timeout=5)).code == 0
+    result = await sandbox.run("x = bytearray(400 << 20)\nprint(len(x))", timeout=5)
+    assert result.code == 1
+    assert b"MemoryError" in result.stderr
+
+
+async def test_disk_is_bounded_and_does_not_persist(sandbox):
+    write = """
+import os
+n = 0
+try:
+    for i in range(99):
+        open(f'{i}', 'wb').write(bytes(1 << 20))
+        n += 1
+except OSError as e:
+    print(n, e)
+"""
+    result = await sandbox.run(write, timeout=5)
+    assert re.match(rb"[34] .*No space left", result.stdout)
+    assert (await sandbox.run("import os\nprint(os.listdir('/tmp'))", timeout=5)).stdout == b"['main.py']\n"
+
+
+async def test_no_network_not_even_loopback(sandbox):
+    probe = "import socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}), 1); print('in')\nexcept OSError: print('out')\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = probe.format(port=server.getsockname()[1])
+        control = await outside("-I", "-S", "-c", code)
+        assert control == "in\n"
+        assert (await sandbox.run(code, timeout=5)).stdout == b"out\n"
+
+
+async def test_the_host_is_not_visible(sandbox, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("x")
+    places = [str(secret), "/proc", "/sys", "/home", "/etc/passwd", "/dev/shm", str(Path(__file__))]
+    assert all(os.path.exists(place) for place in (str(secret), "/proc", "/sys", "/etc/passwd", str(Path(__file__))))
+    result = await sandbox.run(f"import os\nprint([p for p in {places!r} if os.path.exists(p)])", timeout=5)
+    assert result.stdout == b"[]\n"
+
+
+async def test_only_tmp_can_be_written(sandbox):
+    probe = """
+import os, sys
+hits = []
+for place in ("/", "/usr", "/usr/bin", "/dev", sys.base_prefix, "/lib", "/tmp"):
+    try:
+        open(place + "/probe", "w").close()
+        hits.append(place)
+    except OSError:
+        pass
+print(hits)
+"""
+    assert (await sandbox.run(probe, timeout=5)).stdout == b"['/tmp']\n"
+
+
+ESCAPES = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+status = "uid %d" % os.getuid()
+found = []
+for name, attempt in {
+    "mount": lambda: libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None),
+    "setuid": lambda: libc.setuid(0),
+    "ptrace init": lambda: libc.ptrace(16, 1, 0, 0),
+    "hostname": lambda: libc.sethostname(b"x", 1),
+    "user namespace": lambda: libc.unshare(0x10000000),
+}.items():
+    if attempt() == 0:
+        found.append(name)
+print(status, found, os.getppid())
+"""
+
+
+async def test_no_way_back_to_privileges(sandbox):
+    result = await sandbox.run(ESCAPES, timeout=5)
+    assert result.stdout == b"uid 1000 [] 1\n", result
+    if os.geteuid() == 0:  # positive control, in a throw-away child: the same calls succeed for who may make them
+        control = "import os, ctypes\nctypes.CDLL(None).unshare(0x20000)\n" + ESCAPES.replace("/tmp", "/mnt").replace(
+            'b"x", 1', "None, -1"
+        )
+        control = control.replace("libc.ptrace(16, 1, 0, 0)", "-1")
+        printed = await outside("-c", control)
+        assert "['mount', 'setuid', 'user namespace']" in printed
+
+
+async def test_outside_the_program_is_never_root(sandbox):
+    run = asyncio.create_task(sandbox.run("import time\ntime.sleep(0.5)", timeout=5))
+    await asyncio.sleep(0.25)
+    uids = set()
+    for pid in descendants(sandbox._process.pid):
+        uids |= set(re.findall(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
+    await run
+    assert uids
+    assert "0" not in uids
+
+
+async def test_no_mounts_or_files_stay_on_the_host(sandbox):
+    def traces():
+        return Path("/proc/self/mounts").read_text(), sorted(os.listdir("/tmp"))
+
+    before = traces()
+    for _ in range(3):
+        await sandbox.run("open('left', 'w').write('x')", timeout=5)
+    await sandbox.run(LOOP, timeout=0.2)
+    sandbox.close()
+    assert traces() == before
+    await sandbox.check()
+
+
+async def test_exit_codes_stdin_files_and_argv(sandbox):
+    assert (await sandbox.run("raise SystemExit(3)", timeout=5)).code == 3
+    assert (await sandbox.run("import os\nos.kill(os.getpid(), 9)", timeout=5)).code == -9
+    assert b"ValueError: no" in (await sandbox.run("raise ValueError('no')", timeout=5)).stderr
+    echo = await sandbox.run(
+        "import sys\nprint(sys.stdin.read()[::-1], open('d/x').read())", stdin=b"abc", files={"d/x": b"y"}, timeout=5
+    )
+    assert echo.stdout == b"cba y\n"
+    version = await sandbox.run(
+        [python_inside(), "-I", "-S", "-c", "import sys; print(sys.version_info[:2])"], timeout=5
+    )
+    assert version.stdout.decode().strip() == str(sys.version_info[:2]), version
+    missing = await sandbox.run(["/no/such/program"], timeout=5)
+    assert missing.code == 127
+    with pytest.raises(BadRequest, match="relative path"):
+        await sandbox.run("pass", files={"../x": b""}, timeout=5)
+
+
+async def test_cancelling_a_run_kills_it(sandbox):
+    run = asyncio.create_task(sandbox.run(LOOP, timeout=30))
+    await asyncio.sleep(0.2)
+    started = time.monotonic()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await nothing_left(sandbox)
+    assert time.monotonic() - started < 1.0
+
+
+async def test_a_killed_jail_is_replaced(sandbox):
+    for pid in descendants(sandbox._process.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert (await sandbox.run("print(1)", timeout=5)).stdout == b"1\n"
+
+
+async def test_closing_ends_running_programs():
+    box = Sandbox(Config())
+    await box.check()
+    run = asyncio.create_task(box.run(LOOP, timeout=3))
+    await asyncio.sleep(0.2)
+    below = descendants(box._process.pid)
+    assert len(below) >= 3
+    run.cancel()
+    box.close()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await asyncio.sleep(0.2)
+    assert not below & descendants(1)
+
+
+USER_RUN = """
+import asyncio
+from ostinato.envs.sandbox import *
+async def main():
+    async with Sandbox() as box:
+        await box.check()
+{prelude}
+asyncio.run(main())
+print("ran")
+"""
+REFUSE = """
+import ctypes, os
+uid = os.getuid()
+ctypes.CDLL(None).unshare(0x10000000)
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write(f"{inside} {uid} 1")
+open("/proc/sys/user/max_user_namespaces", "w").write("0")
+"""
+
+
+def test_where_user_namespaces_are_refused_it_says_so():
+    code = USER_RUN.format(prelude=REFUSE.replace("{inside}", "1234"))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "SandboxRefused" in result.stderr, result.stderr
+    assert "step 'unshare the user namespace' failed" in result.stderr
+    assert "max_user_namespaces" in result.stderr
+    assert "ran" not in result.stdout
+
+
+def as_nobody(*argv):
+    drop = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+    path = os.pathsep.join(entry for entry in sys.path if entry.endswith(("site-packages", "src")))
+    return subprocess.run(
+        [*drop, *argv], capture_output=True, text=True, check=False, cwd="/", env={"PYTHONPATH": path}
+    )
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="as an ordinary user, all other tests are this one"
+)
+def test_works_when_started_by_an_ordinary_user():
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):  # the first may lie in root's home
+        with contextlib.suppress(OSError):
+            if (
+                as_nobody(
+                    python, "-c", "import ostinato.envs.sandbox, os, sys; print(os.access(sys.executable, os.X_OK))"
+                ).stdout
+                == "True\n"
+            ):
+                break
+    else:
+        pytest.skip(f"no {name} here that an ordinary user may run")
+    result = as_nobody(python, "-c", USER_RUN.format(prelude=""))
+    assert result.stdout == "ran\n", result.stderr
+
+
+def test_refusal_is_the_documented_error():
+    assert issubclass(SandboxRefused, OSError)

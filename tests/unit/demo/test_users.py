@@ -1,0 +1,219 @@
+"""Simulated users against a small fake endpoint over real HTTP: who gets which feedback, under which ids, and when it ends."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections import Counter
+
+import pytest
+from aiohttp import web
+
+from ostinato.demo.tasks import load, split
+from ostinato.demo.users import Config, make_users, run_users
+
+TASKS, _ = split(load())
+QUICK = {"think_s": 0.0, "reaction_s": 0.0, "late_share": 0.0, "streams_per_user": 2, "count": 5}
+
+
+class Endpoint:
+    """Answers in SSE as the gateway does; `misbehave` may replace the answer to request number n."""
+
+    def __init__(self, misbehave=None, delay=0.0):
+        self.numbers = itertools.count(1)
+        self.misbehave, self.delay = misbehave, delay
+        self.requests, self.events, self.open, self.peak = [], [], 0, 0
+
+    async def chat(self, request):
+        body = await request.json()
+        n = next(self.numbers)
+        self.requests.append(body)
+        self.open += 1
+        self.peak = max(self.peak, self.open)
+        try:
+            await asyncio.sleep(self.delay)
+            if self.misbehave and (answer := self.misbehave(n)) is not None:
+                return answer
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Ostinato-Arm": "live"})
+            await response.prepare(request)
+            text = "\n    return good" if n % 2 else "\n    return bad"
+            deltas = [{"choices": [{"index": 0, "delta": {"content": part}}]} for part in (text[:7], text[7:])]
+            final = {
+                "choices": [],
+                "ostinato": {"turns": [f"r{n}:0"], "arm": "live", "spans": [[3, "aa", 2], [4, "bb", 5]]},
+            }
+            for event in (*deltas, final):
+                await response.write(b"data: " + json.dumps({"id": f"r{n}", **event}).encode() + b"\n\n")
+            await response.write(b"data: [DONE]\n\n")
+            return response
+        finally:
+            self.open -= 1
+
+    async def feedback(self, request):
+        self.events.append(await request.json())
+        return web.json_response({}, status=202)
+
+    async def __aenter__(self):
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/feedback", self.feedback)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        await self.runner.cleanup()
+
+
+async def grade(task, text):
+    return float("good" in text)
+
+
+async def run(endpoint, seconds=0.4, grader=grade, seed=1, **config):
+    settings = Config(**{**QUICK, **config})
+    seen = []
+    stats = await run_users(
+        endpoint.url, make_users(TASKS, settings, seed), TASKS, grader, seconds, seed, settings, seen.append
+    )
+    assert seen == stats.outcomes
+    return stats
+
+
+def test_users_differ_and_come_from_the_seed():
+    users = make_users(TASKS, Config(), 7)
+    assert users == make_users(TASKS, Config(), 7)
+    assert users != make_users(TASKS, Config(), 8)
+    assert len({user.id for user in users}) == 50
+    for trait in ("families", "patience_s", "patience_chars", "pace"):
+        assert len({getattr(user, trait) for user in users}) > 30
+    known = {task.family for task in TASKS}
+    assert all(user.families and set(user.families) <= known for user in users)
+
+
+async def test_feedback_says_what_the_tests_said():
+    async with Endpoint() as endpoint:
+        stats = await run(endpoint, noise=0.0, ignore_share=0.0, duplicate_share=0.0)
+    assert len(stats.outcomes) > 20
+    assert not stats.failures
+    by_turn = {event["target"]: event for event in endpoint.events}
+    assert len(endpoint.events) == len(by_turn) == len(stats.outcomes) == stats.feedback_sent
+    for outcome in stats.outcomes:
+        odd = int(outcome.turn[1:].split(":")[0]) % 2 == 1
+        assert outcome.true_pass is odd
+        assert outcome.kind == by_turn[outcome.turn]["name"] == ("accepted" if odd else "rejected")
+        assert (outcome.arm, outcome.policy) == ("live", 4)
+    assert 0.35 < stats.acceptance("live") < 0.65
+    assert stats.acceptance("canary") is None
+    request = endpoint.requests[0]
+    assert request["stream"] is True
+    assert request["continue_final_message"] is True
+    assert request["add_generation_prompt"] is False
+    assert {r["user"] for r in endpoint.requests} == {f"sim-0{i}" for i in range(5)}
+
+
+async def test_a_tenth_is_sent_twice_with_the_same_id():
+    async with Endpoint() as endpoint:
+        stats = await run(endpoint, duplicate_share=0.5, ignore_share=0.0)
+    ids = Counter(event["id"] for event in endpoint.events)
+    assert set(ids.values()) == {1, 2}
+    assert list(ids.values()).count(2) == stats.duplicates_sent
+    assert len(ids) == stats.feedback_sent == len(stats.outcomes)
+    for id in ids:
+        assert len({json.dumps(event, sort_keys=True) for event in endpoint.events if event["id"] == id}) == 1
+
+
+async def test_one_judgement_in_twenty_is_wrong_and_the_truth_is_kept():
+    async with Endpoint() as endpoint:
+        stats = await run(endpoint, seconds=0.6, ignore_share=0.0, duplicate_share=0.0)
+    wrong = sum(outcome.true_pass != (outcome.kind == "accepted") for outcome in stats.outcomes)
+    total = len(stats.outcomes)
+    assert wrong == stats.flipped
+    assert abs(wrong - 0.05 * total) < 4 * (0.05 * 0.95 * total) ** 0.5 + 1
+    assert wrong > 0
+
+
+async def test_ignored_answers_get_no_feedback():
+    async with Endpoint() as endpoint:
+        stats = await run(endpoint, ignore_share=1.0)
+    assert endpoint.events == []
+    assert {outcome.kind for outcome in stats.outcomes} == {"ignored"}
+
+
+async def test_a_body_too_long_to_read_is_rejected():
+    async with Endpoint() as endpoint:
+        stats = await run(endpoint, patience_chars=(3, 4), noise=0.0, ignore_share=0.0)
+    assert {outcome.kind for outcome in stats.outcomes} == {"rejected"}
+    assert any(outcome.true_pass for outcome in stats.outcomes)
+
+
+async def test_failures_are_counted_by_kind_and_end_nothing():
+    def misbehave(n):
+        data = [
+            None,
+            web.Response(status=503),
+            web.Response(body=b"data: {broken\n\n", content_type="text/event-stream"),
+            web.Response(body=b'data: {"id": "x", "choices": []}\n\n', content_type="text/event-stream"),
+            web.Response(body=b'data: {"error": {"code": "unavailable"}}\n\n', content_type="text/event-stream"),
+        ]
+        return data[n % 5]
+
+    async with Endpoint(misbehave) as endpoint:
+        stats = await run(endpoint, seconds=0.6, ignore_share=0.0)
+    assert {"http 503", "malformed stream", "no [DONE]", "stream error unavailable"} <= set(stats.failures)
+    assert sum(stats.failures.values()) == sum(outcome.kind == "failed" for outcome in stats.outcomes)
+    assert any(outcome.kind in ("accepted", "rejected") for outcome in stats.outcomes)
+
+
+async def test_an_absent_endpoint_is_counted_too():
+    class Nowhere:
+        url = "http://127.0.0.1:9"
+
+    stats = await run(Nowhere, seconds=0.2)
+    assert stats.failures["connection ClientConnectorError"] == stats.asked == len(stats.outcomes) > 0
+
+
+async def test_impatient_users_leave_and_the_server_is_freed():
+    async with Endpoint(delay=5.0) as endpoint:
+        stats = await run(endpoint, seconds=0.2, patience_s=(0.05, 0.1))
+        assert {outcome.kind for outcome in stats.outcomes} == {"abandoned"}
+        assert not stats.failures
+
+
+async def test_streams_and_graders_are_bounded():
+    grading = peak = 0
+
+    async def slow(task, text):
+        nonlocal grading, peak
+        grading += 1
+        peak = max(peak, grading)
+        await asyncio.sleep(0.01)
+        grading -= 1
+        return 1.0
+
+    async with Endpoint(delay=0.05) as endpoint:
+        await run(endpoint, grader=slow, grading=2, count=4, streams_per_user=3)
+    assert endpoint.peak == 12
+    assert peak == 2
+
+
+async def test_cancelling_stops_within_a_second():
+    async with Endpoint(delay=30.0) as endpoint:
+        running = asyncio.create_task(run(endpoint, seconds=60))
+        while endpoint.open < 10:
+            await asyncio.sleep(0.01)
+        started = time.monotonic()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert time.monotonic() - started < 1.0
+
+
+async def test_popular_tasks_repeat():
+    async with Endpoint() as endpoint:
+        stats = await run(endpoint, seconds=0.6)
+    asked = Counter(outcome.task for outcome in stats.outcomes)
+    assert asked.most_common(1)[0][1] >= 3
+    assert len(asked) > 10

@@ -1,0 +1,41 @@
+"""import-linter's contracts hold, and each catches a violation planted in a copy of the tree."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def lint(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command as run; run()"
+    return subprocess.run(
+        [sys.executable, "-c", command, "--no-cache"], cwd=directory, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "contract"),
+    [
+        ("serve/planted.py", "import ostinato.train.losses", "Floors"),
+        ("model/planted.py", "import ostinato.serve.gateway", "Floors"),
+        ("reward/credit.py", "import pathlib", "Pure maths"),
+        ("record/planted.py", "import torch", "without torch"),
+        ("core/planted.py", "import pydantic", "core is standard library"),
+        ("loop.py", "import ostinato.serve.gateway", "The loop sees core only"),
+    ],
+)
+def test_a_planted_violation_breaks_its_contract(tmp_path, file, line, contract):
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.jsonl"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / "src" / "ostinato" / file
+    before = planted.read_text() if planted.exists() else '"""Planted."""\n'
+    head, _, rest = before.partition("from __future__ import annotations\n")
+    planted.write_text(f"{head}from __future__ import annotations\n\n{line}\n{rest}" if rest else f"{before}{line}\n")
+    result = lint(tmp_path)
+    assert result.returncode != 0
+    broken = [text for text in result.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(contract in text for text in broken), result.stdout
