@@ -32,7 +32,7 @@ check: install ## format, lint, types, floors
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: install ## rewrite files the way `make check` wants them
 	$(BIN)/ruff format .

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadWeights, Conflict, NoSignal, NotFound
+from ostinato.core.errors import BadConfig, BadWeights, Conflict, NoSignal, NotFound
 from ostinato.core.records import Batch, Learned, PolicyVersion, Sample, Snapshot, Turn
 from ostinato.demo import tasks as demo_tasks
 from ostinato.envs.grader import python_tests
 from ostinato.envs.sandbox import Sandbox
 from ostinato.evaluate.evaluation import Evaluation
+from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
@@ -223,12 +224,16 @@ def _demo_suite() -> Suite:
 
 
 def open_grader(config: Config) -> Grader:
-    """Grades one answer to a suite item in the sandbox."""
+    """Grades one answer to a suite item: in the sandbox, or by pattern. Raises BadConfig for a grader that does not exist."""
     sandbox = Sandbox(config.sandbox)
 
     async def grade(item: Item, text: str) -> float:
-        data = item.data
-        return await python_tests(data["head"], text, data["tests"], sandbox, config.evaluate.grade_timeout_s)
+        if item.grader == "pattern":
+            return pattern(item, text)
+        if item.grader == "python_tests":
+            data = item.data
+            return await python_tests(data["head"], text, data["tests"], sandbox, config.evaluate.grade_timeout_s)
+        raise BadConfig(f"suite item {item.id!r}: no grader {item.grader!r}; there are 'python_tests' and 'pattern'")
 
     return grade
 

@@ -201,6 +201,14 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     _run(export_model((common or Common()).load(), ref, target, Console()))
 
 
+@weights.command
+def replay(common: Common | None = None) -> None:
+    """Train again from the log alone and compare every version bit for bit with what was published."""
+    from ostinato.launch.weights import replay_run
+
+    _run(replay_run((common or Common()).load(), Console()))
+
+
 @app.command
 def doctor(common: Common | None = None) -> None:
     """Check this machine: Python, torch, SQLite, CPU features, sandbox, model, disk, port. Each failure names its remedy."""

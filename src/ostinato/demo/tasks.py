@@ -1,8 +1,9 @@
 """The copilot's tasks: small Python functions, in families, with hidden tests; read from the shipped `tasks.jsonl`.
 
 In the data flow: simulated users ask for tasks of the users' families and grade the answers with the tests; the evaluation suite
-is made of the held-out families, which no user ever asks for. `tables.txt` is the source (name, arguments, docstring, reference
-expression); `build` turns it into the shipped file, ``python -m ostinato.demo.tasks`` writes it.
+is made of the held-out families, which no user ever asks for. The order is by popularity: families that come first, and tasks
+that come first in a family, are asked for more often (they are also the easier ones). `tables.txt` is the source (name, arguments,
+docstring, reference expression); `build` makes the shipped file of it, ``python -m ostinato.demo.tasks`` writes it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ostinato.demo.pools import POOLS
 FILE = Path(__file__).with_name("tasks.jsonl")
 TABLES = Path(__file__).with_name("tables.txt")
 HELD_OUT_SHARE = 0.25
+SPLIT_SALT = "24"  # chosen so that both sides are equally hard for the model that training starts from
 MAX_TESTS = 7
 SYSTEM = "Write Python."
 STOP = ("\n\n", "\n```", "\ndef ", "\nprint", "\n#", "\nassert", "\nif ", "\nclass ", "\nfor ", "\nreturn")
@@ -57,7 +59,9 @@ def load(path: Path = FILE) -> list[Task]:
 
 def split(tasks: Sequence[Task], share: float = HELD_OUT_SHARE) -> tuple[list[Task], list[Task]]:
     """(users' tasks, held-out tasks): whole families, chosen by the hash of their names, so that the choice never moves."""
-    families = sorted({task.family for task in tasks}, key=lambda name: hashlib.sha256(name.encode()).digest())
+    families = sorted(
+        {task.family for task in tasks}, key=lambda name: hashlib.sha256(f"{SPLIT_SALT}/{name}".encode()).digest()
+    )
     held = set(families[: math.ceil(share * len(families))])
     return [task for task in tasks if task.family not in held], [task for task in tasks if task.family in held]
 

@@ -29,8 +29,8 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     """How the simulated users behave as a crowd."""
 
     count: int = Field(default=50, ge=1, description="Number of simulated users.")
-    streams_per_user: int = Field(default=2, ge=1, le=64, description="Requests that one user has open at most.")
-    think_s: float = Field(default=1.0, ge=0, description="Mean pause between a user's requests, in seconds.")
+    streams_per_user: int = Field(default=1, ge=1, le=64, description="Requests that one user has open at most.")
+    think_s: float = Field(default=0.5, ge=0, description="Mean pause between a user's requests, in seconds.")
     reaction_s: float = Field(
         default=1.5, ge=0, description="Mean time from seeing an answer to sending feedback, in seconds."
     )
@@ -108,10 +108,9 @@ class UserStats:
 
 
 def make_users(tasks: Sequence[Task], config: Config, seed: int) -> list[SimulatedUser]:
-    """The crowd: each user prefers a few families; families are popular in a skewed way, the same for every seed's order."""
+    """The crowd: each user prefers a few families; the order of `tasks` is the order of popularity."""
     dice = random.Random(f"{seed}/users")
-    families = sorted({task.family for task in tasks})
-    dice.shuffle(families)
+    families = list(dict.fromkeys(task.family for task in tasks))
     popularity = [1.0 / (rank + 4) for rank in range(len(families))]
     users: list[SimulatedUser] = []
     for number in range(config.count):
@@ -177,7 +176,7 @@ class _Crowd:
         """A task of a preferred family; the favourite family and each family's first tasks come up more often."""
         family = dice.choices(user.families, [1.0 / (rank + 2) for rank in range(len(user.families))])[0]
         tasks = self._by_family[family]
-        return dice.choices(tasks, [1.0 / (rank + 6) for rank in range(len(tasks))])[0]
+        return dice.choices(tasks, [1.0 / (rank + 2) for rank in range(len(tasks))])[0]
 
     async def _request(
         self, user: SimulatedUser, task: Task, key: str, dice: random.Random, background: asyncio.TaskGroup

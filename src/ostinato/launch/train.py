@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from ostinato.launch.prepare import prepare, run_name
 from ostinato.launch.progress import Progress
 from ostinato.launch.stopping import until, until_stopped
 from ostinato.loop import Learner
+from ostinato.publish.content import weights_root
 from ostinato.publish.publisher import Publisher
 from ostinato.record.lock import hold
 from ostinato.release.ledger import Ledger
@@ -132,3 +134,23 @@ async def _work(worker: TrainWorker) -> None:
     await worker.resume()
     while True:
         await worker.learn()
+
+
+async def replay(config: Config, path: Path, log: app.SqlLog) -> dict[int, str]:
+    """Take every recorded step again, from the starting model, and return step -> root of its weights.
+
+    Needs the same machine type, torch and thread count to give the same bits. Nothing is written.
+    """
+    torch.set_num_threads(config.train.threads)
+    trainer = PolicyTrainer(path, config.train)
+    base = await app.Follower(app.open_store(config), config.follow).resolve("base")
+    assert base is not None
+    follows = app.Follows(app.Follower(app.open_store(config), config.follow), base)
+    source = app.DeskSource(app.open_desk(config, log), config, follows)
+    stepper = app.ThreadedTrainer(trainer, source, follows)
+    roots: dict[int, str] = {}
+    async for batch, samples in app.open_desk(config, log).history():
+        source.batch = batch
+        with contextlib.suppress(NoSignal, BadWeights):  # refused then, refused now
+            roots[batch.step] = weights_root((await stepper.step(samples)).weights)
+    return roots

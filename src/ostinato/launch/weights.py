@@ -11,6 +11,7 @@ from rich.table import Table
 from ostinato import app
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Corrupt, NotFound
+from ostinato.launch.progress import Lines
 from ostinato.publish.checking import verify
 
 
@@ -58,3 +59,21 @@ async def export_model(config: Config, ref: str, target: Path, console: Console)
     with console.status(f"writing {policy}"):
         await follower.materialise(policy, target, [path for path in files if "safetensors" not in path.name])
     console.print(f"{policy} is in {target}; load it with transformers like any model", highlight=False)
+
+
+async def replay_run(config: Config, console: Console) -> None:
+    """Train again from the log and compare every published version's root. Raises Corrupt at the first that differs."""
+    from ostinato.launch.train import replay
+
+    path = await asyncio.to_thread(app.model_path, config)
+    published = {
+        line["number"]: line["hash"]
+        for line in Lines(app.home(config).root / "train.jsonl").new()
+        if line["kind"] == "published"
+    }
+    with app.open_log(config) as log, console.status("taking every recorded step again"):
+        roots = await replay(config, path, log)
+    for step, root in roots.items():
+        if published.get(step, root) != root:
+            raise Corrupt(f"step {step} gives {root[:16]}, but {published[step][:16]} was published")
+    console.print(f"{len(roots)} steps taken again, every version bit for bit the same", highlight=False)

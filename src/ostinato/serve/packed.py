@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 _CHECK_ROWS = (1, 5, 64)
+_LINEAR = (
+    torch.ops.mkldnn._linear_pointwise.default
+)  # the overload by name: looking it up costs as much as a small product
 
 
 class PackedLinear(nn.Module):
@@ -23,7 +26,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return _LINEAR(x, self._packed, self._bias, "none", [], "")
 
 
 @torch.inference_mode()

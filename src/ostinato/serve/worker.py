@@ -185,11 +185,12 @@ class Worker(threading.Thread):
         for sample in [s for s in self.scheduler.samples() if s.request.slot not in self.policies]:
             self._emit(sample, (), (), "", Finish.ERROR)
         work = self.scheduler.plan()
-        slots = dict.fromkeys(piece.sample.request.slot for piece in work)
-        for slot in slots:
-            # one-token pieces first: that is what `Plan` asks for
-            pieces = sorted((p for p in work if p.sample.request.slot == slot), key=lambda p: p.end - p.start > 1)
-            self._forward(self.policies[slot], pieces)
+        by_policy: dict[str, list[Work]] = {}  # slots that hold the same weights share a forward pass
+        for piece in work:
+            by_policy.setdefault(self.policies[piece.sample.request.slot].version.hash, []).append(piece)
+        for pieces in by_policy.values():
+            pieces.sort(key=lambda p: p.end - p.start > 1)  # one-token pieces first: that is what `Plan` asks for
+            self._forward(self.policies[pieces[0].sample.request.slot], pieces)
         self._send()
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - started

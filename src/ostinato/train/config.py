@@ -39,7 +39,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         description="The dtype of published weights, which must be the engine's; gradients are taken at this rounding.",
     )
     microbatch_tokens: int = Field(
-        default=2048, ge=16, description="Packed tokens computed at once; bounds activation memory."
+        default=1024, ge=16, description="Packed tokens computed at once; bounds activation memory."
     )
     turn_tokens: int = Field(
         default=64,

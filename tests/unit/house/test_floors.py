@@ -13,7 +13,12 @@ ROOT = Path(__file__).parents[3]
 def lint(directory: Path) -> subprocess.CompletedProcess[str]:
     command = "import sys; sys.path.insert(0, 'src'); from importlinter.cli import lint_imports_command as run; run()"
     return subprocess.run(
-        [sys.executable, "-c", command, "--no-cache"], cwd=directory, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", command, "--no-cache"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 

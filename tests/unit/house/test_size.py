@@ -22,7 +22,9 @@ def violations(name: str, text: str) -> list[str]:
 
 
 def test_every_source_file_keeps_the_size():
-    found = [line for path in SOURCE.rglob("*.py") for line in violations(str(path.relative_to(SOURCE)), path.read_text())]
+    found = [
+        line for path in SOURCE.rglob("*.py") for line in violations(str(path.relative_to(SOURCE)), path.read_text())
+    ]
     assert found == []
 
 

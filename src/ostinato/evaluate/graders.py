@@ -1,0 +1,27 @@
+"""Graders that need no sandbox: a suite item names one, the runner asks it. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from ostinato.core.errors import BadConfig
+from ostinato.evaluate.suites import Item
+
+MAX_PATTERN = 1_000
+MAX_TEXT = 20_000
+
+
+def pattern(item: Item, text: str) -> float:
+    """1.0 if the item's regular expression `pattern` is found in the answer's first 20,000 characters, else 0.0.
+
+    Example: an item ``{"grader": "pattern", "pattern": "^[a-z]", ...}``. Raises BadConfig if there is no usable pattern.
+    """
+    wanted = item.data.get("pattern")
+    if not isinstance(wanted, str) or not 0 < len(wanted) <= MAX_PATTERN:
+        raise BadConfig(
+            f"suite item {item.id!r}: grader 'pattern' needs a string 'pattern' of 1 to {MAX_PATTERN} characters"
+        )
+    try:
+        return float(re.search(wanted, text[:MAX_TEXT]) is not None)
+    except re.error as error:
+        raise BadConfig(f"suite item {item.id!r}: pattern {wanted!r} is not a regular expression: {error}") from error

@@ -1,0 +1,159 @@
+"""A whole run on the tiny model: the real workers as processes, and simulated users who like answers that begin with a letter."""
+
+import asyncio
+import contextlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from ostinato import app
+from ostinato.config import load
+from ostinato.launch.local import Worker, supervise
+from ostinato.launch.prepare import prepare
+from ostinato.launch.up import address, workers
+from ostinato.testing.tiny import tiny_model
+
+LIKED = "^[a-z]"
+SAMPLING = {"max_tokens": 6, "temperature": 1.0}
+
+
+def messages(number: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"say {number % 7}"}]
+
+
+@dataclass
+class Acked:
+    """What clients were told is safe."""
+
+    turns: dict[str, str] = field(default_factory=dict)  # turn -> text as received
+    signals: set[str] = field(default_factory=set)
+    failures: int = 0
+
+
+@dataclass
+class Run:
+    """A run and its workers. `url` is fixed over restarts."""
+
+    config: object
+    crew: list[Worker]
+    stopping: asyncio.Event
+    events: list[tuple[str, str]]
+    supervisor: asyncio.Task
+    url: str
+
+    async def stop(self):
+        self.stopping.set()
+        await self.supervisor
+
+    def worker(self, name: str) -> Worker:
+        return next(worker for worker in self.crew if worker.name == name)
+
+
+async def start(directory: Path, *overrides: str) -> Run:
+    model = tiny_model(directory / "model")
+    suite = directory / "suite.jsonl"
+    items = [
+        {
+            "id": f"i{n}",
+            "family": "letters",
+            "messages": messages(n),
+            "sampling": SAMPLING,
+            "grader": "pattern",
+            "pattern": LIKED,
+        }
+        for n in range(40)
+    ]
+    suite.write_text("".join(json.dumps(item) + "\n" for item in items))
+    config = load(
+        None,
+        [
+            f"run.directory='{directory / 'run'}'",
+            f"model.source='{model}'",
+            "model.dtype='float32'",
+            "listen.port=0",
+            "serve.control_share=0.25",
+            "reward.options={window=0.3}",
+            "reward.settle_s=0.1",
+            "reward.max_staleness=12",
+            "learn.batch=32",
+            "learn.checkpoint_every=3",
+            "learn.publish_every=2",
+            "learn.max_lead=8",
+            "learn.poll_s=0.1",
+            "train.compute='fp32'",
+            "train.publish='fp32'",
+            "train.learning_rate=2e-3",
+            "train.turn_tokens=6",
+            f"evaluate.suite='{suite}'",
+            "evaluate.gate.margin=0.2",
+            "evaluate.runner.retry_pause_s=0.1",
+            "release.poll_s=0.2",
+            "release.outcomes.maturity_s=0.3",
+            "follow.interval_s=0.2",
+            *overrides,
+        ],
+    )
+    await prepare(config, lambda _: None)
+    crew = workers(config)
+    stopping, events = asyncio.Event(), []
+    supervisor = asyncio.create_task(supervise(crew, stopping, lambda who, what: events.append((who, what))))
+    url = await address(app.home(config).address)
+    return Run(config, crew, stopping, events, supervisor, url)
+
+
+async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
+    """One simulated user: ask, like or dislike, go on whatever fails."""
+    number = 0
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+        while not until.is_set():
+            number += 1
+            try:
+                await _ask(session, name, number, acked)
+            except (aiohttp.ClientError, TimeoutError, ConnectionError, json.JSONDecodeError):
+                acked.failures += 1
+                await asyncio.sleep(0.2)
+
+
+async def _ask(session: aiohttp.ClientSession, name: str, number: int, acked: Acked) -> None:
+    body = {"model": "tiny", "user": name, "messages": messages(number), **SAMPLING}
+    async with session.get("/health") as response:
+        body["model"] = (await response.json())["model"]
+    async with session.post("/v1/chat/completions", json=body) as response:
+        reply = await response.json()
+        if response.status != 200:
+            raise aiohttp.ClientError(str(response.status))
+    text = reply["choices"][0]["message"]["content"] or ""
+    turn = reply["ostinato"]["turns"][0]
+    acked.turns[turn] = text
+    name_of = "accepted" if re.search(LIKED, text) else "rejected"
+    event = {"id": f"{name}-{number}", "target": turn, "name": name_of, "value": True, "source": "human"}
+    for _ in range(1 + number % 2):  # every other event is sent twice
+        async with session.post("/v1/feedback", json=event) as response:
+            if response.status == 202:
+                acked.signals.add(event["id"])
+
+
+@contextlib.asynccontextmanager
+async def crowd(run: Run, count: int = 12):
+    """Simulated users at work inside the block."""
+    acked, until = Acked(), asyncio.Event()
+    tasks = [asyncio.create_task(user(f"sim-{n}", run.url, acked, until)) for n in range(count)]
+    try:
+        yield acked
+    finally:
+        until.set()
+        await asyncio.gather(*tasks)
+
+
+@pytest.fixture
+def running():
+    return start
+
+
+@pytest.fixture
+def simulated_users():
+    return crowd

@@ -1,0 +1,56 @@
+"""The loop closes, through the real processes: people's reactions change the weights that they are served."""
+
+import asyncio
+
+from ostinato import app
+from ostinato.core.records import Arm
+from ostinato.launch.observe import Observer
+from ostinato.launch.train import replay
+from ostinato.reward.ledger import account
+from ostinato.reward.summary import by_arm
+
+
+async def until(condition, timeout_s: float, what: str):
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.3)
+    assert await condition(), what
+
+
+async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users):
+    run = await running(tmp_path)
+    with app.open_log(run.config) as log:
+        observer = Observer(run.config, log)
+
+        async def enough():
+            return len((await observer.look()).shipped()) >= 3
+
+        try:
+            async with simulated_users(run) as acked:
+                await until(enough, 150, "three releases")
+                at = app.wall_clock()
+                await asyncio.sleep(4)
+            await asyncio.sleep(2)
+        finally:
+            await run.stop()
+        seen = await observer.look()
+        points = by_arm(seen.between(at, at + 60))
+        assert points[Arm.LIVE].lower > points[Arm.CONTROL].upper, points
+        assert acked.failures == 0
+        assert not [event for event in run.events if "died" in event[1]]
+
+        found = await account(log)
+        assert found.balanced, found
+        assert found.held["arm:control"] > 0
+        assert found.held["arm:eval"] > 0
+
+        roots = await replay(run.config, app.model_path(run.config), log)
+        published = {line["number"]: line["hash"] for line in seen.published}
+        assert roots
+        assert {step: root for step, root in roots.items() if step in published} == published
+        live = await app.Follower(app.open_store(run.config)).resolve("live")
+        assert live is not None
+        assert live.hash == roots[live.number], "what is served is what was trained"
+        served = {span.policy for turn, _ in seen.rated for span in turn.spans}
+        assert {policy.hash for policy in served if policy.number} <= set(roots.values())
+        assert live in served

@@ -1,0 +1,61 @@
+"""kill -9 of each worker at 20 random instants of a running loop: nothing acknowledged is lost, no version mixes, same final bits."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+
+from ostinato import app
+from ostinato.core.records import Signal, Turn
+from ostinato.launch.progress import Lines
+from ostinato.launch.train import replay
+from ostinato.publish.checking import verify
+from ostinato.reward.ledger import account
+
+KILLS = 20
+
+
+async def test_twenty_kills_lose_nothing(tmp_path, running, simulated_users):
+    dice = random.Random(7)
+    run = await running(tmp_path)
+    names = [worker.name for worker in run.crew]
+    killed = Counter()
+    try:
+        async with simulated_users(run) as acked:
+            await asyncio.sleep(6)
+            for number in range(KILLS):
+                worker = run.worker(names[number % len(names)])
+                if worker.process is not None and worker.process.returncode is None:
+                    os.kill(worker.process.pid, signal.SIGKILL)
+                    killed[worker.name] += 1
+                await asyncio.sleep(dice.uniform(1.0, 6.0))
+            await asyncio.sleep(12)
+        await asyncio.sleep(2)
+    finally:
+        await run.stop()
+    assert sum(killed.values()) >= KILLS - 4, killed
+    assert len(killed) == 3
+
+    with app.open_log(run.config) as log:
+        rows = [row async for _, row in log.read(0, {Turn, Signal})]
+        turns = Counter(row.id for row in rows if isinstance(row, Turn))
+        signals = Counter(row.id for row in rows if isinstance(row, Signal))
+        assert len(acked.turns) > 100
+        assert [turn for turn in acked.turns if turns[turn] != 1] == []
+        assert [event for event in acked.signals if signals[event] != 1] == []
+        stored = {row.id: row for row in rows if isinstance(row, Turn)}
+        assert all(stored[turn].text == text for turn, text in acked.turns.items())
+
+        roots = await replay(run.config, app.model_path(run.config), log)
+        lines = [line for line in Lines(app.home(run.config).root / "train.jsonl").new() if line["kind"] == "published"]
+        assert len({line["number"] for line in lines}) >= 5
+        assert all(roots[line["number"]] == line["hash"] for line in lines), "a killed trainer took another step"
+
+        store = app.open_store(run.config)
+        known = dict(roots) | {0: await store.read_ref("base")}
+        for turn in stored.values():
+            assert sum(span.tokens for span in turn.spans) == len(turn.sampled_ids)
+            assert all(known[span.policy.number] == span.policy.hash for span in turn.spans)
+        assert (await verify(store)).problems == []
+        assert (await account(log)).balanced
