@@ -25,8 +25,8 @@ demo: install ## the loop on a real model with simulated users: about 14 minutes
 test: install ## every test, unit to end-to-end
 	$(BIN)/pytest
 
-unit: install ## the fast part
-	$(BIN)/pytest tests/unit tests/property tests/contract
+unit: install ## the fast part: under 20 seconds
+	$(BIN)/pytest tests/unit
 
 check: install ## format, lint, types, floors
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ import pytest
 
 from ostinato import app
 from ostinato.config import load
+from ostinato.launch.demo import ready
 from ostinato.launch.local import Worker, supervise
 from ostinato.launch.prepare import prepare
 from ostinato.launch.up import address, workers
@@ -102,6 +103,7 @@ async def start(directory: Path, *overrides: str) -> Run:
     stopping, events = asyncio.Event(), []
     supervisor = asyncio.create_task(supervise(crew, stopping, lambda who, what: events.append((who, what))))
     url = await address(app.home(config).address)
+    await ready(url, ("live", "control"))
     return Run(config, crew, stopping, events, supervisor, url)
 
 

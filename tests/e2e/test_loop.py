@@ -53,4 +53,4 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         assert live.hash == roots[live.number], "what is served is what was trained"
         served = {span.policy for turn, _ in seen.rated for span in turn.spans}
         assert {policy.hash for policy in served if policy.number} <= set(roots.values())
-        assert live in served
+        assert max(policy.number for policy in served) > 0, "people were served what was learned"

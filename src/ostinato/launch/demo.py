@@ -146,16 +146,15 @@ async def _run(
             "held-out suite, final minus base",
             f"{100 * difference.mean:+.1f} pp, 95% [{100 * difference.lower:+.1f}, {100 * difference.upper:+.1f}], {result.items} items",
         ),
-        (
-            "user requests, failed",
-            f"{stats.asked}, {sum(outcome.kind == 'failed' for outcome in stats.outcomes)} {dict(stats.failures) or ''}",
-        ),
+        ("user requests, failed", f"{stats.asked}, {sum(outcome.kind == 'failed' for outcome in stats.outcomes)}"),
+        ("given up by impatient users", str(sum(outcome.kind == "abandoned" for outcome in stats.outcomes))),
+        ("failed tries by kind", ", ".join(f"{count} {kind}" for kind, count in stats.failures.items()) or "none"),
         ("turns accounted for", "all, once each" if found.balanced else f"NOT BALANCED: {found}"),
     ]
     page = RunReport(
         title="Inline copilot with simulated users",
         seed=config.run.seed,
-        minutes=(end - start) / 60,
+        minutes=round((end - start) / 60, 1),
         model=config.model.source,
         users=len({outcome.user for outcome in stats.outcomes}),
         curves=figures.curves(seen, start, end),

@@ -18,7 +18,7 @@ Event = Callable[[str, str], None]
 """Called with (worker, what happened)."""
 
 FIRST_WAIT_S = 0.5
-LONGEST_WAIT_S = 15.0
+LONGEST_WAIT_S = 5.0
 STEADY_S = 30.0
 GRACE_S = 10.0
 
