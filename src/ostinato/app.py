@@ -140,7 +140,7 @@ class DeskSource:
         self.batch: Batch | None = None
 
     async def collect(self) -> Sequence[Turn]:
-        """Wait until a batch of turns is ready; oldest first."""
+        """Wait until a batch of turns is ready."""
         while True:
             await self._desk.poll()
             ready = await self._desk.ready(self.step, self._config.batch, self.base)

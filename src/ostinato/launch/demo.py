@@ -53,7 +53,7 @@ def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "release.outcomes.maturity_s=10.0",
         "engine.block=16",
         "learn.batch=96",
-        "learn.publish_every=4",
+        "learn.publish_every=3",
         "learn.max_lead=8",
         "train.learning_rate=3e-5",
         "train.turn_tokens=40",

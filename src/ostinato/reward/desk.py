@@ -72,9 +72,10 @@ class RewardDesk:
         return rewards
 
     async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Rewarded]:
-        """Up to `size` turns to train on, oldest first, by a trainer that took `steps` steps (and now goes back to `base`, if given).
+        """The newest `size` turns or fewer, in log order, for a trainer that took `steps` steps (and now goes back to `base`, if given).
 
-        What is too stale is held back: ``stale:<lag>``.
+        The newest, because where people are served faster than the trainer learns, a queue would make every batch stale. What is
+        left over is held back once it is too stale: ``stale:<lag>``.
         """
         now = self._clock()
         lineage = self._ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
@@ -87,7 +88,7 @@ class RewardDesk:
             else:
                 fresh.append(entry)
         await self._write(stale)
-        return fresh[:size]
+        return fresh[-size:]
 
     async def batch(
         self, step: int, size: int, reference: PolicyVersion, base: PolicyVersion | None = None

@@ -153,7 +153,7 @@ async def test_feedback_may_come_before_its_turn_and_for_no_turn_at_all(log: Mem
     assert len(rows(log, Reward)) == 1
 
 
-async def test_a_batch_is_recorded_before_it_is_returned_and_holds_the_oldest(log: MemoryLog, now: Now):
+async def test_a_batch_is_recorded_before_it_is_returned_and_holds_the_newest(log: MemoryLog, now: Now):
     turns = [turn(i) for i in range(7)]
     await log.append(*turns, *[said(t, "accepted") for t in turns[::2]])
     desk = desk_on(log, now)
@@ -164,10 +164,10 @@ async def test_a_batch_is_recorded_before_it_is_returned_and_holds_the_oldest(lo
     assert made is not None
     batch, samples = made
     assert rows(log, Batch) == [batch]
-    assert batch.turns == ("t0:0", "t1:0", "t2:0", "t3:0")
+    assert batch.turns == ("t3:0", "t4:0", "t5:0", "t6:0")
     assert batch.reference == V0
     assert [(s.turn, s.reward, s.advantage) for s in samples] == [
-        (turns[i], (0.75, -0.0)[i % 2], batch.credits[i]) for i in range(4)
+        (turns[i], (0.75, -0.0)[i % 2], batch.credits[i - 3]) for i in range(3, 7)
     ]
     assert await desk.batch(2, 4, V0) is None  # three are left
     assert desk.last_step == 1
@@ -266,9 +266,9 @@ async def test_going_back_to_a_release_counts_staleness_from_it(log: MemoryLog, 
 
 
 async def test_a_batch_that_teaches_nothing_is_held_back_and_the_step_goes_on(log: MemoryLog, now: Now):
+    await fill(log, 4, start=50)
     flat = [turn(i) for i in range(4)]
     await log.append(*flat, *[said(t, "rejected") for t in flat])
-    await fill(log, 4, start=50)
     now.at = 99.0
     desk = desk_on(log, now)
     with pytest.raises(NoSignal, match=r"all 4 rewards are -0\.25"):

@@ -1,0 +1,112 @@
+"""The command line as a person meets it: help that helps, errors with a way out, looking at a run and taking a release back."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ostinato import app
+from ostinato.config import load
+from ostinato.core.records import Learned
+from ostinato.launch.prepare import prepare
+from ostinato.model.load import load_model
+from ostinato.model.tensors import weights_of
+from ostinato.publish.publisher import Publisher
+from ostinato.testing.tiny import tiny_model
+
+COMMANDS = ["up", "demo", "serve", "train", "release", "eval", "status", "log", "rollback", "weights", "doctor"]
+
+
+def ostinato(*words, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "ostinato.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"COLUMNS": "140", "NO_COLOR": "1"},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+def test_help_names_every_command():
+    text = ostinato("--help")
+    assert [command for command in COMMANDS if f" {command} " not in text] == []
+
+
+@pytest.mark.parametrize("command", ["demo", "rollback", "eval"])
+def test_each_commands_help_explains_its_options(command):
+    text = ostinato(command, "--help")
+    assert "--config" in text
+    assert "--set" in text
+    assert len(text.splitlines()) > 8
+
+
+def test_a_wrong_key_is_one_line_with_the_right_one():
+    text = ostinato("status", "--set", "lern.batch=3", code=2)
+    assert "did you mean 'learn'" in text
+
+
+def test_a_run_that_does_not_exist_is_said_so(tmp_path):
+    assert "no run in" in ostinato("status", "--set", f"run.directory={tmp_path / 'none'}", code=2)
+
+
+def test_an_open_address_without_keys_is_refused(tmp_path):
+    text = ostinato("serve", "--set", f"run.directory={tmp_path}", "--set", "listen.host=0.0.0.0", code=2)
+    assert "api_keys" in text
+
+
+@pytest.fixture
+async def shipped(tmp_path):
+    """A run with three releases, v0 to v2, made without a trainer."""
+    model = tiny_model(tmp_path / "model")
+    settings = [f"run.directory='{tmp_path / 'run'}'", f"model.source='{model}'", "model.dtype='float32'"]
+    config = load(None, settings)
+    path = await prepare(config, lambda _: None)
+    store = app.open_store(config)
+    candidates = app.Candidates(Publisher(store, config.publish), "test", 1, lambda _: None)
+    candidates.last = await app.Follower(store).resolve("base")
+    with app.open_log(config) as log:
+        for number in (1, 2):
+            weights = weights_of(load_model(path, model_dtype()))
+            name = next(iter(weights))
+            array = weights[name]
+            data = array.data.copy()
+            data[3] ^= number  # another exponent bit: other weights, still finite
+            changed = dict(weights) | {name: type(array)(array.dtype, array.shape, data)}
+            policy = await candidates.publish(Learned(step=number, policy_number=number, weights=changed, metrics={}))
+            before = await store.read_ref("live")
+            await store.move_ref("live", before, policy.hash)
+            await app.open_releases(config, log).watch()  # writes the ledger line of a ref that was moved by hand
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def model_dtype():
+    import torch
+
+    return torch.float32
+
+
+async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path):
+    assert "shipped" in ostinato("log", "--kind", "releases", *shipped)
+    assert "balanced" in ostinato("status", *shipped)
+    chain = ostinato("weights", "log", *shipped)
+    assert [line.split()[0] for line in chain.splitlines()[1:4]] == ["v2", "v1", "v0"]
+    assert "v1" in ostinato("rollback", "--reason", "test", *shipped)
+    assert "rolled_back" in ostinato("log", "--kind", "releases", *shipped)
+    assert "v7 was never released" in ostinato("rollback", "7", *shipped, code=2)
+    assert "v0" in ostinato("rollback", "0", *shipped)
+    assert "sound" in ostinato("weights", "fsck", *shipped)
+    target = tmp_path / "out"
+    ostinato("weights", "export", str(target), *shipped)
+    load_model(target, model_dtype())
+    assert "not empty" in ostinato("weights", "export", str(target), *shipped, code=2)
+
+
+def test_doctor_looks_at_every_part(tmp_path):
+    text = ostinato("doctor", "--set", f"run.directory={tmp_path}", "--set", "listen.port=0")
+    for part in ("Python", "torch", "SQLite", "sandbox", "model", "memory", "disk", "port"):
+        assert part in text

@@ -1,0 +1,75 @@
+"""Settings: one tree, checked once; a mistake is answered with the nearest valid name."""
+
+import json
+import stat
+
+import pytest
+
+from ostinato.config import Config, load, parse_override, save
+from ostinato.core.errors import BadConfig
+
+
+def test_defaults_stand_alone():
+    assert load() == Config()
+
+
+def test_file_then_overrides(tmp_path):
+    path = tmp_path / "ostinato.toml"
+    path.write_text('[learn]\nbatch = 32\n[train]\nlearning_rate = 1e-4\n[model]\nsource = "here"\n')
+    config = load(path, ["train.learning_rate=1e-5"])
+    assert (config.learn.batch, config.train.learning_rate, config.model.source) == (32, 1e-5, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.b=1e-5", (["a", "b"], 1e-5)),
+        ("a.b=true", (["a", "b"], True)),
+        ("a=[1, 2]", (["a"], [1, 2])),
+        ("a.b=plain words", (["a", "b"], "plain words")),
+        ("a.b='quoted'", (["a", "b"], "quoted")),
+        ("a.b=x=y", (["a", "b"], "x=y")),
+    ],
+)
+def test_overrides_are_toml_or_words(text, expected):
+    assert parse_override(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.lerning_rate=1", "unknown key 'train.lerning_rate'; did you mean 'learning_rate'?"),
+        ("trian.learning_rate=1", "unknown key 'trian'; did you mean 'train'?"),
+        ("evaluate.gate.margn=0.1", "unknown key 'evaluate.gate.margn'; did you mean 'margin'?"),
+        ("train.qqqqqqqq=1", "unknown key 'train.qqqqqqqq'; valid here:"),
+        ("train.learning_rate=-1", "train.learning_rate: Input should be greater than 0 (got -1)"),
+        ("learn.batch=many", "learn.batch: Input should be a valid integer"),
+        ("nonsense", "write it as section.key=value"),
+        ("listen.port.number=3", "listen.port"),
+    ],
+)
+def test_a_mistake_names_the_key_and_the_way_out(override, message):
+    with pytest.raises(BadConfig) as caught:
+        load(None, [override])
+    assert message in str(caught.value)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(BadConfig, match="no configuration file at"):
+        load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[train\n")
+    with pytest.raises(BadConfig, match=r"broken\.toml: not valid toml"):
+        load(broken)
+
+
+def test_saved_and_loaded_is_the_same_and_private(tmp_path):
+    config = load(None, ["serve.api_keys=['acme:sk-0123456789abcdef']", "learn.batch=7"])
+    save(config, tmp_path / "config.json")
+    assert load(tmp_path / "config.json") == config
+    assert stat.S_IMODE((tmp_path / "config.json").stat().st_mode) == 0o600
+    assert json.loads((tmp_path / "config.json").read_text())["serve"]["api_keys"] == ["acme:sk-0123456789abcdef"]
+
+
+def test_the_example_file_is_valid(request):
+    load(request.config.rootpath / "ostinato.example.toml")
