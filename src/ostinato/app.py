@@ -161,8 +161,14 @@ class DeskSource:
 class ThreadedTrainer:
     """The loop's `Trainer`: the synchronous trainer in a thread, with the batch's reference release and starting point."""
 
-    def __init__(self, trainer: PolicyTrainer, source: DeskSource, follows: Follows) -> None:
-        self._trainer, self._source, self._follows = trainer, source, follows
+    def __init__(
+        self,
+        trainer: PolicyTrainer,
+        source: DeskSource,
+        follows: Follows,
+        on_learned: Callable[[Learned], None],
+    ) -> None:
+        self._trainer, self._source, self._follows, self._on_learned = trainer, source, follows, on_learned
 
     async def step(self, samples: Sequence[Sample]) -> Learned:
         """Take the step that the source's batch describes. A refused step counts, and leaves the weights alone."""
@@ -173,10 +179,12 @@ class ThreadedTrainer:
             self._trainer.go_back((await self._follows.snapshot(batch.base)).weights)
         reference = await self._follows.snapshot(batch.reference)
         try:
-            return await asyncio.to_thread(self._trainer.step, samples, reference)
+            learned = await asyncio.to_thread(self._trainer.step, samples, reference)
         except (NoSignal, BadWeights):
             self._trainer.skip_step()
             raise
+        self._on_learned(learned)
+        return learned
 
 
 class Candidates:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.records import Swap
+from ostinato.core.records import Learned, Swap
 from ostinato.publish.publisher import Published
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,10 @@ class Progress:
                 file.write(json.dumps({"kind": kind, "at": wall_clock(), **fields}) + "\n")
         except OSError as error:
             logger.warning("progress line lost: %s", error)
+
+    def learned(self, learned: Learned) -> None:
+        """What an optimizer step did."""
+        self.write("step", step=learned.step, **learned.metrics)
 
     def published(self, done: Published) -> None:
         """What a publication cost."""

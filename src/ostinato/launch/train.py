@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,11 +14,11 @@ import torch
 from ostinato import app
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, NoSignal
-from ostinato.core.records import Learned, PolicyVersion, Sample
+from ostinato.core.records import PolicyVersion
 from ostinato.launch.prepare import prepare, run_name
 from ostinato.launch.progress import Progress
 from ostinato.launch.stopping import until, until_stopped
-from ostinato.loop import Learner
+from ostinato.loop import Learner, learn
 from ostinato.publish.content import weights_root
 from ostinato.publish.publisher import Publisher
 from ostinato.record.lock import hold
@@ -34,6 +35,7 @@ class TrainWorker:
     def __init__(self, config: Config, path: Path, log: app.SqlLog, live: PolicyVersion) -> None:
         self.config = config
         self.place = app.home(config)
+        self.log = log
         self.trainer = PolicyTrainer(path, config.train)
         self.desk = app.open_desk(config, log)
         self.releases = Ledger(log, app.wall_clock)
@@ -49,7 +51,7 @@ class TrainWorker:
         self.learner = Learner(
             source=self.source,
             rewards=self.source,
-            trainer=app.ThreadedTrainer(self.trainer, self.source, self.follows),
+            trainer=app.ThreadedTrainer(self.trainer, self.source, self.follows, self.progress.learned),
             publisher=self.candidates,
         )
 
@@ -64,28 +66,29 @@ class TrainWorker:
         async for batch, samples in self.desk.history(self.source.step):
             self.source.batch = batch
             logger.info("taking recorded step %d again", batch.step)
-            await self.step(samples)
+            with self.refusals():
+                await self.learner.publisher.publish(await self.learner.trainer.step(samples))
 
-    async def step(self, samples: Sequence[Sample]) -> None:
-        """One step on samples that are already in the log; published, and checkpointed when due."""
-        try:
-            learned = await self.learner.trainer.step(samples)
-        except (NoSignal, BadWeights) as error:
-            self.refuse(error)
+    async def learn(self) -> None:
+        """One turn of the loop, if the trainer may go on; then a checkpoint, if one is due."""
+        if not await self.may_learn():
+            await self.desk.poll()
+            await asyncio.sleep(self.config.learn.poll_s)
             return
-        await self.finish(learned)
+        with self.refusals():
+            await learn(self.learner)
+            if self.source.step % self.config.learn.checkpoint_every == 0:
+                state = replace(self.trainer.state(), cursor=self.log.newest())
+                await asyncio.to_thread(checkpoint.save, self.place.checkpoints, state)
 
-    async def finish(self, learned: Learned) -> None:
-        """Publish, tell, checkpoint."""
-        self.progress.write("step", step=learned.step, **learned.metrics)
-        await self.learner.publisher.publish(learned)
-        if learned.step % self.config.learn.checkpoint_every == 0:
-            await asyncio.to_thread(checkpoint.save, self.place.checkpoints, self.trainer.state())
-
-    def refuse(self, error: Exception) -> None:
+    @contextlib.contextmanager
+    def refusals(self) -> Generator[None]:
         """A batch that teaches nothing is said aloud, never skipped in silence."""
-        logger.warning("step %d refused: %s", self.source.step, error)
-        self.progress.write("refused", step=self.source.step, why=str(error))
+        try:
+            yield
+        except (NoSignal, BadWeights) as error:
+            logger.warning("after step %d: refused: %s", self.source.step, error)
+            self.progress.write("refused", step=self.source.step, why=str(error))
 
     async def may_learn(self) -> bool:
         """False while the trainer is as far ahead of what is live as allowed; goes back when all that is newer was refused."""
@@ -99,20 +102,6 @@ class TrainWorker:
             self.source.base = live
             return True
         return False
-
-    async def learn(self) -> None:
-        """One turn of the loop."""
-        if not await self.may_learn():
-            await self.desk.poll()
-            await asyncio.sleep(self.config.learn.poll_s)
-            return
-        try:
-            turns = await self.source.collect()
-            samples = await self.source.score(turns)
-        except NoSignal as error:
-            self.refuse(error)
-            return
-        await self.step(samples)
 
 
 async def train(config: Config) -> None:
@@ -147,7 +136,7 @@ async def replay(config: Config, path: Path, log: app.SqlLog) -> dict[int, str]:
     assert base is not None
     follows = app.Follows(app.Follower(app.open_store(config), config.follow), base)
     source = app.DeskSource(app.open_desk(config, log), config, follows)
-    stepper = app.ThreadedTrainer(trainer, source, follows)
+    stepper = app.ThreadedTrainer(trainer, source, follows, lambda _: None)
     roots: dict[int, str] = {}
     async for batch, samples in app.open_desk(config, log).history():
         source.batch = batch

@@ -1,0 +1,160 @@
+"""The loop as it is told (`loop.cycle`) and as it runs (workers) write the same log; a trainer whose candidates are refused goes back."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostinato import app
+from ostinato.config import Config, load
+from ostinato.core.records import (
+    Arm,
+    Batch,
+    Finish,
+    Holdback,
+    ItemScore,
+    ReleaseEvent,
+    Reward,
+    Sampling,
+    Signal,
+    Source,
+    Span,
+    Turn,
+)
+from ostinato.evaluate.evaluation import Evaluation
+from ostinato.launch.prepare import prepare
+from ostinato.launch.train import TrainWorker, replay
+from ostinato.loop import Prover, cycle
+from ostinato.testing.tiny import tiny_model
+
+BATCH = 8
+
+
+def config_at(directory: Path) -> Config:
+    return load(
+        None,
+        [
+            f"run.directory='{directory / 'run'}'",
+            f"model.source='{directory.parent / 'model'}'",
+            "model.dtype='float32'",
+            "train.compute='fp32'",
+            "train.publish='fp32'",
+            "train.learning_rate=1e-3",
+            "reward.max_staleness=50",
+            f"learn.batch={BATCH}",
+            "learn.publish_every=1",
+            "learn.max_lead=2",
+            "learn.checkpoint_every=100",
+        ],
+    )
+
+
+def served(number: int, policy) -> tuple[Turn, Signal]:
+    """A turn that ended an hour ago, and what its simulated user did."""
+    rng = np.random.default_rng(number)
+    ids = tuple(rng.integers(0, 256, 5).tolist())
+    at = app.wall_clock() - 3600 + number
+    turn = Turn(
+        id=f"t{number}:0", episode=f"e{number}", parent=None, user=f"sim-{number % 5}", tenant="default", arm=Arm.LIVE,
+        propensity=1.0, prompt_ids=tuple(rng.integers(0, 256, 6).tolist()), sampled_ids=ids, logprobs=(-5.5,) * 5,
+        spans=(Span(policy=policy, tokens=5),), sampling=Sampling(max_tokens=5), finish=Finish.LENGTH, text="", started_at=at, ended_at=at,
+    )  # fmt: skip
+    name = "accepted" if ids[0] % 2 else "rejected"
+    signal = Signal(
+        id=f"s{number}", turn=turn.id, name=name, value=1.0, source=Source.HUMAN, occurred_at=at, received_at=at
+    )
+    return turn, signal
+
+
+class Scores:
+    """A runner that needs no gateway: even versions are better."""
+
+    def __init__(self, config: Config) -> None:
+        self.suite = app.open_suite(config)
+
+    async def run(self, slot, policy, draws, items=None):
+        better = float(policy.number % 2 == 0)
+        return [ItemScore(item=item.id, draw=draw, score=better) for item in self.suite.items for draw in draws]
+
+
+@pytest.fixture
+async def seeded(tmp_path):
+    """Two copies of one run: a log with three batches' worth of matured turns, version 0 live."""
+    tiny_model(tmp_path / "model")
+    first = config_at(tmp_path / "a")
+    await prepare(first, lambda _: None)
+    base = await app.Follower(app.open_store(first)).resolve("base")
+    with app.open_log(first) as log:
+        for number in range(3 * BATCH):
+            await log.append(*served(number, base))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    return first, config_at(tmp_path / "b"), base
+
+
+def evaluation(config: Config) -> Evaluation:
+    return Evaluation(Scores(config), config.evaluate.gate, candidate_slot=app.EVALUATION_REF)
+
+
+async def history(log) -> list:
+    """What was decided, without the times at which it was."""
+    kinds = {Batch, Reward, Holdback, ReleaseEvent}
+    found = []
+    async for _, row in log.read(0, kinds):
+        if isinstance(row, Batch):
+            found.append((row.step, row.turns, row.credits, row.reference, row.base))
+        elif isinstance(row, ReleaseEvent):
+            found.append((row.action, row.policy, row.previous, row.reason))
+        else:
+            found.append(row)
+    return found
+
+
+async def test_the_told_loop_and_the_workers_write_the_same_log(seeded):
+    told, worked, base = seeded
+    with app.open_log(told) as log:
+        path = app.model_path(told)
+        worker = TrainWorker(told, path, log, base)
+        judge = evaluation(told)
+        releases = app.open_releases(told, log, judge)
+        await releases.bootstrap(base)
+        for _ in range(3):
+            await cycle(worker.learner, Prover(evals=judge, releases=releases))
+        as_told = await history(log)
+    with app.open_log(worked) as log:
+        worker = TrainWorker(worked, app.model_path(worked), log, base)
+        await worker.resume()
+        controller = app.open_releases(worked, log, evaluation(worked))
+        for _ in range(3):
+            await worker.learn()
+            await controller.step()
+        as_worked = await history(log)
+    assert as_told == as_worked
+    actions = [row[0] for row in as_told if isinstance(row, tuple) and isinstance(row[0], str)]
+    assert actions.count("evaluated") == 3
+    assert {"shipped", "blocked"} <= set(actions)
+
+
+async def test_a_trainer_goes_back_when_all_that_is_newer_was_refused(seeded):
+    config, _, base = seeded
+    with app.open_log(config) as log:
+        path = app.model_path(config)
+        worker = TrainWorker(config, path, log, base)
+        await worker.resume()
+        await worker.learn()
+        await worker.learn()
+        assert worker.source.step == 2
+        assert not await worker.may_learn(), "as far ahead as allowed, and the gate has not spoken"
+        newest = await app.Follower(app.open_store(config)).resolve("candidate")
+        await app.open_releases(config, log).ledger.append("blocked", newest, base, "test")
+        await worker.learn()
+        batches = [row async for _, row in log.read(0, {Batch})]
+        assert [batch.base for batch in batches] == [None, None, base]
+        assert worker.desk.lineage.lag(3, base.number) == 1
+        published = (await app.Follower(app.open_store(config)).resolve("candidate")).hash
+
+        again = TrainWorker(config, path, log, base)
+        await again.resume()
+        assert again.source.step == 3
+        assert again.candidates.last.hash == published, "a restarted trainer goes back alike"
+        assert (await replay(config, path, log))[3] == published
