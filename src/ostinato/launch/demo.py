@@ -155,7 +155,7 @@ async def _run(
         title="Inline copilot with simulated users",
         seed=config.run.seed,
         minutes=round((end - start) / 60, 1),
-        model=config.model.source,
+        model=config.model.served_as,
         users=len({outcome.user for outcome in stats.outcomes}),
         curves=figures.curves(seen, start, end),
         releases=figures.marks(seen, start),
@@ -190,7 +190,7 @@ async def traffic(config: Config, url: str, minutes: float, observer: Observer, 
     def happened(_: Outcome) -> None:
         """The screen reads the log instead: it shows what the platform knows, not what the users know."""
 
-    crowd = UsersConfig(model=config.model.source)
+    crowd = UsersConfig(model=config.model.served_as)
     seed = config.run.seed
     started = time.monotonic()
     working = asyncio.ensure_future(

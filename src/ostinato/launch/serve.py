@@ -66,7 +66,7 @@ async def _run(config: Config, path: app.Path, log: app.SqlLog, stopping: asynci
     await engine.start()
     settings = config.serve.model_copy(update={"admin_key": SecretStr(place.admin_key())})
     gateway = create_app(
-        engine=engine, renderer=renderer, log=log, config=settings, clock=wall_clock, model_name=config.model.source
+        engine=engine, renderer=renderer, log=log, config=settings, clock=wall_clock, model_name=config.model.served_as
     )
     follower = app.Follower(app.open_store(config), config.follow)
     async with asyncio.TaskGroup() as group:

@@ -62,7 +62,7 @@ async def up(config: Config, console: Console) -> None:
     async def announce() -> None:
         url = await address(app.home(config).address)
         console.print(
-            f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.source}[/]  (Ctrl-C stops)\n", highlight=False
+            f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)\n", highlight=False
         )
 
     async with asyncio.TaskGroup() as group:
