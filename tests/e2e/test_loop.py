@@ -4,10 +4,10 @@ import asyncio
 
 from ostinato import app
 from ostinato.core.records import Arm
+from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.observe import Observer
 from ostinato.launch.train import replay
 from ostinato.reward.ledger import account
-from ostinato.reward.summary import by_arm
 
 
 async def until(condition, timeout_s: float, what: str):

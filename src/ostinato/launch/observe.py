@@ -9,8 +9,8 @@ from typing import Any
 from ostinato import app
 from ostinato.config import Config
 from ostinato.core.records import Arm, Holdback, ReleaseEvent, Reward, Signal, Turn
+from ostinato.evaluate.acceptance import Rated
 from ostinato.launch.progress import Lines
-from ostinato.reward.summary import Difference, Point, Rated, by_arm, difference
 
 
 @dataclass(slots=True)
@@ -85,15 +85,3 @@ class Observer:
                 seen.releases.append(row)
             case _:
                 pass
-
-
-def arms(rated: list[Rated]) -> dict[Arm, Point]:
-    """Acceptance per arm."""
-    return by_arm(rated)
-
-
-def live_minus_control(rated: list[Rated]) -> Difference:
-    """Acceptance of the live arm minus the frozen control arm's, standard errors clustered by user."""
-    live = [each for each in rated if each[0].arm is Arm.LIVE]
-    control = [each for each in rated if each[0].arm is Arm.CONTROL]
-    return difference(live, control)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.core.records import Arm, ReleaseEvent
+from ostinato.evaluate.acceptance import by_arm, live_minus_control
 from ostinato.evaluate.statistics import Estimate
-from ostinato.launch.observe import Observed, live_minus_control
+from ostinato.launch.observe import Observed
 from ostinato.reward.ledger import Accounting
-from ostinato.reward.summary import by_arm
 from ostinato.web.run_report import Curve, Delta, Gate, HeldOut, Mark, Pause, Point
 
 BINS = 12
@@ -99,7 +99,7 @@ def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str,
     rows += [
         (
             "live minus control, last third",
-            f"{100 * gap.value:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters",
+            f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters",
         ),
         ("releases shipped", str(len(seen.shipped()))),
         ("candidates blocked", str(sum(event.action == "blocked" for event in seen.releases))),

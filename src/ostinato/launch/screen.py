@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.core.records import Arm, ReleaseEvent
-from ostinato.launch.observe import Observed, live_minus_control
-from ostinato.reward.summary import Point, by_arm
+from ostinato.evaluate.acceptance import Point, by_arm
+from ostinato.launch.observe import Observed
 
 WIDTH = 30
 RECENT_S = 120.0
@@ -87,9 +87,3 @@ def panel(seen: Observed, now: float, head: str) -> RenderableType:
         Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")
     )
     return Group(*parts)
-
-
-def gain(seen: Observed, start: float, end: float) -> str:
-    """Live minus control over a span, in words."""
-    found = live_minus_control(seen.between(start, end))
-    return f"{100 * found.value:+.1f} pp, 95% [{100 * found.lower:+.1f}, {100 * found.upper:+.1f}]"

@@ -1,0 +1,63 @@
+"""What people accepted, per arm: small pure functions over turns and their rewards, with intervals.
+
+A turn is accepted if its reward is above 0. A single arm's interval is Wilson's, which treats turns as independent; where arms are
+compared, users are the unit, because a user stays in one arm and has a taste of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ostinato.core.records import Arm, Reward, Turn
+from ostinato.evaluate.statistics import Estimate, Tally, clustered_difference, wilson
+
+Rated = tuple[Turn, Reward]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One group of rated turns; `acceptance` lies in [`lower`, `upper`] (95%).
+
+    Example: ``Point(turns=200, acceptance=0.31, lower=0.25, upper=0.38)``
+    """
+
+    turns: int
+    acceptance: float
+    lower: float
+    upper: float
+
+
+def by_arm(rated: Iterable[Rated]) -> dict[Arm, Point]:
+    """One point per arm."""
+    groups: dict[Arm, list[bool]] = defaultdict(list)
+    for turn, reward in rated:
+        groups[turn.arm].append(reward.value > 0)
+    return {arm: _point(accepted) for arm, accepted in groups.items()}
+
+
+def live_minus_control(rated: Iterable[Rated]) -> Estimate:
+    """Acceptance of the live arm minus the frozen control arm's, with a 95% t interval clustered by user.
+
+    Where a side has fewer than two users nothing can be said of how much users differ: the interval is then [-1, 1].
+    """
+    tallies: dict[Arm, dict[str, tuple[float, int]]] = {Arm.LIVE: {}, Arm.CONTROL: {}}
+    for turn, reward in rated:
+        if turn.arm in tallies:
+            accepted, count = tallies[turn.arm].get(turn.user, (0.0, 0))
+            tallies[turn.arm][turn.user] = accepted + (reward.value > 0), count + 1
+    if min(len(tally) for tally in tallies.values()) < 2:
+        mean = _share(tallies[Arm.LIVE]) - _share(tallies[Arm.CONTROL])
+        return Estimate(mean=mean, lower=-1.0, upper=1.0, error=1.0, df=0.0, n=sum(map(len, tallies.values())))
+    return clustered_difference(tallies[Arm.LIVE], tallies[Arm.CONTROL])
+
+
+def _share(tally: Tally) -> float:
+    count = sum(count for _, count in tally.values())
+    return sum(value for value, _ in tally.values()) / count if count else 0.0
+
+
+def _point(accepted: list[bool]) -> Point:
+    lower, upper = wilson(sum(accepted), len(accepted))
+    return Point(turns=len(accepted), acceptance=sum(accepted) / len(accepted), lower=lower, upper=upper)
