@@ -4,32 +4,16 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from ostinato.core.records import Arm, Finish, PolicyVersion, Reward, Row, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Arm, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Log
 from ostinato.record.log import SqlLog
 from ostinato.reward.desk import RewardDesk
 from ostinato.reward.loader import load
 from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_turn
 
 COPILOT = load("ostinato.reward.functions:copilot", {"window": 30.0})
-TURN = Turn(
-    id="",
-    episode="e",
-    parent=None,
-    user="u",
-    tenant="t",
-    arm=Arm.LIVE,
-    propensity=1.0,
-    prompt_ids=(1,),
-    sampled_ids=(7,),
-    logprobs=(-0.5,),
-    spans=(Span(policy=PolicyVersion(number=0, hash="00"), tokens=1),),
-    sampling=Sampling(max_tokens=8),
-    finish=Finish.STOP,
-    text="x",
-    started_at=9.0,
-    ended_at=10.0,
-)
+TURN = a_turn("")
 
 
 def stream(seed: int) -> tuple[list[Turn], list[Signal]]:

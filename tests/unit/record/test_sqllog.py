@@ -15,31 +15,15 @@ from sqlalchemy.exc import DatabaseError
 
 import ostinato.record.migrations
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, Unavailable
-from ostinato.core.records import Arm, Finish, Holdback, PolicyVersion, Row, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Holdback, PolicyVersion, Row, Signal, Source, Turn
 from ostinato.record import log as log_module
 from ostinato.record.log import SqlLog
 from ostinato.record.schema import HEAD, metadata
 from ostinato.record.sqlite import refuse_faulty
+from ostinato.testing.records import a_turn
 
 driver: Any = pysqlite3.dbapi2
-TURN = Turn(
-    id="r:0",
-    episode="e",
-    parent=None,
-    user="u",
-    tenant="t",
-    arm=Arm.LIVE,
-    propensity=1.0,
-    prompt_ids=(1,),
-    sampled_ids=(7,),
-    logprobs=(-0.5,),
-    spans=(Span(policy=PolicyVersion(number=0, hash="00"), tokens=1),),
-    sampling=Sampling(max_tokens=8),
-    finish=Finish.STOP,
-    text="x",
-    started_at=1.0,
-    ended_at=2.0,
-)
+TURN = a_turn("r:0")
 SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HUMAN, occurred_at=1.0, received_at=2.0)
 
 

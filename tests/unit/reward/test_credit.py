@@ -12,28 +12,12 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.records import Finish
 from ostinato.reward.config import BaselineConfig
 from ostinato.reward.credit import Baseline, credit
+from ostinato.testing.records import a_turn
 
-TURN = Turn(
-    id="r:0",
-    episode="e",
-    parent=None,
-    user="u",
-    tenant="t",
-    arm=Arm.LIVE,
-    propensity=1.0,
-    prompt_ids=(1, 2, 3),
-    sampled_ids=(7,),
-    logprobs=(-0.5,),
-    spans=(Span(policy=PolicyVersion(number=0, hash="00"), tokens=1),),
-    sampling=Sampling(max_tokens=8),
-    finish=Finish.STOP,
-    text="x",
-    started_at=9.0,
-    ended_at=10.0,
-)
+TURN = a_turn("r:0")
 
 
 @pytest.mark.parametrize("reward", [1.0, -1.0, 0.75, -0.25])

@@ -6,28 +6,12 @@ from itertools import permutations
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm, Finish, Pending, PolicyVersion, Reward, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Pending, Reward, Signal, Source
 from ostinato.reward.functions import copilot
 from ostinato.reward.loader import load
+from ostinato.testing.records import a_turn
 
-TURN = Turn(
-    id="r:0",
-    episode="e",
-    parent=None,
-    user="u",
-    tenant="t",
-    arm=Arm.LIVE,
-    propensity=1.0,
-    prompt_ids=(1,),
-    sampled_ids=(7,),
-    logprobs=(-0.5,),
-    spans=(Span(policy=PolicyVersion(number=0, hash="00"), tokens=1),),
-    sampling=Sampling(max_tokens=8),
-    finish=Finish.STOP,
-    text="x",
-    started_at=9.0,
-    ended_at=10.0,
-)
+TURN = a_turn("r:0")
 
 
 def said(name: str, at: float, *, id: str | None = None, value: float = 1.0, retracts: str | None = None) -> Signal:
