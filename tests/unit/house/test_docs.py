@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/decisions/README.md", "docs/LOG.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/decisions/README.md",
+    "docs/guide.md",
+    "docs/LOG.md",
+]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

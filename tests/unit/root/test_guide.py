@@ -1,0 +1,46 @@
+"""The guide's examples are run."""
+
+import json
+import re
+from pathlib import Path
+
+from ostinato.core.records import Pending, Reward, Signal, Source
+from ostinato.evaluate.graders import pattern
+from ostinato.evaluate.suites import parse
+from ostinato.testing.records import a_turn
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_reward_function_works():
+    space: dict[str, object] = {}
+    exec(block("python"), space)
+    kept = space["kept"]
+    turn = a_turn("a:0", ended_at=10.0)
+
+    def signal(name: str) -> Signal:
+        return Signal(
+            id=name, turn="a:0", name=name, value=1.0, source=Source.HUMAN, occurred_at=11.0, received_at=11.0
+        )
+
+    assert kept(turn, [], 20.0) == Pending(until=3610.0)
+    assert isinstance(kept(turn, [], 4000.0), Reward)
+    assert [
+        kept(turn, [signal(name) for name in names], 4000.0).value
+        for names in ([], ["still_there"], ["still_there", "undone"])
+    ] == [
+        0.0,
+        1.0,
+        -1.0,
+    ]
+
+
+def test_the_suite_item_parses_and_is_graded():
+    (item,) = parse("guide", json.dumps(json.loads(block("json"))) + "\n").items
+    assert (pattern(item, "Hello Ann!"), pattern(item, "Hello!")) == (1.0, 0.0)
