@@ -26,7 +26,7 @@ test: install ## every test, unit to end-to-end
 	$(BIN)/pytest
 
 unit: install ## the fast part: under 20 seconds
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -n 2 tests/unit
 
 check: install ## format, lint, types, floors
 	$(BIN)/ruff format --check .

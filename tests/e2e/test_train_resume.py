@@ -98,11 +98,31 @@ def test_killed_at_random_instants_the_run_ends_with_the_same_bits(model: Path, 
     assert train(model, tmp_path, STEPS) == undisturbed
 
 
+def undisturbed_seconds(model: Path, store: Path) -> float:
+    started = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        train(model, store, STEPS)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return time.perf_counter() - started
+
+
+def wait_for_checkpoint(store: Path, child: int) -> None:
+    """Until there is one more than now, or the child has ended (it stays to be waited for)."""
+    before = (store / "LATEST").read_text() if (store / "LATEST").exists() else ""
+    while not (store / "LATEST").exists() or (store / "LATEST").read_text() == before:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return
+        time.sleep(0.001)
+
+
 def torment(model: Path, store: Path, kills: int) -> None:
     """Start the run again and again, kill each start but the last. Forks, because a fresh interpreter takes seconds to import."""
     draw, killed, resumed = random.Random(11), 0, 0
     answer = store / "answer"
     torch.set_num_threads(1)
+    whole = undisturbed_seconds(model, store.with_name("timing"))
     while True:
         last = killed == kills
         child = os.fork()
@@ -110,7 +130,11 @@ def torment(model: Path, store: Path, kills: int) -> None:
             answer.write_text(train(model, store, STEPS))
             os._exit(0)
         if not last:
-            time.sleep(0.05 + 0.4 * draw.random())
+            if killed % 2:  # somewhere in a start, then somewhere after one more checkpoint: machines differ in speed
+                wait_for_checkpoint(store, child)
+                time.sleep(whole / STEPS * draw.uniform(0.0, 0.5))
+            else:
+                time.sleep(whole * draw.uniform(0.02, 0.2))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         killed += os.WIFSIGNALED(status)

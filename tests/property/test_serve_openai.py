@@ -122,7 +122,9 @@ def test_any_bytes_and_headers_get_an_answer(gateway, path, data, headers):
 @given(VALUES)
 def test_parsing_agrees_with_the_standard_library(value):
     text = json.dumps(value, allow_nan=True)
-    if "NaN" in text or "Infinity" in text:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:  # a NaN or an infinity: the standard library would take it back
         with pytest.raises(BadRequest, match="not JSON"):
             parse_json(text.encode(), depth=64)
     else:
