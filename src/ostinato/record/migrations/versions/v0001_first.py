@@ -95,4 +95,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Refuse: the log is append-only, and this schema is where it starts."""
-    raise NotImplementedError("there is no schema before the first")
+    raise RuntimeError("there is no schema before the first; restore a copy of the log instead")
