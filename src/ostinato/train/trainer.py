@@ -296,7 +296,7 @@ class PolicyTrainer:
         self._masters.set_steps(self.step_count)  # a resumed trainer knows only the step count
 
     def weights(self) -> Learned:
-        """The present weights as a publishable result without metrics: what a restarted worker publishes again."""
+        """The present weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})
 
 
