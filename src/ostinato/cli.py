@@ -135,7 +135,7 @@ def status(common: Common | None = None) -> None:
 @app.command(name="log")
 def show_log(
     *,
-    kind: Literal["all", "turns", "signals", "rewards", "holdbacks", "batches", "releases"] = "all",
+    kind: Literal["all", "turns", "signals", "rewards", "holdbacks", "batches", "releases", "contracts"] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,
 ) -> None:

@@ -39,6 +39,11 @@ def test_implements_the_seam(engine):
     assert engine.slots()["live"].number == 0
 
 
+def test_names_the_contract_that_it_computes_under(engine):
+    contract = engine.contract()
+    assert engine.numerics() == ("" if contract is None else contract.id)
+
+
 async def test_each_sample_ends_once_and_last(engine):
     chunks = await collect(engine, ask(n=3, temperature=1.0))
     for index in range(3):

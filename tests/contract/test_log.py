@@ -20,6 +20,7 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
+    Stamp,
     Turn,
 )
 from ostinato.core.seams import Log
@@ -44,6 +45,8 @@ TURN = Turn(
     text="naïve 🎵\x00 end",
     started_at=10.1,
     ended_at=10.4,
+    numerics="0123456789abcdef",
+    routes=b"ORT1\x00\xff\n",
 )
 SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=0.1, source=Source.CODE, occurred_at=1.5, received_at=2.5)
 REWARD = Reward(turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1)
@@ -52,7 +55,8 @@ BATCH = Batch(step=1, turns=("r:0",), credits=(0.1 + 0.2,), reference=V3, at=50.
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
 )
-ROWS: list[Row] = [TURN, SIGNAL, REWARD, HELD, BATCH, EVENT]
+STAMP = Stamp(id="0123456789abcdef", contract='{"mode":"exact"}', at=70.0)
+ROWS: list[Row] = [TURN, SIGNAL, REWARD, HELD, BATCH, EVENT, STAMP]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 

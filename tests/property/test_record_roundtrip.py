@@ -22,6 +22,7 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
+    Stamp,
     Turn,
 )
 from ostinato.record import log as log_module
@@ -63,6 +64,8 @@ turns = st.builds(
     text=text,
     started_at=real,
     ended_at=real,
+    numerics=text,
+    routes=st.binary(max_size=20),
 )
 signals = st.builds(
     Signal,
@@ -99,7 +102,8 @@ releases = st.builds(
     detail=st.dictionaries(text, json_values, max_size=3),
     at=real,
 )
-rows = st.one_of(turns, signals, rewards, holdbacks, batches, releases)
+stamps = st.builds(Stamp, id=name, contract=text, at=real)
+rows = st.one_of(turns, signals, rewards, holdbacks, batches, releases, stamps)
 KINDS: set[type] = set(BY_RECORD)
 
 

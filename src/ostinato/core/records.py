@@ -90,6 +90,10 @@ class Turn:
 
     `parent` names the turn whose tokens are a prefix of `prompt_ids`. `sampled_ids`, `logprobs` and the spans' token counts
     have the same length T. `propensity` is the probability with which the user was put in `arm`.
+
+    `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if it is not known.
+    `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
+    without experts.
     """
 
     id: str
@@ -108,6 +112,8 @@ class Turn:
     text: str
     started_at: float
     ended_at: float
+    numerics: str = ""
+    routes: bytes = b""
 
     @property
     def oldest(self) -> int | None:
@@ -215,7 +221,21 @@ class ReleaseEvent:
     at: float
 
 
-Row = Turn | Signal | Reward | Holdback | Batch | ReleaseEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a contract's id stands for: written before the first turn that names it, so that the id can be read back later.
+
+    `contract` is `core.numerics.Contract.to_json()`.
+
+    Example: ``Stamp(id=contract.id, contract=contract.to_json(), at=9.0)``
+    """
+
+    id: str
+    contract: str
+    at: float
+
+
+Row = Turn | Signal | Reward | Holdback | Batch | ReleaseEvent | Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +297,8 @@ class Chunk:
     """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
 
     `ids`, `logprobs` have one entry per token, all made by `policy`. Text that could still become part of a stop string is
-    withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`.
+    withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`. `routes` is set on the
+    sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
     """
 
     index: int
@@ -287,6 +308,7 @@ class Chunk:
     text: str
     finish: Finish | None = None
     seed: int = 0
+    routes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

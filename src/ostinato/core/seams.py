@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ostinato.core.numerics import Contract
 from ostinato.core.records import (
     Chunk,
     Generate,
@@ -50,6 +51,14 @@ class Engine(Protocol):
 
     def slots(self) -> dict[str, PolicyVersion]:
         """What is loaded now."""
+        ...
+
+    def numerics(self) -> str:
+        """The id of the contract that logprobs are computed under; "" if it is not known. Never changes in one process."""
+        ...
+
+    def contract(self) -> Contract | None:
+        """The contract itself, if it is known."""
         ...
 
 

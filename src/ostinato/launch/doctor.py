@@ -50,6 +50,29 @@ def _sandbox(config: Config) -> str:
     return "user, mount, pid and network namespaces work"
 
 
+def _numerics(config: Config) -> str:
+    from ostinato import app
+    from ostinato.launch.status import apart, parts
+    from ostinato.model.settings import served_dtype
+
+    if _elsewhere(config):
+        return f"{config.model.numerics} mode; measured at the start, when the model has been downloaded"
+    engine, trainer = app.engine_contract(config), app.trainer_contract(config)
+    alike = "engine and trainer alike"
+    if engine != trainer:
+        alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
+    found = app.verdict(config, served_dtype(config.model), config.engine.threads)
+    held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
+    lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
+    lines += [f"  rows {line.rows:>2}  {line.what}" for line in found.table]
+    return "\n           ".join(lines)
+
+
+def _elsewhere(config: Config) -> bool:
+    """True for a hub name: looking at this machine shall not download gigabytes."""
+    return config.model.source != "smollm2" and not Path(config.model.source).expanduser().is_dir()
+
+
 def _model(config: Config) -> str:
     if config.model.source != "smollm2":
         return config.model.source
@@ -89,6 +112,7 @@ def _port(config: Config) -> str:
 CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("Python", _python),
     ("torch", _torch),
+    ("numerics", _numerics),
     ("SQLite", _sqlite),
     ("sandbox", _sandbox),
     ("model", _model),

@@ -62,7 +62,10 @@ async def _run(config: Config, path: app.Path, log: app.SqlLog, stopping: asynci
 
     place = app.home(config)
     renderer = HFRenderer(path)
-    engine = TorchEngine(build(path), renderer, config.engine)
+    contract = app.engine_contract(config)
+    await app.stamp(log, contract)
+    logger.info("numerics contract %s (%s)", contract.id, contract.mode)
+    engine = TorchEngine(build(path), renderer, config.engine, contract=contract)
     await engine.start()
     settings = config.serve.model_copy(update={"admin_key": SecretStr(place.admin_key())})
     gateway = create_app(

@@ -8,20 +8,22 @@ from rich.table import Table
 from ostinato import app
 from ostinato.config import Config
 from ostinato.core.errors import NotFound
-from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.numerics import Contract, differences, same_arithmetic
+from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Stamp, Turn
 from ostinato.launch.observe import Observer
 from ostinato.launch.release import gateway_url
 from ostinato.launch.screen import panel
 from ostinato.reward.ledger import account
 
 KINDS: dict[str, set[type]] = {
-    "all": {Turn, Signal, Reward, Holdback, Batch, ReleaseEvent},
+    "all": {Turn, Signal, Reward, Holdback, Batch, ReleaseEvent, Stamp},
     "turns": {Turn},
     "signals": {Signal},
     "rewards": {Reward},
     "holdbacks": {Holdback},
     "batches": {Batch},
     "releases": {ReleaseEvent},
+    "contracts": {Stamp},
 }
 SHOWN = 60
 
@@ -37,6 +39,7 @@ async def show_status(config: Config, console: Console) -> None:
     with app.open_log(config) as log:
         seen = await Observer(config, log).look()
         found = await account(log)
+        contracts = list((await app.stamped(log)).values())
         console.print(
             panel(seen, app.wall_clock(), f"run {config.run.directory}  {gateway_url(config) or 'not serving'}")
         )
@@ -46,9 +49,30 @@ async def show_status(config: Config, console: Console) -> None:
         if not name.startswith("version/"):
             table.add_row(f"refs/{name}", root[:16])
     console.print(table)
+    for contract in contracts:
+        alike = contract == contracts[-1] or same_arithmetic(contract, contracts[-1])
+        away = "" if alike else f"; apart from the newest in {apart(contracts[-1], contract)}"
+        console.print(f"numerics {parts(contract)}{away}", highlight=False, markup=False, soft_wrap=True)
     state = "balanced" if found.balanced else "NOT BALANCED"
     console.print(
         f"{found.ingested} turns = {found.trained} trained + {sum(found.held.values())} held back + {found.waiting} waiting: {state}"
+    )
+
+
+def parts(contract: Contract) -> str:
+    """A contract in one line: its id, then what it is made of."""
+    return (
+        f"{contract.id} = {contract.mode}, {contract.dtype}, {contract.threads} threads, rows {contract.rows}, block {contract.block}, "
+        f"quantisation {contract.quantisation}, torch {contract.torch}, {contract.blas}, {contract.kernels}, {contract.isa}"
+    )
+
+
+def apart(one: Contract, other: Contract) -> str:
+    """In what two contracts differ. Example: "dtype float32, not bfloat16"."""
+    names = differences(one, other)
+    return (
+        "; ".join(f"{name} {getattr(other, name)}, not {getattr(one, name)}" for name in names)
+        or "fast mode promises nothing"
     )
 
 
@@ -68,6 +92,8 @@ def line(row: Row) -> str:
             return f"batch    step {row.step}  {len(row.turns)} turns  reference {row.reference}"
         case ReleaseEvent():
             return f"release  {row.action}  {row.policy}  {row.reason}"
+        case Stamp():
+            return f"contract {row.id}  {row.contract}"
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:

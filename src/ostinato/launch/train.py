@@ -36,8 +36,10 @@ class TrainWorker:
         self.config = config
         self.place = app.home(config)
         self.log = log
-        self.trainer = PolicyTrainer(path, config.train)
-        self.desk = app.open_desk(config, log)
+        contract = app.trainer_contract(config)
+        logger.info("numerics contract %s (%s)", contract.id, contract.mode)
+        self.trainer = PolicyTrainer(path, config.train, contract)
+        self.desk = app.open_desk(config, log, contract)
         self.releases = Ledger(log, app.wall_clock)
         self.follows = app.Follows(app.Follower(app.open_store(config), config.follow), live)
         self.source = app.DeskSource(self.desk, config, self.follows)
@@ -131,7 +133,7 @@ async def replay(config: Config, path: Path, log: app.SqlLog) -> dict[int, str]:
     Needs the same machine type, torch and thread count to give the same bits. Nothing is written.
     """
     torch.set_num_threads(config.train.threads)
-    trainer = PolicyTrainer(path, config.train)
+    trainer = PolicyTrainer(path, config.train, app.trainer_contract(config))
     base = await app.Follower(app.open_store(config), config.follow).resolve("base")
     assert base is not None
     follows = app.Follows(app.Follower(app.open_store(config), config.follow), base)

@@ -27,6 +27,12 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
         default="bfloat16", description="The dtype that weights are published and served in."
     )
 
+    numerics: Literal["exact", "fast"] = Field(
+        default="exact",
+        description="'exact': engine and trainer compute the same bits, checked at the start. 'fast': unchecked; the "
+        "trainer corrects for the difference and reports what it removed.",
+    )
+
     @property
     def served_as(self) -> str:
         """The name that clients send. Example: source "/models/Qwen3-0.6B" is served as "Qwen3-0.6B"."""

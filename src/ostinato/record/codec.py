@@ -28,6 +28,7 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
+    Stamp,
     Turn,
 )
 
@@ -140,6 +141,7 @@ KINDS: tuple[Kind, ...] = (
         pack={"policy": _policy, "previous": _policy, "detail": lambda detail: _json(dict(detail))},
         unpack={"policy": _to_policy, "previous": _to_policy, "detail": json.loads},
     ),
+    Kind(table="stamps", record=Stamp, identity="id", pack={}, unpack={}),
 )
 
 BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}

@@ -1,4 +1,4 @@
-"""The log on SQLite: every turn, signal, reward, holdback, batch and release, in one order, durable when `append` returns.
+"""The log on SQLite: every turn, signal, reward, holdback, batch, release and contract, in one order, durable when `append` returns.
 
 Several processes may append to one file; within a process one thread commits for all callers (`writer.py`). Readers see
 snapshots and never block a writer.

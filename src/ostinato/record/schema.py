@@ -8,9 +8,9 @@ endian; what has no fixed shape is JSON text.
 
 from __future__ import annotations
 
-from sqlalchemy import DDL, Column, Double, Index, Integer, LargeBinary, MetaData, String, Table, Text, event
+from sqlalchemy import DDL, Column, Double, Index, Integer, LargeBinary, MetaData, String, Table, Text, event, text
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration; a database that names another revision is migrated or refused."""
 
 metadata = MetaData()
@@ -43,6 +43,8 @@ turns = Table(
     Column("text", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double, nullable=False),
+    Column("numerics", Text, nullable=False, server_default=""),
+    Column("routes", LargeBinary, nullable=False, server_default=text("x''")),
 )
 
 signals = Table(
@@ -104,6 +106,15 @@ releases = Table(
     Column("previous", Text, nullable=True),
     Column("reason", Text, nullable=False),
     Column("detail", Text, nullable=False),
+    Column("at", Double, nullable=False),
+)
+
+stamps = Table(
+    "stamps",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("id", String, nullable=False, unique=True),
+    Column("contract", Text, nullable=False),
     Column("at", Double, nullable=False),
 )
 

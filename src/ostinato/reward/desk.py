@@ -24,17 +24,22 @@ CHUNK = 1000  # rows per append: a backlog after a restart must not become one g
 class RewardDesk:
     """Turns the log into samples and accounts for every turn. One desk per log: the trainer's lock sees to it.
 
+    `numerics` is the id of the only contract whose turns may be trained on; None: any.
+
     Example::
 
         desk = RewardDesk(log, load("ostinato.reward.functions:copilot"), clock, RewardConfig())
         made = await desk.batch(step=1, size=144, reference=v0)  # None until 144 turns are ready
     """
 
-    def __init__(self, log: Log, fn: RewardFn, clock: Clock, config: RewardConfig | None = None) -> None:
+    def __init__(
+        self, log: Log, fn: RewardFn, clock: Clock, config: RewardConfig | None = None, *, numerics: str | None = None
+    ) -> None:
         self._log = log
         self._fn = fn
         self._clock = clock
         self._config = config or RewardConfig()
+        self._numerics = numerics
         self._ledger = Ledger(Baseline(self._config.baseline))
         self._cursor: Cursor = 0
         self._asked: dict[str, tuple[float, int]] = {}  # unrewarded turn -> (ask again at, signals seen when asked)
@@ -75,19 +80,23 @@ class RewardDesk:
         """The newest `size` turns or fewer, in log order, for a trainer that took `steps` steps (and now goes back to `base`, if given).
 
         The newest, because where people are served faster than the trainer learns, a queue would make every batch stale. What is
-        left over is held back once it is too stale: ``stale:<lag>``.
+        left over is held back once it is too stale: ``stale:<lag>``. What was made under a contract that may not be trained on
+        is held back at once, ``numerics:<id>``: here and not when it is read, because a recorded batch stays what it is when the
+        trainer's own contract changes.
         """
         now = self._clock()
         lineage = self._ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         fresh: list[Rewarded] = []
-        stale: list[Row] = []
+        held: list[Row] = []
         for entry in sorted(self._ledger.matured.values(), key=lambda entry: entry.seq):
             lag = 0 if entry.turn.oldest is None else lineage.lag(steps, entry.turn.oldest)
-            if lag > self._config.max_staleness:
-                stale.append(Holdback(turn=entry.turn.id, reason=f"stale:{lag}", at=now))
+            if self._numerics is not None and entry.turn.numerics != self._numerics:
+                held.append(Holdback(turn=entry.turn.id, reason=f"numerics:{entry.turn.numerics or 'unknown'}", at=now))
+            elif lag > self._config.max_staleness:
+                held.append(Holdback(turn=entry.turn.id, reason=f"stale:{lag}", at=now))
             else:
                 fresh.append(entry)
-        await self._write(stale)
+        await self._write(held)
         return fresh[-size:]
 
     async def batch(

@@ -211,4 +211,6 @@ class Answer:
         if self._policy is not None:
             headers["x-ostinato-policy"] = str(self._policy.number)
             headers["x-ostinato-weights"] = self._policy.hash
+        if self._capture.numerics:
+            headers["x-ostinato-numerics"] = self._capture.numerics
         return headers

@@ -103,6 +103,7 @@ class Choice:
     text: list[str] = field(default_factory=list[str])
     finish: Finish | None = None
     seed: int | None = None
+    routes: bytes = b""
     written: bool = False
 
 
@@ -115,10 +116,14 @@ class Capture:
         clock: Unix seconds.
         writes: keeps writes alive across cancellation.
         observer: told of each turn in the log.
+        numerics: the id of the engine's contract, stamped on each turn.
     """
 
-    def __init__(self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: Observer) -> None:
+    def __init__(
+        self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: Observer, numerics: str = ""
+    ) -> None:
         self.call = call
+        self.numerics = numerics
         self.choices = [Choice() for _ in range(call.n)]
         self._log = log
         self._clock = clock
@@ -139,7 +144,7 @@ class Capture:
         choice.text.append(chunk.text)
         choice.seed = chunk.seed
         _extend(choice.spans, chunk.policy, len(chunk.ids))
-        choice.finish = chunk.finish
+        choice.finish, choice.routes = chunk.finish, chunk.routes
         if chunk.finish is not None and not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
@@ -174,6 +179,8 @@ class Capture:
             text="".join(choice.text),
             started_at=call.started_at,
             ended_at=self._clock(),
+            numerics=self.numerics,
+            routes=choice.routes,
         )
 
     async def store(self, *indices: int) -> list[Turn]:

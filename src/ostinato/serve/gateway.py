@@ -257,7 +257,14 @@ class Gateway:
             model=self._model,
             decode=self._renderer.decode if asked.wants_logprobs else None,
         )
-        capture = Capture(call, log=self._log, clock=self._clock, writes=self._writes, observer=self.metrics)
+        capture = Capture(
+            call,
+            log=self._log,
+            clock=self._clock,
+            writes=self._writes,
+            observer=self.metrics,
+            numerics=self._engine.numerics(),
+        )
         answer = Answer(
             capture,
             engine=self._engine,

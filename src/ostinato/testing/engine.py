@@ -12,11 +12,25 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import numpy as np
 
 from ostinato.core.errors import BadRequest, BadWeights, NotFound, Unavailable
+from ostinato.core.numerics import Contract
 from ostinato.core.records import Chunk, Finish, Generate, PolicyVersion, Snapshot, Swap, WeightArray
 from ostinato.serve.admission import check_request
 
 STOP_ID = 256
 VOCAB_SIZE = 257
+CONTRACT = Contract(
+    mode="exact",
+    torch="none",
+    blas="none",
+    isa="none",
+    threads=1,
+    block=1,
+    rows=1,
+    dtype="float32",
+    quantisation="none",
+    kernels="fake 1",
+)
+"""Made-up log-probabilities are the same everywhere: the fake keeps an exact contract."""
 
 
 def default_script(request: Generate) -> str:
@@ -142,6 +156,14 @@ class FakeEngine:
     def slots(self) -> dict[str, PolicyVersion]:
         """What is loaded now."""
         return dict(self._slots)
+
+    def numerics(self) -> str:
+        """The id of `CONTRACT`."""
+        return CONTRACT.id
+
+    def contract(self) -> Contract:
+        """`CONTRACT`."""
+        return CONTRACT
 
     def stats(self) -> dict[str, float]:
         """The counters that the real engine also has."""

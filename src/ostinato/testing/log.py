@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Stamp, Turn
 from ostinato.core.seams import Cursor
 
 
@@ -64,7 +64,7 @@ class MemoryLog:
 def identity(row: Row) -> str:
     """What makes two rows of one kind the same row."""
     match row:
-        case Turn() | Signal() | ReleaseEvent():
+        case Turn() | Signal() | ReleaseEvent() | Stamp():
             return row.id
         case Reward() | Holdback():
             return row.turn

@@ -17,6 +17,8 @@ def a_turn(
     sampled: Sequence[int] = (7, 9),
     finish: Finish = Finish.STOP,
     ended_at: float = 10.0,
+    numerics: str = "",
+    routes: bytes = b"",
 ) -> Turn:
     """A turn that ended normally.
 
@@ -40,4 +42,6 @@ def a_turn(
         text="x" * len(sampled),
         started_at=ended_at - 1.0,
         ended_at=ended_at,
+        numerics=numerics,
+        routes=routes,
     )

@@ -246,6 +246,32 @@ async def test_what_is_too_stale_is_held_back_and_the_rest_is_not(log: MemoryLog
     assert (await account(log)).balanced
 
 
+async def test_another_contract_is_held_back_only_where_it_is_refused(log: MemoryLog, now: Now):
+    mine, other = "a" * 16, "b" * 16
+    await log.append(*[replace(turn(i), numerics=stamp) for i, stamp in enumerate([mine, other, "", mine])])
+    now.at = 41.0
+    lenient, strict = desk_on(log, now), RewardDesk(log, COPILOT, now, numerics=mine)
+    await lenient.poll()
+    assert len(await lenient.ready(0, 10)) == 4
+    await strict.poll()
+    assert [entry.turn.id for entry in await strict.ready(0, 10)] == ["t0:0", "t3:0"]
+    assert {row.turn: row.reason for row in rows(log, Holdback)} == {
+        "t1:0": f"numerics:{other}",
+        "t2:0": "numerics:unknown",
+    }
+    assert (await account(log)).balanced
+
+
+async def test_a_recorded_batch_outlives_a_change_of_the_trainers_contract(log: MemoryLog, now: Now):
+    await fill(log, 4)
+    now.at = 41.0
+    made = await desk_on(log, now).batch(1, 4, V0)
+    later = RewardDesk(log, COPILOT, now, numerics="c" * 16)
+    await later.poll()
+    assert await later.batch(1, 4, V0) == made
+    assert not [row for row in rows(log, Holdback) if row.reason.startswith("numerics")]
+
+
 async def test_going_back_to_a_release_counts_staleness_from_it(log: MemoryLog, now: Now):
     await fill(log, 8)
     now.at = 41.0

@@ -2,6 +2,7 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx2
 import pytest
@@ -10,7 +11,7 @@ from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Chunk, Finish, PolicyVersion
 from ostinato.serve.gateway import create_app
 from ostinato.serve.settings import ServeConfig
-from ostinato.testing.engine import STOP_ID, FakeEngine
+from ostinato.testing.engine import CONTRACT, STOP_ID, FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
@@ -83,6 +84,35 @@ async def eventually(condition, timeout_s=2.0):
             await asyncio.sleep(0.005)
 
 
+class Routed(FakeEngine):
+    """Sends made-up routes with the last chunk, as the engine does for a model with experts."""
+
+    async def generate(self, request):
+        async for chunk in super().generate(request):
+            yield chunk if chunk.finish is None else replace(chunk, routes=b"routes of %d" % chunk.index)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_choices_routes_and_the_contract_are_stored_with_its_turn(stream):
+    async with world(engine=Routed(lambda _: "hello")) as w:
+        status, headers, _ = await w.chat(n=2, stream=stream)
+        assert status == 200
+        assert headers["x-ostinato-numerics"] == CONTRACT.id
+        assert sorted((turn.id[-1], turn.routes, turn.numerics) for turn in w.log.turns()) == [
+            ("0", b"routes of 0", CONTRACT.id),
+            ("1", b"routes of 1", CONTRACT.id),
+        ]
+
+
+async def test_an_engine_of_unknown_arithmetic_stamps_nothing():
+    engine = FakeEngine(lambda _: "hello")
+    engine.numerics = lambda: ""
+    async with world(engine=engine) as w:
+        _, headers, _ = await w.chat()
+        assert "x-ostinato-numerics" not in headers
+        assert w.log.turns()[0].numerics == ""
+
+
 async def test_a_chat_answer_names_its_turn_policy_weights_and_arm():
     async with world() as w:
         status, headers, body = await w.chat(user="u1", max_tokens=20, seed=5, temperature=0.5, top_p=0.9)
@@ -93,6 +123,7 @@ async def test_a_chat_answer_names_its_turn_policy_weights_and_arm():
         assert turn.id == body["id"] + ":0" == headers["x-ostinato-turn"]
         assert (headers["x-ostinato-policy"], headers["x-ostinato-weights"]) == ("0", "fake0")
         assert headers["x-ostinato-arm"] == "live"
+        assert headers["x-ostinato-numerics"] == turn.numerics == CONTRACT.id
         assert body["ostinato"] == {"turns": [turn.id], "arm": "live", "spans": [[0, "fake0", 6]]}
         assert body["usage"] == {
             "prompt_tokens": len(turn.prompt_ids),

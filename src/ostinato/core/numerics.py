@@ -1,0 +1,97 @@
+"""The numerics contract: which arithmetic made a logprob, as a record with an id that is stamped on every turn.
+
+Two processes with the same contract in exact mode compute the same bits for the same tokens under the same weights. A difference
+of contracts does not say by how much the numbers differ, only that nothing is promised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, cast
+
+from ostinato.core.errors import BadConfig, Corrupt
+
+MODES = ("exact", "fast")
+_LONGEST = 4096  # characters of a contract's JSON; a real one has about 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """Everything that decides the bits of a forward pass, apart from weights and tokens.
+
+    `rows` is the row rule: linear layers run at row counts that are multiples of it. `block` is the number of tokens of a KV
+    block. `isa` lists the vector instructions that the kernels choose by; `kernels` names our own kernels and their compiler.
+
+    Example::
+
+        Contract(mode="exact", torch="2.13.0+cpu", blas="mkl 2024.2 mkldnn 3.12", isa="avx512_bf16 avx512_f", threads=1,
+                 block=32, rows=4, dtype="bfloat16", quantisation="none", kernels="ostinato 1 transformers 5.23.0 numba 0.66.0")
+    """
+
+    mode: Literal["exact", "fast"]
+    torch: str
+    blas: str
+    isa: str
+    threads: int
+    block: int
+    rows: int
+    dtype: str
+    quantisation: str
+    kernels: str
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise BadConfig(f"numerics mode {self.mode!r}: choose 'exact' or 'fast'")
+        for name in ("threads", "block", "rows"):
+            if getattr(self, name) < 1:
+                raise BadConfig(f"a numerics contract needs {name} >= 1, not {getattr(self, name)}")
+
+    @property
+    def id(self) -> str:
+        """The first 16 hex digits of the SHA-256 of `to_json()`."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """Canonical: sorted keys, no spaces, ASCII. Equal contracts give equal text."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Contract:
+        """The inverse of `to_json`. Raises Corrupt for anything that is not exactly a contract's JSON."""
+        try:
+            values = json.loads(text) if len(text) <= _LONGEST else None
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(f"a numerics contract is not JSON ({error}); restore the log from a copy") from error
+        if not isinstance(values, dict):
+            raise Corrupt("a numerics contract must be a JSON object of at most 4096 characters")
+        values = cast("dict[str, Any]", values)
+        names = {field.name: int if field.type == "int" else str for field in fields(cls)}
+        if odd := sorted(names.keys() ^ values.keys()):
+            raise Corrupt(
+                f"a numerics contract has a missing or unknown field {odd[0]!r}; it was written by another version"
+            )
+        for name, kind in names.items():
+            if type(values[name]) is not kind:
+                raise Corrupt(f"a numerics contract's {name} is {values[name]!r}, not {kind.__name__}")
+        try:
+            return cls(**values)
+        except BadConfig as error:
+            raise Corrupt(f"a stored numerics contract cannot be: {error}") from error
+
+
+def differences(one: Contract, other: Contract) -> tuple[str, ...]:
+    """The names of the fields in which two contracts differ, in the record's order."""
+    return tuple(field.name for field in fields(Contract) if getattr(one, field.name) != getattr(other, field.name))
+
+
+def same_arithmetic(one: Contract, other: Contract) -> bool:
+    """True if both contracts promise the same bits: both exact, and equal in all but the KV block size.
+
+    The exact kernels add up in the order of absolute positions, so their result does not depend on how the KV cache is cut
+    into blocks. The thread count stays: libraries choose kernels by it. Fast mode promises nothing, not even to itself.
+
+    Example: ``same_arithmetic(a, replace(a, block=64))`` is True for an exact `a`, and False for a fast one.
+    """
+    return one.mode == other.mode == "exact" and set(differences(one, other)) <= {"block"}

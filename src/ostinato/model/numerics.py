@@ -1,0 +1,95 @@
+"""The numerics contract of this process: what torch, its libraries and this CPU say about themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import torch
+
+from ostinato.core.numerics import Contract
+
+KERNELS = "1"
+"""Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
+_LIBRARIES = ("transformers", "numba", "llvmlite")
+_FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
+_SWITCHES = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+)
+
+
+def contract(
+    model_dtype: torch.dtype,
+    mode: Literal["exact", "fast"],
+    threads: int,
+    rows: int,
+    block: int,
+    quantisation: str = "none",
+) -> Contract:
+    """The contract under which this process computes with `threads` torch threads.
+
+    `rows` is the row rule that the self-test found, `block` the tokens of a KV block. Call it once, at the start, after torch
+    has been set up: switches of the environment that change kernels are part of the answer.
+
+    Example: ``contract(torch.bfloat16, "exact", threads=1, rows=4, block=32).id``
+    """
+    return Contract(
+        mode=mode,
+        torch=torch.__version__,
+        blas=blas(),
+        isa=isa(),
+        threads=threads,
+        block=block,
+        rows=rows,
+        dtype=str(model_dtype).removeprefix("torch."),
+        quantisation=quantisation,
+        kernels=" ".join([f"ostinato {KERNELS}", *(f"{name} {_version(name)}" for name in _LIBRARIES)]),
+    )
+
+
+def blas() -> str:
+    """The matrix libraries with their versions, and what is switched off or set by the environment.
+
+    Example: "mkl 2024.2 mkl-dnn 3.12.0".
+    """
+    built = torch.__config__.show()
+    parts = [_found(r"Math Kernel Library Version (\S+?)-", built, "mkl"), _found(r"MKL-DNN v(\S+)", built, "mkl-dnn")]
+    named = [part for part in parts if part] or [_found(r"BLAS_INFO=(\w+)", built, "blas") or "blas unknown"]
+    if not torch.backends.mkldnn.enabled:  # pyright: ignore[reportGeneralTypeIssues, reportUnnecessaryComparison]
+        named.append("mkl-dnn off")
+    if (precision := torch.get_float32_matmul_precision()) != "highest":
+        named.append(f"fp32 matmul {precision}")
+    return " ".join([*named, *(f"{name}={os.environ[name]}" for name in _SWITCHES if name in os.environ)])
+
+
+def isa() -> str:
+    """The CPU, its caches (libraries cut matrices to fit them) and the vector instructions that kernels are chosen by.
+
+    Example: "AVX512, AMD EPYC, l1 32768, l2 1048576: avx avx2 avx512_bf16 ...".
+    """
+    found = torch.cpu.get_capabilities()
+    flags = sorted(name for name, has in found.items() if has is True and _FLAGS.match(name))
+    about = [
+        torch.backends.cpu.get_cpu_capability(),
+        str(found.get("cpu_name", found.get("architecture", "unknown CPU"))),
+        *(f"{level} {found[f'{level}_cache_size']}" for level in ("l1d", "l2") if f"{level}_cache_size" in found),
+    ]
+    return f"{', '.join(about)}: {' '.join(flags)}"
+
+
+def _found(pattern: str, text: str, name: str) -> str:
+    match = re.search(pattern, text)
+    return f"{name} {match.group(1)}" if match else ""
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
