@@ -10,6 +10,7 @@ OstinatoError
 ├── Corrupt             stored bytes do not have their promised hash or form
 ├── Conflict            a compare-and-swap lost, or another process holds the store
 ├── NoSignal            a batch that would teach nothing
+├── BadRoutes           recorded router choices that cannot be replayed
 ├── BadWeights          NaN, wrong shape, unsafe file: never loaded, never released
 ├── BadConfig           a key, value or file of the configuration
 └── SandboxRefused      this kernel cannot isolate generated code
@@ -88,6 +89,16 @@ class NoSignal(OstinatoError, ValueError):
     """A batch that would teach nothing; the message says why."""
 
     code = "no_signal"
+
+
+class BadRoutes(OstinatoError, ValueError):
+    """Recorded router choices that cannot be replayed. `reason` is one word for counting: "missing", "truncated", "stale", "zero"..."""
+
+    code = "bad_routes"
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class BadWeights(OstinatoError, ValueError):

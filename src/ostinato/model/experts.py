@@ -1,0 +1,127 @@
+"""The one experts function of every mixture-of-experts model: a token's output depends on that token alone, to the bit.
+
+Registered in the library's ExpertsInterface, so engine and trainer run the same Hugging Face module. Three rules make it exact:
+each expert sees its tokens in a row count padded up to the row rule, nothing is shared between tokens but weights, and a token's
+expert outputs are added one after another in the order of their expert ids (never in arrival order or order of probability).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.integrations.moe import ExpertsInterface
+
+from ostinato.core.errors import BadConfig
+
+IMPLEMENTATION = "ostinato"
+"""Name under which the function is registered."""
+DEFAULT_ROWS = 4
+"""The row rule when `set_rows` was never called: the smallest row count that is safe on the CPUs measured so far."""
+
+
+def set_rows(model: nn.Module, rows: int) -> None:
+    """Make every experts module of `model` pad each expert's rows to a multiple of `rows`. Raises BadConfig below 1.
+
+    1 switches padding off: fast mode, or a negative control of the exact one.
+    """
+    if rows < 1:
+        raise BadConfig(f"the row rule must be at least 1, not {rows}")
+    for module in experts_of(model):
+        cast("Any", module).ostinato_rows = rows
+
+
+def experts_of(model: nn.Module) -> list[nn.Module]:
+    """The modules of `model` that this function serves, in layer order; empty for a dense model."""
+    return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Who sits where: S = N x k pairs of (token, slot), P >= S rows after padding, in ascending order of expert."""
+
+    experts: list[int]  # the experts that were hit, ascending
+    sizes: list[int]  # rows of each of them, padding included; their sum is P
+    token_P: Tensor  # which token fills a row; padding repeats token 0
+    row_S: Tensor  # where the answer of (token, slot) stands, slots in ascending order of expert id
+
+
+def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """What the library calls in each layer: [N, D], ids [N, k] and gates [N, k] in, [N, D] in the dtype of the input out.
+
+    Slot products and their sum are fp32 (wider if the model is), rounded once. Works under autograd and inference_mode.
+    Raises BadConfig for experts whose weights are laid out in a way the library's own functions do not know either.
+    """
+    _check(module)
+    tokens, slots = top_k_index.shape
+    if tokens == 0:
+        return torch.zeros_like(hidden_states)
+    ids_Nk, order_Nk = top_k_index.sort(dim=-1, stable=True)
+    gates_Nk = top_k_weights.gather(-1, order_Nk)
+    plan = _plan(ids_Nk, module.num_experts, getattr(module, "ostinato_rows", DEFAULT_ROWS))
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    x = _linear(module, first, hidden_states.index_select(0, plan.token_P), plan)
+    x = module._apply_gate(x) if module.has_gate else module.act_fn(x)
+    y = _linear(module, "down_proj", x, plan)
+    if module.has_post_expert_norm:
+        y = module.post_expert_norm(y)
+    wide = torch.promote_types(hidden_states.dtype, torch.float32)
+    slots_NkD = y.index_select(0, plan.row_S).view(tokens, slots, -1).to(wide)
+    total, *rest = (slots_NkD * gates_Nk.to(wide).unsqueeze(-1)).unbind(1)
+    for part in rest:
+        total = total + part  # one slot after another: a reduction kernel may choose its own order
+    return total.to(hidden_states.dtype)
+
+
+ExpertsInterface.register(IMPLEMENTATION, experts)
+
+
+def _plan(ids_Nk: Tensor, experts: int, rows: int) -> _Plan:
+    flat_S = ids_Nk.reshape(-1)
+    order_S = torch.argsort(flat_S, stable=True)
+    counts_E = torch.bincount(flat_S, minlength=experts)
+    if len(counts_E) > experts:
+        raise BadConfig(f"the router chose expert {len(counts_E) - 1} of {experts}: router and experts do not fit")
+    padded_E = (counts_E + (rows - 1)) // rows * rows
+    shift_E = (padded_E.cumsum(0) - padded_E) - (counts_E.cumsum(0) - counts_E)  # rows of padding before each expert
+    at_S = torch.arange(len(flat_S), device=flat_S.device) + shift_E[flat_S[order_S]]
+    sizes = cast("list[int]", padded_E.tolist())
+    hit = [expert for expert, size in enumerate(sizes) if size]
+    token_P = flat_S.new_zeros(sum(sizes)).index_copy_(0, at_S, order_S // ids_Nk.shape[1])
+    row_S = torch.empty_like(at_S).index_copy_(0, order_S, at_S)
+    return _Plan(hit, [sizes[expert] for expert in hit], token_P, row_S)
+
+
+def _linear(module: Any, name: str, x_PD: Tensor, plan: _Plan) -> Tensor:
+    """Each expert's rows times its own weight (plus its bias): [P, in] -> [P, out]."""
+    weights = _by_expert(getattr(module, name))
+    biases = _by_expert(getattr(module, f"{name}_bias")) if module.has_bias else None
+    parts: list[Tensor] = []
+    for expert, x in zip(plan.experts, x_PD.split(plan.sizes), strict=True):
+        part = x @ weights[expert] if module.is_transposed else F.linear(x, weights[expert])
+        parts.append(part if biases is None else part + biases[expert])
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _by_expert(stacked: Tensor) -> Sequence[Tensor] | Tensor:
+    # indexing would make autograd build and add a gradient of all experts' size for each expert hit; unbind stacks them once
+    return stacked.unbind(0) if torch.is_grad_enabled() and stacked.requires_grad else stacked
+
+
+def _check(module: Any) -> None:
+    names = ["gate_up_proj" if module.has_gate else "up_proj", "down_proj"]
+    names += [f"{name}_bias" for name in names] if module.has_bias else []
+    missing = [name for name in names if not isinstance(getattr(module, name, None), Tensor)]
+    if missing:
+        raise BadConfig(
+            f"{type(module).__name__} holds no stacked {', '.join(missing)}: load the checkpoint unquantised, "
+            "or choose a model whose experts transformers keeps as one tensor per projection"
+        )
+    if not getattr(module, names[0]).is_floating_point() or getattr(module, names[0]).element_size() < 2:
+        raise BadConfig(f"{type(module).__name__} has quantised experts: load the checkpoint as bfloat16 or float32")
+    if module._is_expert_parallel:
+        raise BadConfig(f"{type(module).__name__} is split over devices: load the model without expert parallelism")
