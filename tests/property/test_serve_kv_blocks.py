@@ -123,6 +123,6 @@ def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows):
         if waiting and rng.random() < 0.1:
             scheduler.remove(waiting.pop(rng.randrange(len(waiting))))  # the client went away
         if rng.random() < 0.1:
-            scheduler.swap("live", PolicyVersion(number=step, hash=f"v{step}"))
+            scheduler.swap("live", PolicyVersion(number=step, hash=f"v{step}"), recompute=rng.random() < 0.5)
     assert not waiting
     assert scheduler.pool.held == 0

@@ -84,7 +84,7 @@ def test_tree_attention_and_its_gradient_equal_masked_softmax(turns: list[TokenT
     plain = torch.einsum(
         "hnm,mhd->nhd", scores.masked_fill(~mask, float("-inf")).softmax(-1), v.repeat_interleave(3, 1)
     )
-    found = TreeAttention(packed, queries=queries)(0, q, k, v, 0.3)
+    found = TreeAttention(packed, queries=queries)(0, q, k, v, 0.3, 0)
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
     for one, other in zip(
         torch.autograd.grad(plain, inputs, grad), torch.autograd.grad(found, inputs, grad), strict=True

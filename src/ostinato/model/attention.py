@@ -24,10 +24,12 @@ class Attend(Protocol):
     """Attention of N flattened tokens in one layer.
 
     `layer` counts from 0; `q` [N, H, D] and `k`, `v` [N, KV, D] carry rotary positions already; the answer is [N, H, D] in
-    q's dtype. Layers are called in order, once each per forward pass (again when activations are recomputed).
+    q's dtype. A token at position p reads positions p - window + 1 to p, all up to p if `window` is 0. Rows after the tokens that
+    the object knows are padding and get zeros. Layers are called in order, once each per forward pass (again when activations
+    are recomputed).
     """
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor: ...
 
 
 class CausalAttend:
@@ -39,15 +41,23 @@ class CausalAttend:
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = list(lengths)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         parts: list[Tensor] = []
         for q_HTD, k_KTD, v_KTD in zip(*(self._sequences(x) for x in (q, k, v)), strict=True):
-            out = F.scaled_dot_product_attention(q_HTD, k_KTD, v_KTD, is_causal=True, scale=scale, enable_gqa=True)
+            T = q_HTD.shape[2]
+            near = (
+                torch.ones(T, T, dtype=torch.bool, device=q.device).tril().triu(1 - window) if 0 < window < T else None
+            )
+            out = F.scaled_dot_product_attention(
+                q_HTD, k_KTD, v_KTD, attn_mask=near, is_causal=near is None, scale=scale, enable_gqa=True
+            )
             parts.append(out[0].transpose(0, 1))
+        if missing := len(q) - sum(self._lengths):
+            parts.append(q.new_zeros(missing, *q.shape[1:]))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _sequences(self, x_NHD: Tensor) -> list[Tensor]:
-        return [part.transpose(0, 1).unsqueeze(0) for part in x_NHD.split(self._lengths)]
+        return [part.transpose(0, 1).unsqueeze(0) for part in x_NHD[: sum(self._lengths)].split(self._lengths)]
 
 
 def _attention(
@@ -59,6 +69,7 @@ def _attention(
     *,
     scaling: float | None = None,
     attend: Attend | None = None,
+    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
@@ -68,55 +79,63 @@ def _attention(
         raise BadConfig(
             "this model was loaded with ostinato's attention: run it through ostinato.model.attention.hidden"
         )
+    if not getattr(module, "is_causal", True):
+        raise BadConfig("this model's tokens see those after them, which is not supported: it cannot generate")
     if softcap is not None or s_aux is not None:
         raise BadConfig("this model caps its attention scores or uses attention sinks, which is not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    return attend(cast("int", module.layer_idx), q, k, v, scale).unsqueeze(0), None
+    return attend(cast("int", module.layer_idx), q, k, v, scale, sliding_window or 0).unsqueeze(0), None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
 
 
-def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+def hidden(model: PreTrainedModel, ids_N: Tensor, positions_N: Tensor, attend: Attend, *, rows: int = 1) -> Tensor:
     """One pass over N flattened tokens; returns the final normed hidden states [N, hidden].
 
-    `ids_N`, `positions_N` are int64 on the model's device; a position is a token's index in its own sequence. Works under
-    autograd and under inference_mode.
+    `ids_N`, `positions_N` are int64 on the model's device; a position is a token's index in its own sequence. `rows` is the row
+    rule: N is padded to a multiple of it by tokens that nobody reads, so that no linear layer meets a row count at which
+    another kernel answers. Works under autograd and under inference_mode.
     """
+    count = len(ids_N)
+    if missing := -count % rows:
+        ids_N, positions_N = F.pad(ids_N, (0, missing)), F.pad(positions_N, (0, missing))
     out = model.base_model(input_ids=ids_N[None], position_ids=positions_N[None], use_cache=False, attend=attend)
-    return out.last_hidden_state[0]
+    return out.last_hidden_state[0, :count]
 
 
-def logits(model: PreTrainedModel, hidden_MD: Tensor) -> Tensor:
-    """The output head over M chosen positions: [M, vocab] in the model's dtype."""
-    return cast("nn.Module", model.get_output_embeddings())(hidden_MD)
+def logits(model: PreTrainedModel, hidden_MD: Tensor, *, rows: int = 1) -> Tensor:
+    """The output head over M chosen positions: [M, vocab] in the model's dtype. `rows` as in `hidden`."""
+    head = cast("nn.Module", model.get_output_embeddings())
+    count = len(hidden_MD)
+    if missing := -count % rows:
+        return head(F.pad(hidden_MD, (0, 0, 0, missing)))[:count]
+    return head(hidden_MD)
 
 
 def check_config(config: Any) -> None:
-    """Raise BadConfig for a model whose layers do not all attend to the whole past."""
+    """Raise BadConfig for a model with layers that are not causal softmax attention over the past or a window of it."""
     kinds: set[str] = set(cast("list[str]", getattr(config, "layer_types", None) or []))
-    window = getattr(config, "sliding_window", None)
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise BadConfig(f"layers of kind {sorted(kinds)} are not supported: every layer must be softmax attention")
-    slides = "sliding_attention" in kinds or (not kinds and getattr(config, "use_sliding_window", True))
-    if slides and window is not None and window < config.max_position_embeddings:
-        raise BadConfig(
-            f"sliding-window attention ({window} of {config.max_position_embeddings} positions) is not supported: "
-            f"lower max_position_embeddings in config.json to {window} or choose a model with full attention"
-        )
+    if odd := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise BadConfig(f"layers of kind {odd} are not supported: every layer must be softmax attention")
 
 
 class _Probe:
-    """Counts the layers that reach our attention."""
+    """Counts the layers that reach our attention, with heads that its kernel can take."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []
         self._attend = CausalAttend([2])
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        if q.shape[2] != v.shape[2] or q.shape[2] % 4:
+            raise BadConfig(
+                f"this model's heads are {q.shape[2]} wide for keys and {v.shape[2]} for values: supported are equal widths "
+                "that are a multiple of 4"
+            )
         self.layers.append(layer)
-        return self._attend(layer, q, k, v, scale)
+        return self._attend(layer, q, k, v, scale, window)
 
 
 def check_forward(model: PreTrainedModel) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.records import Weights
-from ostinato.model import attention, gguf_wheel
+from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.directory import check_directory
+from ostinato.model.norms import replace_norms
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
 
 __all__ = ["build", "check_directory", "empty_model", "load_model", "put_weights", "resolve", "weights_of"]
@@ -65,6 +67,7 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False) -> PreTra
             path,
             dtype=dtype,
             attn_implementation=attention.IMPLEMENTATION,
+            experts_implementation=experts.IMPLEMENTATION,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -81,12 +84,17 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False) -> PreTra
     return _ready(model, train=train)
 
 
-def empty_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn."""
+def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False) -> PreTrainedModel:
+    """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn.
+
+    If `shallow`, it ends at the first layer after which no new kind of layer comes.
+    """
+    config = _config(path)
     with _NO_INIT, no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            _config(path), dtype=dtype, attn_implementation=attention.IMPLEMENTATION, trust_remote_code=False
-        )
+        if shallow:
+            with torch.device("meta"):
+                _cut(config, _depth(_from_config(config, dtype)))
+        model = _from_config(config, dtype)
     model.tie_weights()  # skipped together with the drawing of random values
     return _ready(model, train=False)
 
@@ -114,8 +122,43 @@ def _config(path: Path) -> Any:
     return config
 
 
+def _from_config(config: Any, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_config(
+        config,
+        dtype=dtype,
+        attn_implementation=attention.IMPLEMENTATION,
+        experts_implementation=experts.IMPLEMENTATION,
+        trust_remote_code=False,
+    )
+
+
+def _depth(model: Any) -> int:
+    """How many layers show every kind: what modules and shapes a layer has, and how far it attends."""
+    text = model.config.get_text_config()
+    count: int = text.num_hidden_layers
+    layers = next((part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == count), None)
+    if layers is None:
+        return count
+    reach: list[str] = getattr(text, "layer_types", None) or [""] * count
+    kinds: dict[Any, int] = {}
+    for i, layer in enumerate(layers):
+        parts = tuple((name, type(part)) for name, part in layer.named_modules())
+        shapes = tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters())
+        kinds.setdefault((reach[i], parts, shapes), i)
+    return max(kinds.values()) + 1
+
+
+def _cut(config: Any, depth: int) -> None:
+    text = config.get_text_config()
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:depth]
+    text.num_hidden_layers = depth
+
+
 def _ready(model: Any, *, train: bool) -> PreTrainedModel:
     model.config.use_cache = False
+    routing.install(model)
+    replace_norms(model)
     return model.train(train).requires_grad_(train)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from ostinato.model.logprobs import GREEDY, Normal
+
 _MASK = (1 << 64) - 1
-_TILE = 256  # tokens per tile of the two-level inverse of the distribution function
 _TOP = 512  # a nucleus almost always lies within this many tokens; else the whole row is sorted
 
 
@@ -62,27 +63,14 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
     Returns:
         Tokens and their log-probabilities: log_softmax(logits / temperature) before any top-p cut, temperature 1 where greedy.
     """
-    scaled_MV = logits_MV.float()
-    if any(row.temperature not in (0.0, 1.0) for row in rows):
-        scaled_MV = scaled_MV / torch.tensor([[row.temperature or 1.0] for row in rows])
-    top_M1 = scaled_MV.amax(-1, keepdim=True)
-    mass_MV = (scaled_MV - top_M1).exp_()
-    log_total_M = mass_MV.sum(-1).log() + top_M1[:, 0]
-    sound_M = log_total_M.isfinite()
-    tokens_M = torch.zeros(len(rows), dtype=torch.long)
-    drawn = [i for i, row in enumerate(rows) if row.temperature > 0]
-    greedy = [i for i, row in enumerate(rows) if row.temperature == 0]
-    if greedy:
-        tokens_M[greedy] = scaled_MV[greedy].argmax(-1)
-    if drawn:
-        kept_DV = mass_MV if len(drawn) == len(rows) else mass_MV[drawn]
-        cut = [i for i, row in enumerate(drawn) if rows[row].top_p < 1.0]
-        if cut:
-            kept_DV[cut] = _nucleus(kept_DV[cut], torch.tensor([rows[drawn[i]].top_p for i in cut]))
-        u_D = torch.tensor([rows[i].u for i in drawn], dtype=torch.float64)
-        tokens_M[drawn] = _invert(kept_DV, u_D)
-    logprobs_M = scaled_MV.gather(1, tokens_M[:, None])[:, 0] - log_total_M
-    return Drawn(tokens=tokens_M.tolist(), logprobs=logprobs_M.tolist(), sound=sound_M.tolist())
+    normal = Normal.of(logits_MV, torch.tensor([row.temperature or 1.0 for row in rows]))
+    tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
+    cut = [i for i, row in enumerate(rows) if row.temperature and row.top_p < 1.0]
+    if cut:
+        scaled_CV = logits_MV[cut].float() / torch.tensor([[rows[i].temperature] for i in cut])
+        kept_CV = _nucleus(scaled_CV.softmax(-1), torch.tensor([rows[i].top_p for i in cut]))
+        tokens_M[cut] = _invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).numpy()
+    return Drawn(tokens=tokens_M.tolist(), logprobs=normal.logprobs(tokens_M).tolist(), sound=normal.sound().tolist())
 
 
 def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:
@@ -96,21 +84,11 @@ def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:
     return torch.zeros_like(mass_CV).scatter_(1, where_CK, best_CK)
 
 
-def _invert(mass_DV: Tensor, u_D: Tensor) -> Tensor:
-    """The token at which the running sum passes u: first the tile, then the token in it; no running sum over the vocabulary."""
-    rows, vocab = mass_DV.shape
-    tiles_DKT = F.pad(mass_DV, (0, -vocab % _TILE)).view(rows, -1, _TILE)
-    tile_D, left_D = _pick(tiles_DKT.sum(-1), u_D)
-    token_D, _ = _pick(tiles_DKT[torch.arange(rows), tile_D], left_D)
-    return (tile_D * _TILE + token_D).clamp_(max=vocab - 1)
-
-
-def _pick(mass_DN: Tensor, u_D: Tensor) -> tuple[Tensor, Tensor]:
-    """(the entry whose share of the running sum holds u, u's place within that share in [0, 1))."""
-    sums_DN = mass_DN.double().cumsum(-1)
-    target_D1 = (u_D * sums_DN[:, -1])[:, None]
-    at_D1 = (sums_DN <= target_D1).sum(-1, keepdim=True).clamp_(max=mass_DN.shape[-1] - 1)
-    share_D1 = mass_DN.gather(1, at_D1).double()
-    before_D1 = sums_DN.gather(1, at_D1) - share_D1
-    place_D = ((target_D1 - before_D1) / share_D1)[:, 0].clamp(0.0, 1.0 - 2**-53)
-    return at_D1[:, 0], place_D
+def _invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
+    """The token at which the running sum passes u of the whole."""
+    sums_CV = mass_CV.double().cumsum(-1)
+    target_C1 = (u_C * sums_CV[:, -1])[:, None]
+    last_C = (
+        mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
+    )  # rounding may carry the target past the end
+    return torch.minimum((sums_CV <= target_C1).sum(-1), last_C)

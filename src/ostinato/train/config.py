@@ -50,6 +50,28 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.01, ge=0, description="Weight of the k1 KL to the reference release, inside the reward."
     )
     importance_cap: float = Field(default=2.0, ge=1, description="Token importance weights are truncated here.")
+    foreign_numerics: Literal["label", "refuse"] = Field(
+        default="label",
+        description="Turns made under another numerics contract than the trainer's: 'label' trains on them, masked and measured "
+        "apart; 'refuse' holds them back.",
+    )
+    sequence_mask: float | None = Field(
+        default=2.0,
+        gt=1,
+        description="Turns of a foreign contract or of fast mode whose geometric mean ratio lies outside [1/b, b] are left out; "
+        "null: none are.",
+    )
+    router_replay: bool = Field(
+        default=True,
+        description="Recompute a sampled token through the experts that it was sampled with, if it has routes.",
+    )
+    plausible: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="A token keeps its live experts in a layer where a recorded one has less than this times the probability of "
+        "the last one chosen live; null: recorded experts are always used.",
+    )
     min_ess: float = Field(default=0.1, ge=0, le=1, description="A batch whose ESS/n is below this is refused.")
     threads: int = Field(default=1, ge=1, description="torch threads of the trainer.")
     seed: int = Field(

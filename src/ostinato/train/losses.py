@@ -1,13 +1,14 @@
 """The policy-gradient loss and what is measured about it. Pure torch maths: no IO, no clock, no model.
 
-Data flow: hidden states of the sampled positions -> `token_logprobs` -> `policy_loss` -> backward; after the batch, `drift` and
-`effective_share` tell how far the sampled tokens' own policy was from this one.
+Data flow: hidden states of the sampled positions -> `token_logprobs` -> `sequence_mask` (where arithmetics differ) -> `policy_loss`
+-> backward; after the batch, `drift` and `effective_share` tell how far the sampled tokens' own policy was from this one.
 
 Axes: M sampled tokens of a micro-batch, turn by turn in sampling order; V vocabulary; D hidden size. Logs are natural.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,26 +17,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ostinato.model.logprobs import Normal
+
 _ROWS = 64
 """Rows of logits held in fp32 at a time: 64 x 49,152 floats are 12 MB, which stays in a CPU's last-level cache."""
 
 
 class _Gather(torch.autograd.Function):
-    """log softmax(logits / T)[target], a few rows in fp32 at a time; the backward pass rebuilds the softmax from the kept logits."""
+    """log softmax(logits / T)[target] as the sampler computes it; the backward pass rebuilds the softmax from the kept logits."""
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor) -> Tensor:
-        parts: list[Tensor] = []
-        norms: list[Tensor] = []
-        for start in range(0, len(targets_M), _ROWS):
-            rows = slice(start, start + _ROWS)
-            scaled = logits_MV[rows].float() / temperatures_M[rows, None]
-            chosen = scaled.gather(1, targets_M[rows, None]).squeeze(1)
-            norm = torch.logsumexp(scaled, 1)
-            parts.append(chosen - norm)
-            norms.append(norm)
-        ctx.save_for_backward(logits_MV, targets_M, temperatures_M, torch.cat(norms))
-        return torch.cat(parts)
+        normal = Normal.of(logits_MV, temperatures_M)
+        ctx.save_for_backward(logits_MV, targets_M, temperatures_M, normal.log_totals())
+        return normal.logprobs(targets_M.numpy())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -108,6 +103,7 @@ def policy_loss(
     reference_M: Tensor | None = None,
     beta: float = 0.0,
     cap: float = 2.0,
+    keep_M: Tensor | None = None,
 ) -> PolicyLoss:
     r"""REINFORCE with truncated token importance weights and a token-level KL penalty in the reward.
 
@@ -117,13 +113,16 @@ def policy_loss(
 
     w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), `advantages_M` the turn's advantage
     repeated for its tokens, the sum over s runs to the end of the turn, `normaliser` is Z = turns of the whole batch x the
-    token budget of a turn: a constant, so a long wrong answer costs as much per token as a short one.
+    token budget of a turn: a constant, so a long wrong answer costs as much per token as a short one. Tokens outside `keep_M`
+    get weight 0; the caller leaves their turns out of Z too, or the others would count for less.
 
     Sources: importance truncation, Ionides 2008 and CISPO (2506.13585), whose loss this equals; constant Z, Dr. GRPO
     (2503.20783); the k1 penalty as a reward-to-go inside the advantage, REINFORCE++ (2501.03262).
     """
     now_M = logprobs_M.detach()
     weights_M = (now_M - behaviour_M).exp().clamp(max=cap)
+    if keep_M is not None:
+        weights_M = weights_M * keep_M
     shaped_M = advantages_M
     if reference_M is not None and beta:
         shaped_M = advantages_M - beta * rewards_to_go(now_M - reference_M, turns_M)
@@ -153,23 +152,56 @@ def effective_share(weights_M: Tensor) -> float:
     return float(w.sum()) ** 2 / (len(w) * square) if square > 0 else 0.0
 
 
-def drift(logprobs_M: Tensor, behaviour_M: Tensor, *, cap: float, prefix: str) -> dict[str, float]:
+def turn_means(values_M: Tensor, turns_M: Tensor) -> Tensor:
+    """Each turn's mean as float64 [S], where S is one more than the largest index in `turns_M`. NaN for an index without tokens.
+
+    Example: values ``[1, 3, 8]`` of turns ``[0, 0, 1]`` give ``[2, 8]``.
+    """
+    sums_S = torch.zeros(int(turns_M.max()) + 1, dtype=torch.float64).index_add_(0, turns_M, values_M.double())
+    return sums_S / torch.bincount(turns_M, minlength=len(sums_S))
+
+
+def sequence_mask(logprobs_M: Tensor, behaviour_M: Tensor, turns_M: Tensor, *, bound: float) -> Tensor:
+    """True for the tokens of turns whose geometric mean ratio exp(mean d) lies in [1/bound, bound], d = trainer - sampler.
+
+    Where two arithmetics differ, token weights truncate single outliers; a turn that is off as a whole was drawn from another
+    distribution and goes as a whole. d = 0 is never masked. A NaN is: the loss, which multiplies by the mask, stays NaN and is
+    refused. Source: geometric sequence rejection, "MIS" in the notes of verl's rollout correction.
+
+    Example: d = ``[ln 2, ln 8, 0]`` of turns ``[0, 0, 1]`` has ratios 4 and 1: with bound 2 the mask is ``[False, False, True]``.
+    """
+    means_S = turn_means(logprobs_M.detach() - behaviour_M, turns_M)
+    return (means_S.abs() <= math.log(bound))[turns_M]
+
+
+def drift(
+    logprobs_M: Tensor, behaviour_M: Tensor, *, cap: float, prefix: str, turns_M: Tensor | None = None
+) -> dict[str, float]:
     """How far the trainer's logprobs are from the sampler's, on tokens that the sampler drew; d = trainer - sampler.
 
-    Keys, each after `prefix`: tokens, k1 = mean(-d) and k3 = mean(e^d - 1 - d) which estimate KL(sampler || trainer) in nats per
-    token, max_abs, p99.9_abs, truncated = share of tokens whose weight was cut at `cap`, ess = ESS/n of the truncated weights.
+    Keys, each after `prefix`: tokens, differing = tokens with d != 0, k1 = mean(-d) and k3 = mean(e^d - 1 - d) which estimate
+    KL(sampler || trainer) in nats per token, chi2 = mean(e^2d) - 1, max_abs, p99.9_abs, over_ln2 = share of tokens with
+    |d| > ln 2, truncated = share of tokens whose weight was cut at `cap`, ess = ESS/n of the truncated weights, and with
+    `turns_M` log_ppl_abs_diff = mean over turns of |mean d|, the difference of the two log-perplexities.
     """
     count = len(logprobs_M)
     if count == 0:
-        return {f"{prefix}tokens": 0.0}
+        return {f"{prefix}tokens": 0.0, f"{prefix}differing": 0.0}
     d = (logprobs_M.detach() - behaviour_M).double()
     weights = d.exp()
-    return {
+    found = {
         f"{prefix}tokens": float(count),
+        f"{prefix}differing": float((d != 0).sum()),
         f"{prefix}k1": float(k1(behaviour_M, logprobs_M.detach()).double().mean()),
         f"{prefix}k3": float(k3(behaviour_M.double(), logprobs_M.detach().double()).mean()),
+        f"{prefix}chi2": float((2 * d).exp().mean()) - 1,
         f"{prefix}max_abs": float(d.abs().max()),
         f"{prefix}p99.9_abs": float(d.abs().sort().values[min(count - 1, int(count * 0.999))]),
+        f"{prefix}over_ln2": float((d.abs() > math.log(2)).double().mean()),
         f"{prefix}truncated": float((weights > cap).double().mean()),
         f"{prefix}ess": effective_share(weights.clamp(max=cap)),
     }
+    if turns_M is not None:
+        means_S = turn_means(d, torch.unique(turns_M, return_inverse=True)[1])
+        found[f"{prefix}log_ppl_abs_diff"] = float(means_S.abs().mean())
+    return found

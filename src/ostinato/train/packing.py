@@ -136,6 +136,33 @@ def pack(turns: Sequence[TokenTurn]) -> Packed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Tokens [first, first + count) of the tree, each the next one's parent, at positions `position`, `position` + 1, ...
+
+    `path` holds the tree's tokens at positions 0 to `position` + count - 1: the run's ancestors and itself.
+    """
+
+    first: int
+    position: int
+    path: Ints
+
+    @property
+    def count(self) -> int:
+        """Tokens of the run."""
+        return len(self.path) - self.position
+
+
+def runs(packed: Packed) -> list[Run]:
+    """Cut the tree into its unbranched stretches, in order: a new one begins wherever a token is not its predecessor's child."""
+    starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)
+    found: list[Run] = []
+    for a, b in zip(starts.tolist(), [*starts[1:].tolist(), packed.tokens], strict=True):
+        path = np.concatenate([np.flatnonzero(packed.ends_N[:a] > a), np.arange(a, b)])
+        found.append(Run(first=a, position=int(packed.positions_N[a]), path=path))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """B blocks of `Q` queries each that read about as many keys: padded to K keys.
 

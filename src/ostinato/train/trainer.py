@@ -1,17 +1,17 @@
 """One optimizer step: samples with credit in, new weights out.
 
-Data flow: samples -> micro-batches of packed token trees -> forward, loss, backward (gradients summed in fp32) -> one set of
-checks over the whole batch -> AdamW -> the rounded weights as bytes. Synchronous and CPU-bound; the worker runs it in a thread.
+Data flow: samples -> micro-batches of packed token trees (`work`) -> forward, loss, backward (gradients summed in fp32) -> one set
+of checks over the whole batch (`judge`) -> AdamW -> the rounded weights as bytes. Synchronous and CPU-bound; the worker runs it
+in a thread.
 
 A step either happens or leaves weights, moments and step count as they were.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,16 +20,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import BadWeights, Corrupt, NoSignal
-from ostinato.core.records import Learned, PolicyVersion, Sample, Snapshot, Turn, Weights
+from ostinato.core.errors import Corrupt, NoSignal
+from ostinato.core.numerics import Contract
+from ostinato.core.records import Learned, Sample, Snapshot, Turn, Weights
+from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
+from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import load_model
 from ostinato.train.checkpoint import Checkpoint
 from ostinato.train.config import TrainConfig
-from ostinato.train.losses import drift, effective_share, k1, k3, policy_loss, token_logprobs
+from ostinato.train.judge import judge
+from ostinato.train.losses import policy_loss, sequence_mask, token_logprobs
 from ostinato.train.masters import Masters
-from ostinato.train.packing import Packed, TokenTurn, pack, plan
+from ostinato.train.packing import Packed, pack, plan
+from ostinato.train.replay import Experts
 from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.work import Work, prepare, temperatures, token_turns
+
+_LOG = logging.getLogger(__name__)
 
 
 def compute_dtype(choice: str) -> torch.dtype:
@@ -42,23 +50,16 @@ def compute_dtype(choice: str) -> torch.dtype:
     return torch.bfloat16 if choice == "bf16" else torch.float32
 
 
-@dataclass(slots=True, kw_only=True)
-class _Work:
-    """One micro-batch: the packed tree and, for its M sampled tokens, everything that the loss reads."""
-
-    packed: Packed
-    attend: TreeAttention
-    temperatures_M: Tensor
-    behaviour_M: Tensor
-    advantages_M: Tensor
-    versions_M: list[PolicyVersion]
-    reference_M: Tensor | None = None
-
-
 class PolicyTrainer:
     """All weights of one model, learning from turns.
 
     `step_count` is the number of optimizer steps behind the weights, which is the policy version's number.
+
+    Args:
+        model_path: the model's directory.
+        config: how a step is taken.
+        contract: the arithmetic of this process. Turns made under another are labelled or refused (`foreign_numerics`); None:
+            nobody measured it, and nothing is checked.
 
     Example::
 
@@ -67,14 +68,25 @@ class PolicyTrainer:
         learned.metrics["loss"], learned.weights["model.embed_tokens.weight"].dtype  # "BF16"
     """
 
-    def __init__(self, model_path: Path, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        config: TrainConfig,
+        contract: Contract | None = None,
+    ) -> None:
         self.config = config
+        self.contract = contract
         self.step_count = 0
+        self._own = "" if contract is None else contract.id
+        self._held = {0}  # the policy numbers whose weights are the present ones
         # eval mode: dropout would make the trainer's policy another one than the sampler's
         self._model = load_model(model_path, compute_dtype(config.compute))
+        self._rows = DEFAULT_ROWS if contract is None else contract.rows
+        set_rows(self._model, self._rows)
+        self._experts = Experts(routing.of(self._model), config)
         if config.recompute:
             _recompute(self._model)
-        self._head = partial(logits, self._model)
+        self._head = partial(logits, self._model, rows=self._rows)
         self._masters = Masters(self._model, config)
         torch.manual_seed(config.seed)
 
@@ -85,38 +97,44 @@ class PolicyTrainer:
 
         A token made by `reference.policy` is its own reference: the captured logprob is used and no second pass is needed.
 
-        Raises NoSignal (no sampled token, or ESS/n below `min_ess`) and BadWeights (a NaN or infinite loss or gradient); the
-        trainer is then as it was before the call.
+        Raises NoSignal (no turn left to learn from, or ESS/n below `min_ess`) and BadWeights (a NaN or infinite loss or
+        gradient); the trainer is then as it was before the call.
         """
         started = time.perf_counter()
         seconds: dict[str, float] = {}
-        usable = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
-        if not usable:
-            raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
-        work = self._prepare(usable)
+        usable, counts = self._admit(samples)
+        work = prepare(usable, self.config.microbatch_tokens, self._foreign, self._experts.lay_out)
         lap = _lap(seconds, "prepare", started)
         if reference is not None and self.config.kl_beta:
             self._add_reference(work, reference)
         lap = _lap(seconds, "reference", lap)
         try:
-            loss, logprobs = self._accumulate(work, len(usable), seconds)
+            loss = self._accumulate(work, len(usable), seconds)
             lap = time.perf_counter()
-            metrics = self._judge(work, logprobs, loss)
+            metrics = judge(
+                work,
+                loss=loss,
+                norm=self._masters.grad_norm(),
+                step=self.step_count + 1,
+                held=self._held,
+                config=self.config,
+            )
         except BaseException:
             self._masters.clear_grads()
+            self._experts.settle()
             raise
+        self._keep_promise(metrics)
         self._update(metrics)
         lap = _lap(seconds, "optimizer", lap)
         weights = self._masters.publish()
         _lap(seconds, "publish", lap)
         total = time.perf_counter() - started
         tokens = sum(item.packed.tokens for item in work)
+        metrics |= counts | self._experts.settle()
         metrics |= {
             "tokens": float(tokens),
             "tokens_saved": float(sum(item.packed.saved for item in work)),
             "tokens_sampled": float(sum(len(item.packed.targets_M) for item in work)),
-            "turns": float(len(usable)),
-            "turns_empty": float(len(samples) - len(usable)),
             "microbatches": float(len(work)),
             "reward_mean": sum(sample.reward for sample in usable) / len(usable),
             "advantage_abs": sum(abs(sample.advantage) for sample in usable) / len(usable),
@@ -130,36 +148,45 @@ class PolicyTrainer:
         """The sampled tokens' logprobs under the present weights, at each turn's own temperature, as the sampler recorded them."""
         results: list[tuple[float, ...]] = [()] * len(turns)
         known = [index for index, turn in enumerate(turns) if turn.prompt_ids and turn.sampled_ids]
-        tokens = [TokenTurn(prompt=turns[i].prompt_ids, sampled=turns[i].sampled_ids) for i in known]
+        tokens = token_turns([turns[index] for index in known])
         for chosen in plan(tokens, self.config.microbatch_tokens):
             packed = pack([tokens[index] for index in chosen])
             scored = self._forward(
-                packed, TreeAttention(packed), _temperatures([turns[known[i]] for i in chosen])
+                packed, TreeAttention(packed), temperatures([turns[known[i]] for i in chosen])
             ).numpy()
             for place, index in enumerate(chosen):
                 results[known[index]] = tuple(scored[packed.turns_M == place].tolist())
         return results
 
-    def _prepare(self, samples: Sequence[Sample]) -> list[_Work]:
-        tokens = [TokenTurn(prompt=sample.turn.prompt_ids, sampled=sample.turn.sampled_ids) for sample in samples]
-        work: list[_Work] = []
-        for chosen in plan(tokens, self.config.microbatch_tokens):
-            packed = pack([tokens[index] for index in chosen])
-            turns = [samples[index].turn for index in chosen]
-            advantages = np.array([samples[index].advantage for index in chosen], np.float32)
-            work.append(
-                _Work(
-                    packed=packed,
-                    attend=TreeAttention(packed),
-                    temperatures_M=_temperatures(turns),
-                    behaviour_M=torch.tensor([value for turn in turns for value in turn.logprobs], dtype=torch.float32),
-                    advantages_M=torch.from_numpy(advantages[packed.turns_M]),
-                    versions_M=[version for turn in turns for version in turn.versions_T()],
-                )
+    def _admit(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """The samples that can be learned from, and how many fell out for each reason. Raises NoSignal if none is left."""
+        full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
+        if not full:
+            raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
+        refuse = self.config.foreign_numerics == "refuse"
+        own = [sample for sample in full if not (refuse and self._foreign(sample.turn))]
+        if not own:
+            raise NoSignal(
+                f"none of {len(full)} turns was made under the trainer's numerics contract {self._own}: give engine and trainer "
+                "the same one (`ostinato status` shows both), or set train.foreign_numerics to 'label'"
             )
-        return work
+        routed = [sample for sample in own if self._experts.admits(sample.turn)]
+        if not routed:
+            raise NoSignal(
+                f"none of {len(own)} turns has routes that can be replayed; train.router_replay=false does without"
+            )
+        return routed, {
+            "turns": float(len(routed)),
+            "turns_empty": float(len(samples) - len(full)),
+            "refused_turns": float(len(full) - len(own)),
+            "router_refused": float(len(own) - len(routed)),
+        }
 
-    def _add_reference(self, work: Sequence[_Work], reference: Snapshot) -> None:
+    def _foreign(self, turn: Turn) -> bool:
+        """True if the turn was made under another contract than the trainer's; unknown arithmetic is another one."""
+        return self.contract is not None and turn.numerics != self._own
+
+    def _add_reference(self, work: Sequence[Work], reference: Snapshot) -> None:
         """Give each token its logprob under the reference; the reference's weights are loaded only if some token needs them."""
         own = reference.policy.hash
         foreign = any(version.hash != own for item in work for version in item.versions_M)
@@ -181,80 +208,72 @@ class PolicyTrainer:
         return self._logprobs(packed, attend, temperatures_M)
 
     def _logprobs(self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor) -> Tensor:
-        states_ND = hidden(self._model, torch.from_numpy(packed.ids_N), torch.from_numpy(packed.positions_N), attend)
+        ids_N, positions_N = torch.from_numpy(packed.ids_N), torch.from_numpy(packed.positions_N)
+        states_ND = hidden(self._model, ids_N, positions_N, attend, rows=self._rows)
         rows_MD = states_ND.index_select(0, torch.from_numpy(packed.rows_M))
         return token_logprobs(self._head, rows_MD, torch.from_numpy(packed.targets_M), temperatures_M)
 
-    def _accumulate(self, work: Sequence[_Work], turns: int, seconds: dict[str, float]) -> tuple[float, list[Tensor]]:
-        """Forward and backward of every micro-batch. Returns the loss and each micro-batch's logprobs."""
+    def _accumulate(self, work: Sequence[Work], turns: int, seconds: dict[str, float]) -> float:
+        """Forward and backward of every micro-batch, whose logprobs and mask are kept on it. Returns the loss."""
         total = 0.0
-        kept: list[Tensor] = []
         seconds |= {"forward": 0.0, "backward": 0.0}
         self._masters.clear_grads()
         for item in work:
             lap = time.perf_counter()
-            logprobs_M = self._logprobs(item.packed, item.attend, item.temperatures_M)
-            result = policy_loss(
-                logprobs_M,
-                behaviour_M=item.behaviour_M,
-                advantages_M=item.advantages_M,
-                turns_M=torch.from_numpy(item.packed.turns_M),
-                normaliser=float(turns * self.config.turn_tokens),
-                reference_M=item.reference_M,
-                beta=self.config.kl_beta,
-                cap=self.config.importance_cap,
-            )
-            now = time.perf_counter()
-            seconds["forward"] += now - lap
-            result.loss.backward()
+            with self._experts.replaying(item.routes):  # the backward pass may recompute activations: routes alike
+                logprobs_M = self._logprobs(item.packed, item.attend, item.temperatures_M)
+                item.logprobs_M = logprobs_M.detach()
+                item.keep_M = self._mask(item)
+                result = policy_loss(
+                    logprobs_M,
+                    behaviour_M=item.behaviour_M,
+                    advantages_M=item.advantages_M,
+                    turns_M=item.turns_M,
+                    normaliser=float(turns * self.config.turn_tokens),
+                    reference_M=item.reference_M,
+                    beta=self.config.kl_beta,
+                    cap=self.config.importance_cap,
+                    keep_M=item.keep_M,
+                )
+                now = time.perf_counter()
+                seconds["forward"] += now - lap
+                result.loss.backward()
             seconds["backward"] += time.perf_counter() - now
             total += float(result.loss.detach())
-            kept.append(logprobs_M.detach())
-        return total, kept
+        return total
 
-    def _judge(self, work: Sequence[_Work], logprobs: Sequence[Tensor], loss: float) -> dict[str, float]:
-        """Measure the batch and refuse what must not move the weights."""
-        cap = self.config.importance_cap
-        now_M = torch.cat(list(logprobs))
-        behaviour_M = torch.cat([item.behaviour_M for item in work])
-        fresh_M = torch.tensor([version.number == self.step_count for item in work for version in item.versions_M])
-        norm = self._masters.grad_norm()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise BadWeights(
-                f"step {self.step_count + 1} refused: loss {loss}, gradient norm {norm}. Weights are unchanged. Look for a NaN in the "
-                "batch's logprobs or advantages; if there is none, resume from an earlier checkpoint."
+    def _mask(self, item: Work) -> Tensor:
+        """The tokens that may teach. Turns of our own exact contract are never masked: their staleness is the ESS guard's."""
+        keep_M = torch.ones(len(item.turns_M), dtype=torch.bool)
+        bound = self.config.sequence_mask
+        if bound is None or self.contract is None:
+            return keep_M
+        subject_M = item.foreign_M if self.contract.mode == "exact" else keep_M
+        if bool(subject_M.any()):
+            keep_M = ~subject_M | sequence_mask(item.logprobs_M, item.behaviour_M, item.turns_M, bound=bound)
+        return keep_M
+
+    def _keep_promise(self, metrics: Mapping[str, float]) -> None:
+        """Say aloud that the same weights under the same exact contract gave other bits."""
+        broken = metrics["mismatch_differing"]
+        if broken and self.contract is not None and self.contract.mode == "exact":
+            _LOG.warning(
+                "step %d: %d of %d tokens of the same weights under the exact contract %s differ from the engine's: the promise "
+                "is broken (largest |d| %.3g); run `ostinato doctor`, and set model.numerics to 'fast' until it holds",
+                self.step_count + 1,
+                broken,
+                metrics["mismatch_tokens"],
+                self._own,
+                metrics["mismatch_max_abs"],
             )
-        ess = effective_share((now_M - behaviour_M).exp().clamp(max=cap))
-        if ess < self.config.min_ess:
-            raise NoSignal(
-                f"step {self.step_count + 1} refused: ESS/n of the importance weights is {ess:.3f}, below {self.config.min_ess}: the "
-                "policy has left these samples behind. Train on fresher turns (release more often, or lower the staleness limit)."
-            )
-        if norm == 0.0:
-            raise NoSignal(
-                f"step {self.step_count + 1} refused: the gradient is exactly 0, as when every advantage is 0"
-            )
-        metrics = {
-            "loss": loss,
-            "grad_norm": norm,
-            "clip_scale": min(1.0, self.config.clip / norm),
-            "ess": ess,
-            "entropy_proxy": float(-now_M.mean()),  # mean surprise of the sampled tokens
-        }
-        metrics |= drift(now_M[fresh_M], behaviour_M[fresh_M], cap=cap, prefix="mismatch_")
-        metrics |= drift(now_M[~fresh_M], behaviour_M[~fresh_M], cap=cap, prefix="stale_")
-        reference = [item.reference_M for item in work if item.reference_M is not None]
-        if reference:
-            reference_M = torch.cat(reference)
-            metrics["kl_k1"] = float(k1(now_M, reference_M).mean())
-            metrics["kl_k3"] = float(k3(now_M, reference_M).mean())
-        return metrics
 
     def _update(self, metrics: dict[str, float]) -> None:
         warmup = min(1.0, (self.step_count + 1) / max(1, self.config.warmup_steps))
         metrics["learning_rate"] = self.config.learning_rate * warmup * metrics["ess"]
-        self._masters.update(learning_rate=metrics["learning_rate"], scale=metrics["clip_scale"])
+        scale = metrics["clip_scale"] * metrics["mask_scale"]
+        self._masters.update(learning_rate=metrics["learning_rate"], scale=scale)
         self.step_count += 1
+        self._held = {self.step_count}
 
     # ------------------------------------------------------------ state
 
@@ -278,21 +297,26 @@ class PolicyTrainer:
             np.copyto(moment.numpy(), checkpoint.moments[name])
         torch.set_rng_state(torch.from_numpy(np.array(checkpoint.moments["rng"])))
         self.step_count = checkpoint.step
+        self._held = {checkpoint.step}
         self._masters.set_steps(checkpoint.step)
         self._masters.round_into_model()
 
-    def go_back(self, weights: Weights) -> None:
+    def go_back(self, weights: Weights, number: int | None = None) -> None:
         """Start the next step from a standing release: its weights become the masters, and the momentum that led away is dropped.
+
+        `number` is the release's policy number: its tokens are then known as made by the present weights.
 
         Raises BadWeights, with the trainer unchanged, if they are not this model's.
         """
         self._masters.put(weights)
         self._masters.take_from_model()
         self._masters.moments[0].zero_()
+        self._held = set() if number is None else {number}
 
     def skip_step(self) -> None:
         """Count a refused step, so that step numbers and recorded batches stay in line. Weights and moments stay as they are."""
         self.step_count += 1
+        self._held.add(self.step_count)
         self._masters.set_steps(self.step_count)  # a resumed trainer knows only the step count
 
     def weights(self) -> Learned:
@@ -315,9 +339,3 @@ def _lap(seconds: dict[str, float], name: str, since: float) -> float:
     now = time.perf_counter()
     seconds[name] = now - since
     return now
-
-
-def _temperatures(turns: Sequence[Turn]) -> Tensor:
-    """Per sampled token. Greedy turns (temperature 0) are recorded with the logprobs of temperature 1."""
-    values = [turn.sampling.temperature or 1.0 for turn in turns for _ in turn.sampled_ids]
-    return torch.tensor(values, dtype=torch.float32)

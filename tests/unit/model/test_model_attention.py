@@ -45,6 +45,8 @@ CONFIGS = {
     "qwen3": lambda: Qwen3Config(**SMALL),
     "mistral-wide-window": lambda: MistralConfig(**SMALL, sliding_window=64),
     "gemma3-wide-window": lambda: Gemma3TextConfig(**SMALL, sliding_window=64),
+    "mistral-narrow-window": lambda: MistralConfig(**SMALL, sliding_window=4),
+    "gemma3-narrow-window": lambda: Gemma3TextConfig(**SMALL, sliding_window=4),
 }
 
 
@@ -101,7 +103,7 @@ def test_attend_is_called_once_per_layer_with_flat_shapes(tmp_path):
     model = load_model(tiny_model(tmp_path / "m", layers=3), torch.bfloat16)
     calls = []
 
-    def attend(layer, q, k, v, scale):
+    def attend(layer, q, k, v, scale, window):
         calls.append((layer, tuple(q.shape), tuple(k.shape), tuple(v.shape), scale, q.dtype))
         return q
 
@@ -118,8 +120,6 @@ def test_a_stock_call_says_what_to_do_instead(tmp_path):
 
 
 REFUSED = {
-    "window": (lambda: MistralConfig(**SMALL, sliding_window=8), "sliding-window"),
-    "gemma3": (lambda: Gemma3TextConfig(**SMALL, sliding_window=8), "sliding-window"),
     "capped scores": (lambda: Gemma2Config(**SMALL, sliding_window=64), "caps its attention"),
     "capped logits": (
         lambda: Gemma3TextConfig(**SMALL, sliding_window=64, final_logit_softcapping=1.0),

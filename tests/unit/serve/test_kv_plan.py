@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ostinato.serve.kv import Entry, Plan, Shape, Store
+from ostinato.model.paged import Entry, Places
+from ostinato.serve.kv import Plan, Shape, Store
 
 HEADS, KV, DIM, BLOCK = 6, 2, 16, 16
 
@@ -34,24 +35,23 @@ def test_any_mix_equals_plain_attention(dtype, tolerance):
         if begin:
             kv = [torch.cat([head, x[begin:]]) for head, x in zip(common, kv, strict=True)]
             blocks[:3] = common_blocks
-        for tensor, x in zip((store.keys[0], store.values[0]), kv, strict=True):
-            for p in range(start):
-                tensor[blocks[p // BLOCK], :, p % BLOCK] = x[p]
+        if start:
+            store.layers[0].write(*kv, Places.of([Entry(start=0, end=start, blocks=blocks)], BLOCK))
         q = torch.randn(end - start, HEADS, DIM, dtype=dtype)
         entries.append(Entry(start=start, end=end, blocks=blocks))
         queries.append(q)
         news[0].append(kv[0][start:end])
         news[1].append(kv[1][start:end])
         expected.append(reference(q, *kv, start))
-    out = Plan(store, entries)(0, torch.cat(queries), torch.cat(news[0]), torch.cat(news[1]), 0.25)
+    out = Plan(store, entries)(0, torch.cat(queries), torch.cat(news[0]), torch.cat(news[1]), 0.25, 0)
     assert out.dtype == dtype
     assert float((out.double() - torch.cat(expected)).abs().max()) < tolerance
 
 
 def test_copy_and_wipe():
     store = Store(Shape(layers=2, kv_heads=KV, head_dim=DIM, dtype=torch.float32), 4, BLOCK)
-    store.keys[1][2] = 5.0
+    store.layers[1].keys[2] = 5.0
     store.copy(2, 0)
-    assert bool((store.keys[1][0] == 5.0).all())
+    assert bool((store.layers[1].keys[0] == 5.0).all())
     store.wipe([0, 2])
-    assert not any(bool(t.any()) for t in (*store.keys, *store.values))
+    assert not any(bool(t.any()) for layer in store.layers for t in (layer.keys, layer.values))

@@ -1,0 +1,162 @@
+"""End to end: does the whole model give the same bits in one pass as cut up, with a cache, beside another sequence?
+
+The last part of the start-up self-test, and a probe for a model that is loaded already.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BadConfig
+from ostinato.model import routing
+from ostinato.model.attention import Attend, hidden, logits
+from ostinato.model.experts import set_rows
+from ostinato.model.paged import Blocks, Entry, Places, Reads
+
+Pack = Callable[[nn.Module], object]
+"""Lays a module's linear layers out for the CPU in place, as the engine does it."""
+REMEDY = 'set model.numerics = "fast"'
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens [start, end) of one sequence in a forward pass; earlier ones are in the memory already."""
+
+    sequence: int
+    start: int
+    end: int
+
+
+Memory = Callable[[Sequence[Piece]], Attend]
+"""Called with what a forward pass holds, in its order; the `Attend` of that pass reads and adds to what the memory keeps."""
+
+
+class BlockMemory:
+    """Keys and values in blocks, and attention by our kernel, as in the engine; each sequence's blocks lie in reverse order."""
+
+    def __init__(self, sequences: int, tokens: int, block: int = 32) -> None:
+        self._block, self._each = block, -(-tokens // block)
+        self._total = sequences * self._each
+        self._layers: dict[int, Blocks] = {}
+
+    def __call__(self, pieces: Sequence[Piece]) -> Attend:
+        entries = [self._entry(piece) for piece in pieces]
+        reads, places = Reads(entries, self._block), Places.of(entries, self._block)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+            if layer not in self._layers:
+                self._layers[layer] = Blocks(self._total, k.shape[1], self._block, k.shape[2], k.dtype)
+            blocks = self._layers[layer]
+            blocks.write(k, v, places)
+            return reads.attend(q, blocks, scale, window)[0]
+
+        return attend
+
+    def _entry(self, piece: Piece) -> Entry:
+        last = self._total - 1 - piece.sequence * self._each
+        return Entry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self._block), -1))
+
+
+_CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
+"""How a sequence is cut; the other one beside it is cut the other way round."""
+
+
+def check_exact(
+    model: PreTrainedModel,
+    rows: int,
+    make_memory: Callable[[int, int], Memory] = BlockMemory,
+    pack: Pack | None = None,
+) -> None:
+    """Two sequences, each in one pass under autograd like the trainer's, then both cut up beside each other like the engine's.
+
+    Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
+    `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig.
+    """
+    set_rows(model, rows)
+    engine = model
+    if pack is not None:
+        engine = copy.deepcopy(model)
+        pack(engine)
+    total = sum(_CUTS)
+    vocabulary = vocabulary_of(model)
+    ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
+    whole = [_whole(model, ids[i], rows, make_memory(1, total)) for i in range(2)]
+    memory, done = make_memory(2, total), [0, 0]
+    for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
+        pieces = [Piece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
+        ends = torch.tensor([piece.end - piece.start for piece in pieces]).cumsum(0)
+        with torch.inference_mode():
+            got = _answer(engine, ids, pieces, rows, memory(pieces), ends - 1)
+        for i, (piece, end) in enumerate(zip(pieces, ends.tolist(), strict=True)):
+            want = whole[piece.sequence]
+            part = slice(end - piece.end + piece.start, end)
+            _compare("hidden states", got.states[part], want.states[piece.start : piece.end], piece, rows)
+            _compare("logits", got.logits[i], want.logits[piece.end - 1], piece, rows)
+            if got.routes is not None and want.routes is not None:
+                _compare("expert choices", got.routes[part], want.routes[piece.start : piece.end], piece, rows)
+            done[piece.sequence] = piece.end
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Bits of the states [N, D], of some tokens' logits [M, vocab], and the routers' choices [N, L, k]."""
+
+    states: Tensor
+    logits: Tensor
+    routes: Tensor | None
+
+
+def _answer(
+    model: PreTrainedModel, ids: Tensor, pieces: Sequence[Piece], rows: int, attend: Attend, heads: Tensor
+) -> _Answer:
+    flat = torch.cat([ids[piece.sequence, piece.start : piece.end] for piece in pieces])
+    positions = torch.cat([torch.arange(piece.start, piece.end) for piece in pieces])
+    routers = routing.of(model)
+    seen = None
+    with ExitStack() as stack:
+        if routers is not None and routers.can_record:
+            seen = stack.enter_context(routers.record())
+        states = hidden(model, flat, positions, attend, rows=rows)
+    answer = logits(model, states[heads], rows=rows)
+    return _Answer(bits_of(states), bits_of(answer), None if seen is None else seen.ids_NLk(len(flat)))
+
+
+def _whole(model: PreTrainedModel, ids: Tensor, rows: int, memory: Memory) -> _Answer:
+    piece = Piece(0, 0, len(ids))
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        with torch.enable_grad():
+            return _answer(model, ids[None], [piece], rows, memory([piece]), torch.arange(len(ids)))
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _compare(what: str, got: Tensor, want: Tensor, piece: Piece, rows: int) -> None:
+    if differing := int((got != want).sum()):
+        raise BadConfig(
+            f"exact mode cannot hold for this model: {differing} of {got.numel()} {what} of tokens {piece.start} to "
+            f"{piece.end - 1} differ between one pass and one with a cache in company (row rule {rows}); {REMEDY}"
+        )
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """How many token ids can be looked up."""
+    return len(cast("Tensor", model.get_input_embeddings().weight))
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """A float's bits as integers, so that no comparison takes one for another; integers as they are."""
+    if not x.is_floating_point():
+        return x
+    return x.detach().contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])

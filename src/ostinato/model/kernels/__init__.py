@@ -1,0 +1,1 @@
+"""Numba kernels whose bits are defined by the order of IEEE operations written here, not by a library's choice of kernel."""

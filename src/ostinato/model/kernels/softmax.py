@@ -1,0 +1,117 @@
+# pyright: basic, reportCallIssue=false
+"""Log-probabilities and draws over the vocabulary: one definition for the sampler and for the trainer.
+
+Per row, with s_i = logit_i / temperature in fp32: m = max s; e_i = exp(s_i - m); the e_i of each tile of `TILE` tokens are summed in
+16 lanes (lane = i mod 16, ascending; folded 8, 4, 2, 1), the tiles' sums are added in fp64, ascending. Then
+log p_i = (s_i - m) - log(sum) in fp64, rounded to fp32 once. Nothing as large as the vocabulary is written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ostinato.model.kernels.arithmetic import exp, load
+
+TILE = 512
+LANES = 16
+_OFF = np.float32(-np.inf)
+
+
+@njit(inline="always")
+def _highest(logits_MV, r, lanes):
+    """The row's maximum. A NaN may be passed over here: it shows in the sums."""
+    vocab = logits_MV.shape[1]
+    whole = vocab // LANES * LANES
+    for k in range(LANES):
+        lanes[k] = _OFF
+    for i in range(0, whole, LANES):
+        for k in range(LANES):
+            s = load(logits_MV[r, i + k])
+            lanes[k] = lanes[k] if lanes[k] >= s else s
+    for i in range(whole, vocab):
+        s = load(logits_MV[r, i])
+        lanes[i - whole] = lanes[i - whole] if lanes[i - whole] >= s else s
+    top = lanes[0]
+    for k in range(1, LANES):
+        top = lanes[k] if lanes[k] > top else top
+    return top
+
+
+@njit(inline="always")
+def _sum(logits_MV, r, start, stop, t, top, lanes):
+    """The sum of exp(s - top) over tokens [start, stop)."""
+    even = start + (stop - start) // LANES * LANES
+    for k in range(LANES):
+        lanes[k] = np.float32(0.0)
+    if t == np.float32(1.0):  # the common case: dividing costs as much as the rest
+        for i in range(start, even, LANES):
+            for k in range(LANES):
+                lanes[k] += exp(load(logits_MV[r, i + k]) - top)
+    else:
+        for i in range(start, even, LANES):
+            for k in range(LANES):
+                lanes[k] += exp(load(logits_MV[r, i + k]) / t - top)
+    for i in range(even, stop):
+        lanes[i - even] += exp(load(logits_MV[r, i]) / t - top)
+    fold = LANES // 2
+    while fold:
+        for k in range(fold):
+            lanes[k] += lanes[k + fold]
+        fold //= 2
+    return lanes[0]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def normalise(logits_MV, temperatures_M, tops_M, sums_MK, totals_M):
+    """Fill each row's maximum of s, its tiles' sums and its total. A NaN or +inf anywhere makes the total NaN."""
+    lanes = np.empty(LANES, np.float32)
+    for r in range(logits_MV.shape[0]):
+        t = temperatures_M[r]
+        top = _highest(logits_MV, r, lanes) / t  # division by a positive number keeps the order
+        total = 0.0
+        for tile in range(sums_MK.shape[1]):
+            start = tile * TILE
+            sums_MK[r, tile] = _sum(logits_MV, r, start, min(start + TILE, logits_MV.shape[1]), t, top, lanes)
+            total += sums_MK[r, tile]
+        tops_M[r], totals_M[r] = top, total
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def logprobs(logits_MV, temperatures_M, tops_M, totals_M, tokens_M, out_M):
+    """The log-probability of one token per row, from what `normalise` found."""
+    for r in range(logits_MV.shape[0]):
+        s = load(logits_MV[r, tokens_M[r]]) / temperatures_M[r]
+        out_M[r] = np.float32(np.float64(s - tops_M[r]) - np.log(totals_M[r]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def invert(logits_MV, temperatures_M, tops_M, sums_MK, totals_M, u_M, tokens_M):
+    """The token at which the running sum of probabilities passes u, for u in [0, 1); u < 0 asks for the likeliest token."""
+    rows, vocab = logits_MV.shape
+    for r in range(rows):
+        t, top = temperatures_M[r], tops_M[r]
+        if u_M[r] < 0.0:
+            best, token = _OFF, 0
+            for i in range(vocab):
+                s = load(logits_MV[r, i])
+                if s > best:
+                    best, token = s, i
+            tokens_M[r] = token
+            continue
+        target = u_M[r] * totals_M[r]
+        before = 0.0
+        tile = 0
+        last = sums_MK.shape[1] - 1
+        while tile < last and before + sums_MK[r, tile] <= target:
+            before += sums_MK[r, tile]
+            tile += 1
+        token = tile * TILE
+        for i in range(tile * TILE, min(tile * TILE + TILE, vocab)):
+            mass = exp(load(logits_MV[r, i]) / t - top)
+            if mass > 0.0:
+                token = i  # rounding may leave the running sum short of the target: then the last possible token
+                before += mass
+                if before > target:
+                    break
+        tokens_M[r] = token

@@ -1,0 +1,65 @@
+"""Log-probabilities over the vocabulary and draws from it, as torch sees the kernels: shared by the sampler and the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ostinato.model.kernels.softmax import TILE, invert, logprobs, normalise
+from ostinato.model.paged import array
+from ostinato.model.threads import split
+
+GREEDY = -1.0
+"""Given for u, this asks for the likeliest token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """What makes logits [M, V] a distribution per row: the maximum of logits / temperature and the sum of exp over it, by tile."""
+
+    logits: NDArray[Any]
+    temperatures_M: NDArray[np.float32]
+    tops_M: NDArray[np.float32]
+    sums_MK: NDArray[np.float32]
+    totals_M: NDArray[np.float64]
+
+    @staticmethod
+    def of(logits_MV: Tensor, temperatures_M: Tensor) -> Normal:
+        """Read the logits once. bf16 or fp32; temperatures are positive."""
+        rows, vocab = logits_MV.shape
+        made = Normal(
+            array(logits_MV.contiguous()),
+            temperatures_M.to(torch.float32).numpy(),
+            np.empty(rows, np.float32),
+            np.empty((rows, -(-vocab // TILE)), np.float32),
+            np.empty(rows, np.float64),
+        )
+        every = (made.logits, made.temperatures_M, made.tops_M, made.sums_MK, made.totals_M)
+        split(rows, lambda a, b: normalise(*(x[a:b] for x in every)))
+        return made
+
+    def log_totals(self) -> Tensor:
+        """Log of the sum of exp(logits / temperature), [M], fp32."""
+        return torch.from_numpy((self.tops_M + np.log(self.totals_M)).astype(np.float32))
+
+    def sound(self) -> NDArray[np.bool_]:
+        """False where the logits held a NaN or +inf, or nothing but -inf."""
+        return np.isfinite(self.totals_M) & np.isfinite(self.tops_M)
+
+    def logprobs(self, tokens_M: NDArray[np.int64]) -> Tensor:
+        """Log p of one token per row, [M], fp32."""
+        out = np.empty(len(tokens_M), np.float32)
+        logprobs(self.logits, self.temperatures_M, self.tops_M, self.totals_M, tokens_M, out)
+        return torch.from_numpy(out)
+
+    def draw(self, u_M: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The token at which the running sum of probabilities passes u in [0, 1); `GREEDY` for the likeliest."""
+        tokens = np.zeros(len(u_M), np.int64)
+        every = (self.logits, self.temperatures_M, self.tops_M, self.sums_MK, self.totals_M, u_M, tokens)
+        split(len(u_M), lambda a, b: invert(*(x[a:b] for x in every)))
+        return tokens

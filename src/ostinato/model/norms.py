@@ -1,0 +1,86 @@
+"""The library's RMS norms, computed by our kernel: the same module tree and parameter names, a seventh of the passes over memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ostinato.model.kernels.norm import LANES, rms_norm
+from ostinato.model.paged import array
+from ostinato.model.threads import split
+
+
+class RMSNorm(nn.Module):
+    """weight * (x / sqrt(mean(x^2) + eps)), Zhang and Sennrich 2019 (1910.07467), with both products rounded to the dtype."""
+
+    def __init__(self, weight: nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D] in x's dtype."""
+        result: Tensor = _Norm.apply(x, self.weight, self.eps)  # pyright: ignore[reportAssignmentType]
+        return result
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x_ND = x.reshape(-1, x.shape[-1])
+        x_ND = x_ND if x_ND.is_contiguous() else x_ND.contiguous()
+        out_ND = torch.empty_like(x_ND)
+        scales_N = torch.empty(len(x_ND), dtype=torch.float32)
+        xs, ws, os, rs = array(x_ND), array(weight), array(out_ND), scales_N.numpy()
+        split(len(x_ND), lambda a, b: rms_norm(xs[a:b], ws, np.float32(eps), os[a:b], rs[a:b]))
+        ctx.save_for_backward(x_ND, weight, scales_N)
+        return out_ND.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_ND, weight, scales_N = ctx.saved_tensors
+        grad_ND = grads[0].reshape(x_ND.shape).float()
+        y_ND = x_ND.float() * scales_N[:, None]
+        d_weight = (grad_ND * y_ND).sum(0).to(weight.dtype)
+        inner_ND = grad_ND * weight.float()
+        d_x = (inner_ND - y_ND * (inner_ND * y_ND).mean(-1, keepdim=True)).mul_(scales_N[:, None])
+        return d_x.to(x_ND.dtype).view(grads[0].shape), d_weight, None
+
+
+@torch.no_grad()
+def replace_norms(model: nn.Module) -> int:
+    """Exchange every norm of the model that computes just this for `RMSNorm`, keeping its weight; returns how many.
+
+    What a module computes is tried, not guessed from its name: other variants (Gemma's 1 + weight) stay as they are.
+    """
+    known: dict[tuple[type, int], bool] = {}
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
+            if not isinstance(weight, nn.Parameter) or not isinstance(eps, float) or weight.dim() != 1:
+                continue
+            kind = (type(child), len(weight))
+            if kind not in known:
+                known[kind] = _is_plain(type(child), len(weight), eps)
+            if known[kind]:
+                setattr(parent, name, RMSNorm(weight, eps))
+                count += 1
+    return count
+
+
+def _is_plain(kind: type, width: int, eps: float) -> bool:
+    """True if a module of this class gives what ours gives, to rounding, for a random weight."""
+    if width % LANES:
+        return False
+    try:
+        theirs = kind(width, eps)
+    except TypeError:
+        return False
+    x = torch.linspace(-3, 3, 4 * width).view(4, width).sin() * torch.tensor([[1e-3], [0.1], [1.0], [50.0]])
+    theirs.weight.copy_(torch.linspace(-1, 2, width))
+    ours = RMSNorm(theirs.weight, eps)
+    return bool(torch.allclose(ours(x), theirs(x), rtol=1e-5, atol=1e-6))

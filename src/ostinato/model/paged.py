@@ -1,0 +1,142 @@
+"""Attention over keys and values in blocks, as torch sees it: which tokens read which blocks, and the call into the kernel.
+
+Engine and trainer describe their work in the same words, `Entry`: a run of tokens of one sequence and the blocks that hold its
+sequence so far. The engine's blocks are its KV cache; the trainer lays a packed batch out in blocks for one layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ostinato.model.kernels.attention import QUERIES, attention, write
+from ostinato.model.threads import spread
+
+_WORTH = 4096  # query-key pairs below which a second thread costs more than it brings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The tokens of one sequence in one forward: positions [start, end), and the blocks of positions [0, end) in order.
+
+    Example: ``Entry(start=96, end=97, blocks=(4, 9, 2, 7))`` is one decode token with 32 tokens per block.
+    """
+
+    start: int
+    end: int
+    blocks: Sequence[int]
+
+
+class Reads:
+    """Who reads what in one flattened forward over `entries`: made once, used by every layer."""
+
+    def __init__(self, entries: Sequence[Entry], block: int) -> None:
+        self.block = block
+        tiles: list[tuple[int, int, int, int]] = []
+        table: list[int] = []
+        at = 0
+        for entry in entries:
+            for position in range(entry.start, entry.end, QUERIES):
+                count = min(QUERIES, entry.end - position)
+                tiles.append((at, count, position, len(table)))
+                at += count
+            table += entry.blocks
+        self.tokens = at
+        self._tiles = np.array(tiles, np.int64).reshape(-1, 4)
+        self._table = np.array(table, np.int64)
+        pairs = self._tiles[:, 1] * (self._tiles[:, 2] + self._tiles[:, 1])
+        self._pairs = np.concatenate([[0], pairs.cumsum()])
+        self._longest = max((-(-entry.end // block) for entry in entries), default=0) * block
+
+    def attend(self, q: Tensor, held: Blocks, scale: float, window: int) -> tuple[Tensor, Tensor]:
+        """Attention of all tokens.
+
+        Args:
+            q: [N, H, D]; rows after `self.tokens` are padding and get zeros.
+            held: the keys and values that `entries` named.
+            scale: multiplies the queries.
+            window: how many positions a token sees, 0 for all.
+
+        Returns:
+            [N, H, D] in q's dtype and the fp32 log-sum-exp of the scores [N, H].
+        """
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        out[self.tokens :] = 0
+        lse = torch.empty(q.shape[:2], dtype=torch.float32)
+        run = attention(q.shape[2], self.block, q.shape[1] // held.keys.shape[1])
+        arrays = (array(q), held.keys_array, held.values_array, self._tiles, self._table)
+        rest = (np.float32(scale), window, array(out), lse.numpy(), self._longest)
+        spread(self._cuts(), lambda a, b: run(*arrays, a, b, *rest))
+        return out, lse
+
+    def _cuts(self) -> list[int]:
+        """Where the tiles are divided among the threads, by query-key pairs."""
+        threads = torch.get_num_threads()
+        if threads == 1 or self._pairs[-1] < _WORTH:
+            return [0, len(self._tiles)]
+        marks = np.linspace(0, self._pairs[-1], threads + 1)[1:-1]
+        return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self._tiles)]
+
+
+def array(x: Tensor) -> NDArray[Any]:
+    """The tensor's memory for a kernel: fp32 as it is, bf16 as uint16."""
+    return x.detach().view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.detach().numpy()
+
+
+class Blocks:
+    """Keys and values of one layer for every block, empty at first: zeros, because a masked 0 times a NaN would be a NaN."""
+
+    __slots__ = ("keys", "keys_array", "values", "values_array")
+
+    def __init__(self, blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype) -> None:
+        self.keys = torch.zeros((blocks, kv_heads, dim, block), dtype=dtype)
+        self.values = torch.zeros((blocks, kv_heads, block, dim), dtype=dtype)
+        self.keys_array, self.values_array = array(self.keys), array(self.values)
+
+    def write(self, k: Tensor, v: Tensor, places: Places) -> None:
+        """Put tokens of k and v [N, KV, D] where `places` says."""
+        write(array(k), array(v), places.tokens, places.blocks, places.offsets, self.keys_array, self.values_array)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Token `tokens[i]` of the forward goes to place `offsets[i]` of block `blocks[i]`; a token may go to several blocks."""
+
+    tokens: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @staticmethod
+    def of(entries: Sequence[Entry], block: int) -> Places:
+        """Each entry's own tokens, in the order of the flattened forward."""
+        where = [(e.blocks[p // block], p % block) for e in entries for p in range(e.start, e.end)]
+        pairs = np.array(where, np.int64).reshape(-1, 2)
+        return Places(np.arange(len(pairs)), pairs[:, 0].copy(), pairs[:, 1].copy())
+
+
+class WholeAttend:
+    """Causal attention over whole sequences that stand one after another, by the same arithmetic as engine and trainer.
+
+    Example: ``hidden(model, ids_N, positions_N, WholeAttend([5, 3]))`` for a sequence of 5 tokens and one of 3.
+    """
+
+    def __init__(self, lengths: Sequence[int], block: int = 32) -> None:
+        entries: list[Entry] = []
+        used = 0
+        for length in lengths:
+            count = -(-length // block)
+            entries.append(Entry(start=0, end=length, blocks=range(used, used + count)))
+            used += count
+        self._reads, self._places, self._used = Reads(entries, block), Places.of(entries, block), used
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        blocks = Blocks(self._used, k.shape[1], self._reads.block, k.shape[2], k.dtype)
+        blocks.write(k, v, self._places)
+        return self._reads.attend(q, blocks, scale, window)[0]

@@ -1,0 +1,29 @@
+"""Spread a kernel over as many threads as torch may use. The kernels release the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+
+
+def split(count: int, run: Callable[[int, int], object]) -> None:
+    """`run(a, b)` over parts of [0, count), one per thread."""
+    threads = min(torch.get_num_threads(), count)
+    spread([count * i // threads for i in range(threads + 1)] if threads > 1 else [0, count], run)
+
+
+def spread(cuts: Sequence[int], run: Callable[[int, int], object]) -> None:
+    """`run` between each two neighbours of `cuts`: the first on this thread, the others beside it."""
+    others = [_pool().submit(run, a, b) for a, b in pairwise(cuts[1:])]
+    run(cuts[0], cuts[1])
+    for other in others:
+        other.result()
+
+
+@lru_cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, (torch.get_num_threads() - 1)), thread_name_prefix="ostinato-kernel")

@@ -1,0 +1,128 @@
+"""Router replay: the experts that the engine chose for each token, laid out for the trainer's packed tree.
+
+Data flow: `Turn.routes` -> decoded and checked (`Experts.admits`) -> one row per token of the tree (`lay_out`) -> the model's
+routers use these experts and compute the gate weights from their own live logits (`Experts.replaying`). A turn whose routes
+cannot be trusted is left out with a reason, never trained on as if it had none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core import routes as codec
+from ostinato.core.errors import BadRoutes
+from ostinato.core.records import Turn
+from ostinato.model.routing import Routing
+from ostinato.train.config import TrainConfig
+from ostinato.train.packing import Packed
+
+_LOG = logging.getLogger(__name__)
+Ids = NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Expert ids per token of a packed tree. `disagreements`: (token, layer) pairs on shared prefixes where turns differ.
+
+    Turns that share a prefix were sampled from one cached computation, so in exact mode they agree; where they do not, the first
+    turn's routes are used.
+    """
+
+    ids_NLk: Ids
+    disagreements: int
+
+
+def lay_out(packed: Packed, routes: Sequence[Ids]) -> Routes:
+    """One row per token of the tree; `routes` in the order of `pack`'s argument, each [tokens of the path, L, k], sets ascending.
+
+    A turn's path is the ancestors of the last token that predicts one of its own, and that token.
+    """
+    ids_NLk = np.zeros((packed.tokens, *routes[0].shape[1:]), routes[0].dtype)
+    filled_N = np.zeros(packed.tokens, np.bool_)
+    disagreements = 0
+    for index, own in enumerate(routes):
+        last = int(packed.rows_M[packed.turns_M == index][-1])
+        path = np.flatnonzero(packed.ends_N[: last + 1] > last)
+        old = filled_N[path]
+        disagreements += int((ids_NLk[path[old]] != own[old]).any(-1).sum())
+        ids_NLk[path[~old]] = own[~old]
+        filled_N[path] = True
+    return Routes(ids_NLk=ids_NLk, disagreements=disagreements)
+
+
+class Experts:
+    """One model's routers during one step. For a dense model, or with replay switched off, everything passes.
+
+    Example::
+
+        experts = Experts(routing.of(model), config)
+        usable = [turn for turn in turns if experts.admits(turn)]
+        routes = experts.lay_out(pack(...), usable)
+        with experts.replaying(routes):
+            ...  # forward and backward
+        experts.settle()  # {"router_routed": 912.0, "router_flips": 0.0, ...}
+    """
+
+    def __init__(self, routing: Routing | None, config: TrainConfig) -> None:
+        self._plausible = config.plausible
+        self._routing = routing if routing is not None and config.router_replay else None
+        if self._routing is not None and not self._routing.can_replay:
+            _LOG.warning(
+                "this model's router choices cannot be replayed: it trains on its own (%s)",
+                self._routing.problem or "its gates cannot be recomputed to the bit",
+            )
+            self._routing = None
+        self._known: dict[str, Ids] = {}
+        self._counts: Counter[str] = Counter()
+
+    def admits(self, turn: Turn) -> bool:
+        """True if the turn's routes can be replayed; else the reason is logged and counted."""
+        routing = self._routing
+        if routing is None:
+            return True
+        tokens = len(turn.prompt_ids) + len(turn.sampled_ids) - 1  # nothing is predicted from the last one
+        try:
+            ids_TLk = codec.decode(
+                turn.routes, experts=routing.experts, layers=routing.layers, top_k=routing.top_k, tokens=tokens
+            )
+            codec.check(ids_TLk, experts=routing.experts, layers=routing.layers, top_k=routing.top_k)
+        except BadRoutes as error:
+            _LOG.warning("turn %s is left out: %s", turn.id, error)
+            self._counts[f"router_refused_{error.reason}"] += 1
+            return False
+        self._known[turn.id] = ids_TLk[:tokens]
+        return True
+
+    def lay_out(self, packed: Packed, turns: Sequence[Turn]) -> Routes | None:
+        """The routes of a micro-batch of admitted turns; None where nothing is replayed."""
+        if self._routing is None:
+            return None
+        routes = lay_out(packed, [self._known[turn.id] for turn in turns])
+        self._counts["router_disagreements"] += routes.disagreements
+        return routes
+
+    @contextmanager
+    def replaying(self, routes: Routes | None) -> Generator[None]:
+        """Around one forward pass and its backward pass, which may recompute activations and must find the same routes."""
+        if self._routing is None or routes is None:
+            yield
+            return
+        with self._routing.replay(routes.ids_NLk, plausible=self._plausible) as replay:
+            yield
+        self._counts["router_routed"] += replay.routed
+        self._counts["router_flips"] += replay.flips
+        self._counts["router_implausible"] += replay.implausible
+
+    def settle(self) -> dict[str, float]:
+        """The counts since the last call, and forgets the turns. Pairs of (token, layer), except `router_refused_*`: turns."""
+        found = {name: float(count) for name, count in self._counts.items()}
+        self._counts.clear()
+        self._known.clear()
+        return found

@@ -1,0 +1,252 @@
+"""The kernels do what their docstrings say, operation by operation: a slow numpy oracle must give the same bits."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+
+from ostinato.model.kernels import arithmetic
+from ostinato.model.kernels import attention as attention_kernel
+from ostinato.model.kernels.attention import LANES, QUERIES
+from ostinato.model.kernels.softmax import TILE
+from ostinato.model.logprobs import GREEDY, Normal
+from ostinato.model.paged import Blocks, Entry, Places, Reads
+
+torch.set_num_threads(1)
+F32 = np.float32
+DTYPES = [torch.float32, torch.bfloat16]
+pytestmark = pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+
+
+# ---------------------------------------------------------------- the oracle's arithmetic
+
+
+def fma(a, b, c):
+    """float32 a * b + c with one rounding.
+
+    The product of two float32 is exact in float64. Their sum with c is rounded to odd there (Boldo and Melquiond 2008), after
+    which rounding to float32 is as if it had been done at once; rounding to nearest twice would not be.
+    """
+    p, c = np.float64(a) * np.float64(b), np.float64(c)
+    s = p + c
+    shadow = s - p
+    error = (p - (s - shadow)) + (c - shadow)  # exact: Knuth's two-sum
+    even = (np.asarray(s).view(np.uint64) & np.uint64(1)) == 0
+    return np.where((error != 0) & even, np.nextafter(s, np.sign(error) * np.inf), s).astype(F32)
+
+
+def exp(x):
+    """The polynomial of `arithmetic.exp`, written out for arrays."""
+    x = np.asarray(x, F32)
+    shifted = fma(x, arithmetic.LOG2E, arithmetic.ROUND)
+    n = shifted - arithmetic.ROUND
+    r = fma(n, -arithmetic.LN2_LOW, fma(n, -arithmetic.LN2_HIGH, x))
+    p = np.full_like(x, arithmetic.INVERSE_FACTORIALS[0])
+    for c in arithmetic.INVERSE_FACTORIALS[1:]:
+        p = fma(p, r, c)
+    scaled = (p.view(np.uint32) + (shifted.view(np.uint32) << np.uint32(23))).view(F32)
+    return np.where(x > arithmetic.LOWEST, scaled, np.where(np.isnan(x), x, F32(0)))
+
+
+def lane_sum(values, first=0):
+    """The sum in 16 lanes by position, each ascending, folded 8, 4, 2, 1."""
+    lanes = [F32(0)] * LANES
+    for at, value in enumerate(values, first):
+        lanes[at % LANES] = F32(lanes[at % LANES] + value)
+    fold = LANES // 2
+    while fold:
+        lanes = [F32(lanes[k] + lanes[k + fold]) for k in range(fold)]
+        fold //= 2
+    return lanes[0]
+
+
+def attention(q_HD, k_TKD, v_TKD, scale, window):
+    """One query that sees all T keys, or the last `window`; [H, D] in fp32 and the weights' sums [H]."""
+    heads, dim = q_HD.shape
+    share = heads // k_TKD.shape[1]
+    first = max(0, len(k_TKD) - window) if window else 0
+    out, sums = np.zeros((heads, dim), F32), np.zeros(heads, F32)
+    for head in range(heads):
+        keys, values = k_TKD[first:, head // share], v_TKD[first:, head // share]
+        scores = np.zeros(len(keys), F32)
+        for d in range(dim):
+            scores = fma(F32(q_HD[head, d] * scale), keys[:, d], scores)
+        weights = exp(scores - scores.max())
+        sums[head] = lane_sum(weights, first)
+        for weight, value in zip(weights, values, strict=True):
+            out[head] = fma(weight, value, out[head])
+        out[head] /= sums[head]
+    return out, sums
+
+
+def numbers(*shape, seed, dtype=torch.float32, scale=1.0):
+    """Values as torch holds them in the dtype, and the same ones in fp32 numpy."""
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+    return x, x.float().numpy()
+
+
+def bits(x):
+    x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+    return x.contiguous().view(torch.int16 if x.dtype == torch.bfloat16 else torch.int32)
+
+
+# ---------------------------------------------------------------- the oracle itself
+
+
+def test_the_oracles_fma_rounds_once():
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(400).astype(F32) * F32(2) ** rng.integers(-30, 30, 400) for _ in range(3))
+    c[:200] = -(a[:200] * b[:200]) * F32(1 + 2**-23)  # cancellation
+    more = 1 + 2**-23  # products that lie a hair beside the middle of two float32, and one far below the smallest
+    a = np.append(a, [2**-24 * more, -(2**-24) * more, 2.0**-75]).astype(F32)
+    b = np.append(b, [1 - 2**-23, 1 - 2**-23, 2.0**-75]).astype(F32)
+    c = np.append(c, [more, -more, 2.0**-149]).astype(F32)
+    twice = (np.float64(a) * np.float64(b) + np.float64(c)).astype(F32)
+    ours = fma(a, b, c)
+    for i in range(len(a)):
+        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        around = [twice[i], *(np.nextafter(twice[i], F32(way * np.inf), dtype=F32) for way in (-1, 1))]
+        distance = {float(value): abs(Fraction(float(value)) - exact) for value in around}
+        least = min(distance.values())
+        best = [value for value, d in distance.items() if d == least]
+        even = [value for value in best if not F32(value).view(np.uint32) & 1]
+        assert ours[i] == F32((even or best)[0])
+
+
+def test_a_second_rounding_would_show():
+    """The trap that the oracle must not fall into: a sum just below the middle of two float32, and the upper one is even."""
+    a, b, c = F32(2**-24 * (1 + 2**-23)), F32(1 - 2**-23), F32(1 + 2**-23)
+    assert np.float32(np.float64(a) * np.float64(b) + np.float64(c)) == F32(1 + 2**-22)
+    assert fma(a, b, c) == F32(1 + 2**-23)
+    assert arithmetic.exp(F32(-1.5)) == exp(F32(-1.5))
+
+
+@njit
+def round_all(x_N, like_N):
+    for i in range(len(x_N)):
+        like_N[i] = arithmetic.store(like_N[i], x_N[i])
+
+
+def test_the_kernels_bf16_rounding_is_torchs():
+    x = torch.cat([torch.randn(2000), torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-40, 3.4e38, 1 + 2**-8])])
+    ours = np.zeros(len(x), np.uint16)
+    round_all(x.numpy(), ours)
+    assert ours.tolist() == (x.bfloat16().view(torch.int16).int() & 0xFFFF).tolist()
+
+
+def test_exp_is_the_stated_polynomial_and_good_to_an_ulp():
+    x = -np.concatenate([np.linspace(0, 87, 3000), np.geomspace(1e-30, 120, 500), [np.inf, 87.0]]).astype(F32)
+    kernel = np.array([arithmetic.exp(value) for value in x], F32)
+    assert (kernel.view(np.uint32) == exp(x).view(np.uint32)).all()
+    true = np.exp(x.astype(np.float64))
+    near = x > -87
+    assert (np.abs(kernel[near] - true[near]) <= 1.01 * np.spacing(true[near].astype(F32))).all()
+    assert not kernel[~near].any()
+    assert np.isnan(arithmetic.exp(F32(np.nan)))
+
+
+# ---------------------------------------------------------------- attention
+
+
+@pytest.mark.parametrize("window", [0, 7, 20])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_is_the_stated_order_of_operations(dtype, window):
+    length, heads, kv, dim, block = 45, 6, 2, 16, 16
+    (q, q_np), (k, k_np), (v, v_np) = (
+        numbers(length, n, dim, seed=n + i, dtype=dtype, scale=3.0) for i, n in enumerate((heads, kv, kv))
+    )
+    entry = [Entry(start=0, end=length, blocks=(4, 1, 0))]
+    held = Blocks(5, kv, block, dim, dtype)
+    held.write(k, v, Places.of(entry, block))
+    out, lse = Reads(entry, block).attend(q, held, 0.25, window)
+    for p in range(length):
+        want, sums = attention(q_np[p], k_np[: p + 1], v_np[: p + 1], F32(0.25), window)
+        assert torch.equal(bits(out[p]), bits(torch.from_numpy(want).to(dtype))), f"position {p}"
+        low = max(0, p + 1 - window) if window else 0
+        scores = np.einsum("hd,thd->ht", q_np[p] / 4, k_np[low : p + 1].repeat(heads // kv, 1))
+        np.testing.assert_allclose(lse[p].numpy(), scores.max(1) + np.log(sums), rtol=1e-5, atol=1e-5)
+
+
+def test_the_oracle_can_tell_orders_apart():
+    """Descending d, or one sum instead of lanes, gives other bits: the comparison above is not empty."""
+    _, q = numbers(1, 64, seed=1)
+    _, k = numbers(50, 64, seed=2)
+    up, down = np.zeros(50, F32), np.zeros(50, F32)
+    for d in range(64):
+        up, down = fma(q[0, d], k[:, d], up), fma(q[0, 63 - d], k[:, 63 - d], down)
+    assert (up != down).any()
+    weights = exp(up - up.max())
+    assert lane_sum(weights) != lane_sum(weights, first=3) or lane_sum(weights) != np.add.accumulate(weights)[-1]
+
+
+def test_a_cached_kernel_is_found_again_by_the_next_process():
+    """Numba names the cached kernel by what it captures; a captured function would make each start compile and keep it anew."""
+    kernel = attention_kernel.attention(16, 16, 3).py_func
+    assert all(isinstance(cell.cell_contents, int) for cell in kernel.__closure__)
+
+
+# ---------------------------------------------------------------- softmax
+
+
+@pytest.mark.parametrize("vocab", [5, 16, 260, 512, 513, 1100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_softmax_is_the_stated_order_of_operations(dtype, vocab):
+    temperatures = [1.0, 0.7, 1.3]
+    x, x_np = numbers(len(temperatures), vocab, seed=vocab, dtype=dtype, scale=4.0)
+    normal = Normal.of(x, torch.tensor(temperatures))
+    every = np.arange(vocab)
+    for row, temperature in enumerate(temperatures):
+        s = (x_np[row] / F32(temperature)).astype(F32)
+        top, total = s.max(), np.float64(0)
+        for start in range(0, vocab, TILE):
+            total += lane_sum(exp(s[start : start + TILE] - top))
+        want = (np.float64(s - top) - np.log(total)).astype(F32)
+        one = Normal.of(x[row].expand(vocab, -1), torch.full((vocab,), temperature)).logprobs(every)
+        assert torch.equal(bits(one), bits(want))
+        token = int(every[row % vocab])
+        assert normal.logprobs(np.full(len(temperatures), token))[row] == want[token]
+        np.testing.assert_allclose(want, torch.log_softmax(torch.from_numpy(s).double(), -1), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_of_log_softmax_is_the_same_alone_and_in_any_batch(dtype, threads):
+    x, _ = numbers(37, 1003, seed=3, dtype=dtype, scale=5.0)
+    tokens, temperatures = np.arange(37) * 27, torch.linspace(0.5, 1.5, 37)
+    torch.set_num_threads(threads)
+    try:
+        batch = Normal.of(x, temperatures)
+        reverse = Normal.of(x.flip(0), temperatures.flip(0))
+        drawn = batch.draw(np.linspace(0, 0.999, 37))
+        for i in range(37):
+            alone = Normal.of(x[i : i + 1], temperatures[i : i + 1])
+            assert alone.logprobs(tokens[i : i + 1])[0] == batch.logprobs(tokens)[i]
+            assert alone.logprobs(tokens[i : i + 1])[0] == reverse.logprobs(tokens[::-1].copy())[36 - i]
+            assert alone.draw(np.linspace(0, 0.999, 37)[i : i + 1])[0] == drawn[i]
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_draws_follow_the_distribution_and_greedy_is_the_maximum():
+    x, x_np = numbers(1, 700, seed=5)
+    u = np.linspace(0, 1, 20_001)[:-1]
+    tokens = Normal.of(x.expand(len(u), -1).contiguous(), torch.ones(len(u))).draw(u)
+    assert (np.diff(tokens) >= 0).all()  # the running sum is inverted
+    p = torch.softmax(x[0].double(), 0).numpy()
+    np.testing.assert_allclose(np.bincount(tokens, minlength=700) / len(u), p, atol=1.01 / len(u))
+    assert Normal.of(x, torch.ones(1)).draw(np.array([GREEDY]))[0] == x_np[0].argmax()
+
+
+def test_queries_of_a_tile_do_not_see_each_other():
+    """A tile has up to 8 queries; one of them alone gives its bits, whatever the others are."""
+    (q, _), (k, _), (v, _) = (numbers(40, n, 16, seed=n) for n in (3, 1, 1))
+    blocks = Blocks(3, 1, 16, 16, torch.float32)
+    blocks.write(k, v, Places.of([Entry(start=0, end=40, blocks=(0, 1, 2))], 16))
+    whole, _ = Reads([Entry(start=0, end=40, blocks=(0, 1, 2))], 16).attend(q, blocks, 0.25, 0)
+    for start in range(0, 40 - QUERIES, 5):
+        for count in range(1, QUERIES + 1):
+            reads = Reads([Entry(start=start, end=start + count, blocks=(0, 1, 2))], 16)
+            part, _ = reads.attend(q[start : start + count], blocks, 0.25, 0)
+            assert torch.equal(bits(part), bits(whole[start : start + count]))

@@ -1,0 +1,253 @@
+"""The self-test finds the row rule there is, names what breaks it, and is not fooled by attention that depends on company."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ostinato.core.errors import BadConfig
+from ostinato.model import selftest
+from ostinato.model.exactness import BlockMemory, check_exact
+from ostinato.model.experts import experts_of
+from ostinato.model.load import load_model
+from ostinato.model.selftest import RULES, Shape, examine, row_rule, shapes_of
+from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("selftest") / "dense", layers=1)
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    return tiny_moe(tmp_path_factory.mktemp("selftest") / "sparse", layers=2)
+
+
+class Rows(nn.Module):
+    """A packed layer whose bits change wherever `odd` says so of the row count."""
+
+    def __init__(self, layer, odd):
+        super().__init__()
+        self.layer, self.odd = layer, odd
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y + y.abs().max() * 1e-5 if self.odd(x.numel() // x.shape[-1]) else y
+
+
+def packing(odd, outputs=None):
+    def pack(model):
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear and outputs in (None, child.out_features):
+                    setattr(parent, name, Rows(child, odd))
+
+    return pack
+
+
+def test_every_distinct_matrix_product_is_tested(sparse):
+    model = load_model(sparse, torch.float32)
+    shapes = {(shape.inputs, shape.outputs, shape.stacked) for shape in shapes_of(model)}
+    dim = 2 * model.model.layers[0].self_attn.k_proj.out_features
+    assert shapes == {
+        (64, dim, False),  # queries
+        (64, dim // 2, False),  # keys and values
+        (dim, 64, False),
+        (64, 8, False),  # router
+        (64, 260, False),  # head
+        (64, 64, True),  # experts: gate and up in one
+        (32, 64, True),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rule_found_holds_and_half_of_it_does_not(dense, dtype):
+    """Measured here with other numbers than the self-test's own, over every row count up to 64."""
+    model = load_model(dense, dtype)
+    rule = row_rule(model, 1)
+    differing = set()
+    for layer in [part for part in model.modules() if isinstance(part, nn.Linear)]:
+        x = torch.randn(64, layer.in_features, generator=torch.Generator().manual_seed(9)).to(dtype)
+        with torch.inference_mode():
+            want = layer(x)
+            differing |= {m for m in range(1, 65) if not torch.equal(layer(x[:m]), want[:m])}
+    assert not [m for m in differing if m % rule == 0]
+    if rule > 1 and dtype == torch.float32:
+        assert [m for m in differing if m % (rule // 2) == 0]
+
+
+@pytest.mark.parametrize("rule", [2, 8, 32])
+def test_packed_layers_that_need_more_get_more(dense, rule):
+    model = load_model(dense, torch.float32)
+    alone = row_rule(model, 1)
+    assert row_rule(model, 1, packing(lambda rows: rows % rule != 0)) == max(rule, alone)
+
+
+def test_a_single_row_count_is_found(dense):
+    model = load_model(dense, torch.float32)
+    alone = row_rule(model, 1)
+    assert row_rule(model, 1, packing(lambda rows: rows == alone * 31)) > alone
+
+
+def test_a_layer_that_never_holds_is_named_with_its_row_counts(dense):
+    model = load_model(dense, torch.float32)
+    with pytest.raises(
+        BadConfig, match=r"linear 128 -> 64, float32 gives other bits at 32, 64, 96.*numerics = \"fast\""
+    ):
+        selftest._rule_of(Shape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500))
+    with pytest.raises(BadConfig, match="-> 260"):
+        row_rule(model, 1, packing(lambda rows: rows < 500, outputs=260))
+
+
+def test_cancelling_sums_show_what_rounding_hides():
+    """One fp32 rounding in another order: seen in most elements of a cancelling sum, in almost none of a plain one."""
+    shape = Shape(inputs=512, outputs=64, dtype=torch.bfloat16)
+    seen = []
+    for cancelling in (False, True):
+        weight, x = (part.float() for part in selftest._operands(shape, 64, cancelling))
+        one = (x @ weight.t()).bfloat16()
+        two = (x[:, :256] @ weight[:, :256].t() + x[:, 256:] @ weight[:, 256:].t()).bfloat16()
+        seen.append((one != two).float().mean().item())
+    assert seen[1] > 20 * seen[0]
+    assert seen[1] > 0.01
+
+
+class Averaging(nn.Module):
+    """A norm that looks at the other tokens."""
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True).mean(-2, keepdim=True))
+
+
+def test_a_module_that_mixes_tokens_is_named(dense):
+    model = load_model(dense, torch.float32)
+    model.model.layers[0].post_attention_layernorm = Averaging()
+    with pytest.raises(BadConfig, match=r"layers\.0\.post_attention_layernorm gives other bits"):
+        row_rule(model, 1)
+
+
+def test_activations_at_their_real_widths_are_part_of_the_rule(tmp_path):
+    """Rows of 50 numbers: where a row's last numbers are computed depends on the rows before it."""
+    config = SUPPORTED["llama"]()
+    config.intermediate_size = 50
+    model = load_model(tiny_of(tmp_path / "m", config), torch.float32)
+    rule = row_rule(model, 1)
+    act, x = model.model.layers[0].mlp.act_fn, torch.randn(128, 50, generator=torch.Generator().manual_seed(2))
+    counts = [m for m in range(1, 129) if not torch.equal(act(x[:m]), act(x)[:m])]
+    assert not [m for m in counts if m % rule == 0]
+
+
+def test_the_verdict_is_the_same_every_time(dense):
+    one, two = (examine(dense, torch.float32, 1) for _ in range(2))
+    assert (one.exact, one.rows, one.table) == (two.exact, two.rows, two.table)
+    assert one.exact
+    assert one.rows in RULES
+    assert one.rows == max(line.rows for line in one.table)
+
+
+def test_a_verdict_that_is_not_exact_says_why_and_what_was_tested(dense):
+    found = examine(dense, torch.float32, 1, packing(lambda rows: rows < 500, outputs=260))
+    assert (found.exact, found.rows) == (False, 1)
+    assert "-> 260" in found.reason
+    assert "fast" in found.reason
+    assert found.table[0].what == "linear 64 -> 64, float32"
+
+
+def test_threads_are_set_for_the_test_and_put_back(dense, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(selftest, "measure", lambda *_: seen.append(torch.get_num_threads()) or 4)
+    row_rule(load_model(dense, torch.float32), before + 1)
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+# ---------------------------------------------------------------- end to end
+
+
+class Stock:
+    """Keys and values in one tensor per sequence, and the library's attention: what exact mode must not be fooled by."""
+
+    def __init__(self, sequences, tokens):
+        self.kept = {}
+
+    def __call__(self, pieces):
+        def attend(layer, q, k, v, scale, window):
+            parts, at = [], 0
+            for piece in pieces:
+                own = slice(at, at := at + piece.end - piece.start)
+                keys, values = self.kept.get((layer, piece.sequence), (k[:0], v[:0]))
+                keys, values = torch.cat([keys, k[own]]), torch.cat([values, v[own]])
+                self.kept[layer, piece.sequence] = keys, values
+                parts.append(self.one(q[own], keys, values, scale, window, piece.start))
+            return F.pad(torch.cat(parts), (0, 0, 0, 0, 0, len(q) - at))
+
+        return attend
+
+    def one(self, q, keys, values, scale, window, start):
+        mask = (
+            torch.ones(len(q), len(keys), dtype=torch.bool).tril(start).triu(start + 1 - window if window else -start)
+        )
+        q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+
+class OneByOne(Stock):
+    """Each query by itself over just the keys it sees, so that nothing else can matter."""
+
+    def one(self, q, keys, values, scale, window, start):
+        def alone(i):
+            end = start + i + 1
+            seen = slice(max(0, end - window) if window else 0, end)
+            return super(OneByOne, self).one(q[i : i + 1], keys[seen].clone(), values[seen].clone(), scale, 0, end)
+
+        return torch.cat([alone(i) for i in range(len(q))])
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3-moe", "olmoe"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_that_depends_on_nothing_else_holds(tmp_path, kind, dtype):
+    model = load_model(tiny_of(tmp_path / "m", SUPPORTED[kind]()), dtype)
+    rows = row_rule(model, 1)
+    check_exact(model, rows, OneByOne)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert {module.ostinato_rows for module in experts_of(model)} <= {rows}
+
+
+def test_our_kernel_holds_on_dense_and_sparse_models(dense, sparse):
+    for path in (dense, sparse):
+        model = load_model(path, torch.float32)
+        check_exact(model, row_rule(model, 1), BlockMemory)
+
+
+def test_the_library_s_attention_does_not(dense):
+    model = load_model(dense, torch.float32)
+    with pytest.raises(BadConfig, match="hidden states of tokens"):
+        check_exact(model, row_rule(model, 1), Stock)
+
+
+def test_nor_does_a_rule_that_is_too_small(dense):
+    model = load_model(dense, torch.float32)
+    rule = row_rule(model, 1)
+    if rule == 1:
+        pytest.skip("no row rule is needed on this machine")
+    with pytest.raises(BadConfig, match=r"row rule 1\)"):
+        check_exact(model, 1, OneByOne)
+
+
+def test_routers_that_decide_otherwise_in_company_are_found(sparse):
+    """Gates of 0 hide the first layer's choice from the hidden states: only the routes themselves can show it."""
+    model = load_model(sparse, torch.float32)
+    first = model.model.layers[0].mlp
+    honest = first.gate.forward
+
+    def biased(x):
+        scores, gates, ids = honest(x)
+        return scores, gates * 0, ids if len(x) > 40 else (ids + 1) % 8
+
+    first.gate.forward = biased
+    with pytest.raises(BadConfig, match="expert choices of tokens"):
+        check_exact(model, row_rule(load_model(sparse, torch.float32), 1), OneByOne)
