@@ -8,13 +8,15 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadWeights, Conflict, NoSignal, NotFound
-from ostinato.core.records import Batch, Learned, PolicyVersion, Sample, Snapshot, Turn
+from ostinato.core.numerics import Contract
+from ostinato.core.records import Batch, Learned, PolicyVersion, Sample, Snapshot, Stamp, Turn
 from ostinato.demo import tasks as demo_tasks
 from ostinato.envs.grader import python_tests
 from ostinato.envs.sandbox import Sandbox
@@ -32,6 +34,9 @@ from ostinato.reward.desk import RewardDesk
 from ostinato.reward.loader import load as load_reward
 
 if TYPE_CHECKING:
+    import torch
+
+    from ostinato.model.selftest import Verdict
     from ostinato.train.trainer import PolicyTrainer
 
 EVALUATION_REF = "evaluation"
@@ -108,6 +113,63 @@ def model_path(config: Config, progress: Callable[[str], None] | None = None) ->
     return resolve(config.model.source, config.model.cache.expanduser(), progress)
 
 
+# ---------------------------------------------------------------- arithmetic
+
+
+def engine_contract(config: Config) -> Contract:
+    """The numerics contract of the serving worker; the same in every process of this machine.
+
+    Imports torch. In exact mode it needs the model's directory (see `model_path`), and measures this machine for some seconds the
+    first time. Raises BadConfig where exact mode cannot hold.
+    """
+    from ostinato.model.settings import served_dtype
+
+    return _contract(config, served_dtype(config.model), threads=1)  # its lanes have one torch thread each
+
+
+def trainer_contract(config: Config) -> Contract:
+    """The numerics contract of the training worker: the engine's, unless its dtype is another or it has several threads."""
+    from ostinato.train.trainer import compute_dtype
+
+    return _contract(config, compute_dtype(config.train.compute), threads=config.train.threads)
+
+
+def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:
+    from ostinato.model.numerics import contract
+
+    mode, rows = config.model.numerics, 1
+    if mode == "exact":
+        found = verdict(config, dtype, threads)
+        if not found.exact:
+            raise BadConfig(found.reason)
+        rows = found.rows
+    return contract(dtype, mode, threads, rows, config.engine.block)
+
+
+def verdict(config: Config, dtype: torch.dtype, threads: int) -> Verdict:
+    """What the self-test says about this machine and the configured model; measured once per process."""
+    return _examined(model_path(config), dtype, threads)
+
+
+@lru_cache
+def _examined(path: Path, dtype: torch.dtype, threads: int) -> Verdict:
+    from ostinato.model.selftest import examine
+    from ostinato.serve.packed import pack
+
+    return examine(path, dtype, threads, pack)
+
+
+async def stamp(log: SqlLog, contract: Contract) -> None:
+    """Write down what a contract's id stands for, before the first turn that names it. Idempotent."""
+    await log.append(Stamp(id=contract.id, contract=contract.to_json(), at=wall_clock()))
+
+
+async def stamped(log: SqlLog) -> dict[str, Contract]:
+    """Every contract that turns of this log may name, by id, oldest first. Raises Corrupt."""
+    rows = [row async for _, row in log.read(0, {Stamp})]
+    return {row.id: Contract.from_json(row.contract) for row in rows if isinstance(row, Stamp)}
+
+
 # ---------------------------------------------------------------- learning
 
 
@@ -176,7 +238,7 @@ class ThreadedTrainer:
         assert batch is not None
         self._source.step, self._source.base = batch.step, None
         if batch.base is not None:
-            self._trainer.go_back((await self._follows.snapshot(batch.base)).weights)
+            self._trainer.go_back((await self._follows.snapshot(batch.base)).weights, batch.base.number)
         reference = await self._follows.snapshot(batch.reference)
         try:
             learned = await asyncio.to_thread(self._trainer.step, samples, reference)
@@ -209,9 +271,11 @@ class Candidates:
         return done.policy
 
 
-def open_desk(config: Config, log: SqlLog) -> RewardDesk:
-    """The reward desk over the run's log."""
-    return RewardDesk(log, load_reward(config.reward.function, config.reward.options), wall_clock, config.reward)
+def open_desk(config: Config, log: SqlLog, contract: Contract | None = None) -> RewardDesk:
+    """The reward desk over the run's log. With a contract it holds back what was made under another, if the config says so."""
+    only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
+    function = load_reward(config.reward.function, config.reward.options)
+    return RewardDesk(log, function, wall_clock, config.reward, numerics=only)
 
 
 # ---------------------------------------------------------------- proving

@@ -11,8 +11,10 @@ from typing import TypeVar
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadRequest, NotFound, TooLarge, Unavailable
+from ostinato.core.numerics import Contract
 from ostinato.core.records import Chunk, Generate, PolicyVersion, Snapshot, Swap, Weights
 from ostinato.core.seams import Renderer
+from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.serve.admission import check_request
 from ostinato.serve.blocks import BlockPool
 from ostinato.serve.kv import Store
@@ -32,6 +34,7 @@ class TorchEngine:
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
         config: sizes.
         prepack: lay bf16 weights out for the CPU's kernels when they are loaded (the same bits, fewer microseconds).
+        contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
 
     Example::
 
@@ -50,9 +53,11 @@ class TorchEngine:
         config: EngineConfig | None = None,
         *,
         prepack: bool = True,
+        contract: Contract | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self._build, self._renderer, self._prepack = build, renderer, prepack
+        self._contract = contract
         self._loading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: Worker | None = None
@@ -76,6 +81,8 @@ class TorchEngine:
             decode=self._renderer.decode,
             flush=self._flush,
             threads=config.threads,
+            rows=DEFAULT_ROWS if self._contract is None else self._contract.rows,
+            recompute=config.recompute_on_swap,
         )
         self._worker.start()
 
@@ -152,6 +159,14 @@ class TorchEngine:
         """What is loaded now."""
         return {slot: policy.version for slot, policy in self._running().policies.copy().items()}
 
+    def numerics(self) -> str:
+        """The contract's id; "" without a contract."""
+        return "" if self._contract is None else self._contract.id
+
+    def contract(self) -> Contract | None:
+        """As given."""
+        return self._contract
+
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
         worker = self._running()
@@ -173,6 +188,8 @@ class TorchEngine:
 
     def _make(self, weights: Weights) -> PreTrainedModel:
         model = self._build(weights)
+        if self._contract is not None:
+            set_rows(model, self._contract.rows)
         if self._prepack:
             pack(model)
         return model

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostinato.core.records import Generate, PolicyVersion
 from ostinato.serve.blocks import BlockPool, chain_key
@@ -32,6 +36,7 @@ class Sample:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    routes: list[NDArray[np.integer[Any]]] = field(default_factory=list)  # experts [L, k] per computed position, if any
     pure: bool = True  # all of its KV was made by `policy`, so its full blocks may be found by others
 
     @property
@@ -67,6 +72,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int) -> None:
         self.pool, self._block, self._rows, self._chunk = pool, block, rows, chunk
+        self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # of the tokens in a block that has a name
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []
         self.prefix_hits = 0
@@ -103,6 +109,8 @@ class Scheduler:
             at = len(sample.keys)
             sample.keys.append(self._key(sample, at))
             self.pool.name(sample.blocks[at], sample.keys[at])
+            if sample.routes:
+                self._routes[sample.blocks[at]] = sample.routes[at * self._block : (at + 1) * self._block]
 
     def fork(self, leader: Sample) -> list[tuple[Sample, int | None, int | None]]:
         """The leader's prompt is computed: give it to the samples that wait for it.
@@ -120,6 +128,7 @@ class Scheduler:
             self.pool.share(leader.blocks[:full])
             sample.blocks, sample.keys = [*leader.blocks[:full], *own], leader.keys[:full]
             sample.computed, sample.policy, sample.pure = sample.prompt, leader.policy, leader.pure
+            sample.routes = leader.routes[: sample.prompt]
             self.waiting.remove(sample)
             self.running.append(sample)
             started.append((sample, leader.blocks[full] if own else None, own[0] if own else None))
@@ -143,15 +152,21 @@ class Scheduler:
             self.pool.forget(block)
         return own
 
-    def swap(self, slot: str, policy: PolicyVersion) -> int:
-        """The slot holds other weights now: samples in it go on, but their further KV is of mixed origin. Returns how many."""
-        count = 0
-        for sample in self.samples():
-            if sample.request.slot == slot:
-                sample.policy = policy
+    def swap(self, slot: str, policy: PolicyVersion, *, recompute: bool) -> int:
+        """The slot holds other weights now and its samples go on. Returns how many.
+
+        With `recompute` they compute their past again first, as do those that have sampled nothing yet; the others go on at
+        once, with keys and values of mixed origin.
+        """
+        found = [sample for sample in self.samples() if sample.request.slot == slot]
+        for sample in found:
+            sample.policy = policy
+        for sample in reversed([sample for sample in found if sample in self.running]):  # the oldest is back first
+            if sample.computed and (recompute or not sample.sampled):
+                self._put_back(sample)
+            else:
                 sample.pure = sample.computed == 0
-                count += 1
-        return count
+        return len(found)
 
     def _work(self, sample: Sample, take: int) -> Work:
         end = sample.computed + take
@@ -171,10 +186,13 @@ class Scheduler:
         return True
 
     def _preempt(self, sample: Sample) -> None:
+        self._put_back(sample)
+        self.preemptions += 1
+
+    def _put_back(self, sample: Sample) -> None:
         self.running.remove(sample)
         self._release(sample)
         self.waiting.appendleft(sample)
-        self.preemptions += 1
 
     def _release(self, sample: Sample) -> None:
         self.pool.release(sample.blocks)
@@ -198,6 +216,7 @@ class Scheduler:
                 sample.keys = []
                 break
             sample.blocks, sample.computed = [*found, *own], len(found) * self._block
+            sample.routes = [routes for block in found for routes in self._routes.get(block, ())]
             self.prefix_hits += sample.computed
             self.waiting.remove(sample)
             self.running.append(sample)

@@ -10,16 +10,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ostinato.core.errors import BadWeights, Unavailable
+from ostinato.core import routes
+from ostinato.core.errors import BadRoutes, BadWeights, Unavailable
 from ostinato.core.records import Chunk, Finish, Generate, PolicyVersion, Swap
-from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model import routing
+from ostinato.model.attention import hidden, logits
+from ostinato.model.logprobs import Normal
+from ostinato.model.paged import WholeAttend
 from ostinato.model.stream import TextStream
-from ostinato.serve.kv import Entry, Plan, Shape, Store
-from ostinato.serve.sampler import Draw, draw, uniform
+from ostinato.serve.kv import Shape, Store
+from ostinato.serve.lanes import Lanes, Part, cut, forward
+from ostinato.serve.lanes import sample as draw_rows
+from ostinato.serve.sampler import Draw, uniform
 from ostinato.serve.scheduler import Sample, Scheduler, Work
 
 CLOSED = "The engine is not running; start it, or restart the server if it failed."
@@ -59,6 +66,8 @@ class Worker(threading.Thread):
         decode: Callable[[Sequence[int]], str],
         flush: Callable[[list[tuple[Callable[[Chunk], None], Chunk]]], None],
         threads: int,
+        rows: int,
+        recompute: bool,
     ) -> None:
         super().__init__(name="ostinato-engine", daemon=True)
         self.scheduler = scheduler
@@ -68,7 +77,7 @@ class Worker(threading.Thread):
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
-        self._threads = threads
+        self._lanes, self._rows, self._recompute = Lanes(threads), rows, recompute
         self._store: Store | None = None
         self._streams: dict[Sample, Stream] = {}
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
@@ -117,7 +126,7 @@ class Worker(threading.Thread):
         started = time.perf_counter()
         old = self.policies.get(slot)
         self.policies[slot] = policy
-        streams = self.scheduler.swap(slot, policy.version)
+        streams = self.scheduler.swap(slot, policy.version, recompute=self._recompute)
         pause = time.perf_counter() - started
         self.pauses.append(pause)
         self.swaps += 1
@@ -131,12 +140,13 @@ class Worker(threading.Thread):
     def score(self, model: PreTrainedModel, ids: Sequence[int], start: int) -> list[float]:
         """Log-probabilities of ids[start:] at temperature 1, from one plain causal pass."""
         ids_N = torch.tensor(ids[:-1] if len(ids) > 1 else ids)
-        states_ND = hidden(model, ids_N, torch.arange(len(ids_N)), CausalAttend([len(ids_N)]))[start - 1 :]
+        attend = WholeAttend([len(ids_N)])
+        states_ND = hidden(model, ids_N, torch.arange(len(ids_N)), attend, rows=self._rows)[start - 1 :]
         scores: list[float] = []
         for at in range(0, len(ids) - start, _SCORE_ROWS):
             part_MD = states_ND[at : at + _SCORE_ROWS]
-            target_M1 = torch.tensor(ids[start + at : start + at + len(part_MD)])[:, None]
-            scores += logits(model, part_MD).float().log_softmax(-1).gather(1, target_M1)[:, 0].tolist()
+            normal = Normal.of(logits(model, part_MD, rows=self._rows), torch.ones(len(part_MD)))
+            scores += normal.logprobs(np.array(ids[start + at : start + at + len(part_MD)])).tolist()
         return scores
 
     def stop(self) -> None:
@@ -147,7 +157,7 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Until `stop` or a failure."""
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(1)  # the lanes are the parallelism
         finish = Finish.ABORT
         try:
             while not self._stopping:
@@ -164,6 +174,7 @@ class Worker(threading.Thread):
             self._closed = True
         while not self._orders.empty():
             self._orders.get()()
+        self._lanes.close()
         for sample in list(self._streams):
             self._emit(sample, (), (), "", finish)
         self._send()
@@ -188,33 +199,34 @@ class Worker(threading.Thread):
         by_policy: dict[str, list[Work]] = {}  # slots that hold the same weights share a forward pass
         for piece in work:
             by_policy.setdefault(self.policies[piece.sample.request.slot].version.hash, []).append(piece)
-        for pieces in by_policy.values():
-            pieces.sort(key=lambda p: p.end - p.start > 1)  # one-token pieces first: that is what `Plan` asks for
-            self._forward(self.policies[pieces[0].sample.request.slot], pieces)
+        parts = [
+            part
+            for pieces in by_policy.values()
+            for part in cut(self.policies[pieces[0].sample.request.slot].model, pieces, self._lanes.count)
+        ]
+        if parts:
+            self._run(parts)
         self._send()
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - started
 
-    def _forward(self, policy: Policy, pieces: Sequence[Work]) -> None:
+    def _run(self, parts: Sequence[Part]) -> None:
         store = self._store
         if store is None:
             raise RuntimeError("a policy is loaded, so the store exists")
-        ids = [token for p in pieces for token in p.sample.ids[p.start : p.end]]
-        positions = [position for p in pieces for position in range(p.start, p.end)]
-        plan = Plan(store, [Entry(start=p.start, end=p.end, blocks=p.sample.blocks) for p in pieces])
-        states_ND = hidden(policy.model, torch.tensor(ids), torch.tensor(positions), plan)
-        self.counters["prefill_tokens"] += sum(p.end - p.start for p in pieces if p.end - p.start > 1)
-        drawing: list[tuple[Sample, int]] = []
-        at = 0
-        for piece in pieces:
-            at += piece.end - piece.start
-            self.scheduler.advance(piece)
-            if piece.last:
-                drawing.append((piece.sample, at - 1))
-                if piece.sample.sampled == 0:
-                    drawing += [(sample, at - 1) for sample in self._fork(piece.sample, store)]
-        if drawing:
-            self._draw(policy, states_ND, drawing)
+        drawing: dict[PreTrainedModel, list[tuple[Sample, Tensor]]] = {}
+        for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store, self._rows), parts), strict=True):
+            for at, piece in enumerate(part.pieces):
+                count = piece.end - piece.start
+                self.counters["prefill_tokens"] += count if count > 1 else 0
+                if ran.routes is not None:
+                    piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
+                self.scheduler.advance(piece)
+                if piece.last:
+                    first = self._fork(piece.sample, store) if piece.sample.sampled == 0 else []
+                    drawing.setdefault(part.model, []).extend((s, ran.states_RD[at]) for s in [piece.sample, *first])
+        for model, rows in drawing.items():
+            self._draw(model, rows)
 
     def _fork(self, leader: Sample, store: Store) -> list[Sample]:
         started = self.scheduler.fork(leader) if leader.request.n > 1 else []
@@ -223,7 +235,7 @@ class Worker(threading.Thread):
                 store.copy(source, target)
         return [sample for sample, _, _ in started]
 
-    def _draw(self, policy: Policy, states_ND: Tensor, drawing: Sequence[tuple[Sample, int]]) -> None:
+    def _draw(self, model: PreTrainedModel, drawing: Sequence[tuple[Sample, Tensor]]) -> None:
         rows = [
             Draw(
                 temperature=sample.request.sampling.temperature,
@@ -232,7 +244,8 @@ class Worker(threading.Thread):
             )
             for sample, _ in drawing
         ]
-        drawn = draw(logits(policy.model, states_ND[[at for _, at in drawing]]), rows)
+        states_MD = torch.stack([state for _, state in drawing])
+        drawn = draw_rows(model, states_MD, rows, self._lanes, self._rows)
         for (sample, _), token, logprob, sound in zip(drawing, drawn.tokens, drawn.logprobs, drawn.sound, strict=True):
             if sound:
                 self._take(sample, token, logprob)
@@ -271,11 +284,24 @@ class Worker(threading.Thread):
             text=text,
             finish=finish,
             seed=sample.seed,
+            routes=b"" if finish is None else self._routes(sample),
         )
         self._outbox.append((self._streams[sample].deliver, chunk))
         if finish is not None:
             del self._streams[sample]
             self.scheduler.remove(sample)
+
+    def _routes(self, sample: Sample) -> bytes:
+        """The experts of every position that was computed, encoded; empty for a dense model and for a stream that was cut."""
+        policy = self.policies.get(sample.request.slot)
+        router = None if policy is None else routing.of(policy.model)
+        if router is None or len(sample.routes) < len(sample.ids) - 1:
+            return b""
+        try:
+            return routes.encode(np.stack(sample.routes[: len(sample.ids) - 1]), router.experts)
+        except BadRoutes as error:
+            _LOG.error("request %s: its routes are not kept: %s", sample.request.id, error)
+            return b""
 
     def _send(self) -> None:
         if self._outbox:

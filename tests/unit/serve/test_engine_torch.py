@@ -8,8 +8,11 @@ import torch
 from ostinato.core.errors import TooLarge, Unavailable
 from ostinato.core.records import Finish, Generate, PolicyVersion, Sampling, Snapshot, WeightArray
 from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.serve.engine import TorchEngine
 from ostinato.serve.kv import Plan
 from ostinato.serve.settings import EngineConfig
+from ostinato.testing.engine import CONTRACT
+from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 
 
@@ -24,6 +27,12 @@ async def answer(engine, request):
     async for chunk in engine.generate(request):
         samples[chunk.index] += chunk.ids
     return samples
+
+
+def test_the_contract_is_the_one_it_was_given():
+    engine = TorchEngine(lambda weights: pytest.fail("nothing is loaded"), ByteRenderer(), contract=CONTRACT)
+    assert (engine.numerics(), engine.contract()) == (CONTRACT.id, CONTRACT)
+    assert TorchEngine(lambda weights: pytest.fail("nothing is loaded"), ByteRenderer()).numerics() == ""
 
 
 @torch.inference_mode()
