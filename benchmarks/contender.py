@@ -1,0 +1,117 @@
+"""Long-lived subprocesses that answer one JSON line per command, so that peers in other environments can be measured in turn.
+
+Standard library only: both sides of the line use it, and the far side may run in an environment that has none of ours.
+A contender that is not asked is stopped (SIGSTOP, its children too): a spinning thread pool of one cannot slow another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PEERS = Path(os.environ.get("OSTINATO_PEERS", HERE.parent / ".peers"))
+THREADS = 2
+
+
+def end_on_sigterm() -> None:
+    """Turn SIGTERM into an ordinary exit, so that contenders are ended too: a stopped one cannot end by itself."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
+class Contender:
+    """One subprocess. `ask` blocks until it has answered; between two questions it does not run at all."""
+
+    def __init__(self, name: str, command: list[str], *, log: Path, env: dict[str, str] | None = None) -> None:
+        self.name, self._log = name, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": str(THREADS)} | (env or {}),
+                start_new_session=True,  # its process group holds all of its children
+            )
+        self.about = self._answer()
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        os.killpg(self._process.pid, signal.SIGCONT)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End it and its children."""
+        for sign in (signal.SIGCONT, signal.SIGTERM):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # children that outlived their parent
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+            self.close()
+            raise SystemExit(
+                f"{self.name} ended (exit status {self._process.returncode}). Its log, {self._log}:\n{tail}"
+            )
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        return json.loads(line)
+
+
+def serve(about: dict[str, Any], handler: Handler, answers: Any) -> None:
+    """The far side: say what this is, then answer one line per line until the input ends. See `quiet_stdout`."""
+    print(json.dumps(about), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(handler(json.loads(line))), file=answers, flush=True)
+
+
+def quiet_stdout() -> Any:
+    """The true standard output, for answers only; what libraries print goes to standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def reward(sampled_ids: Sequence[int]) -> float:
+    """A trivial reward that every side computes alike: the share of even token ids."""
+    return sum(token % 2 == 0 for token in sampled_ids) / max(1, len(sampled_ids))
+
+
+def texts(count: int, characters: int, seed: int) -> list[str]:
+    """Distinct windows of real English: the language reference that comes with Python. Each starts at a word."""
+    from pydoc_data import topics
+
+    whole = " ".join(" ".join(topics.topics[name] for name in sorted(topics.topics)).split())
+    draw = random.Random(seed)
+    found: dict[str, None] = {}
+    while len(found) < count:
+        start = whole.index(" ", draw.randrange(len(whole) - 2 * characters)) + 1
+        found[whole[start : start + characters]] = None
+    return list(found)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were taken on, and how busy it was."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return {"cpu": model, "cores": os.cpu_count(), "threads": THREADS, "load": [round(x, 2) for x in os.getloadavg()]}

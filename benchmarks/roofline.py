@@ -1,0 +1,90 @@
+"""How fast this CPU multiplies a model's own bf16 matrices: what the matrix part of a pass would take with nothing else to do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Shapes = Counter[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The weights that tokens are multiplied with: (out, in) -> how often. The output head stands apart: few rows reach it."""
+
+    body: Shapes
+    head: Shapes
+
+    @classmethod
+    def of(cls, model: Any) -> Matrices:
+        head = model.get_output_embeddings()
+        body = Counter(tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear) and m is not head)
+        return cls(body=body, head=Counter([tuple(head.weight.shape)]))
+
+    def flop(self, tokens: float, head_rows: float) -> float:
+        """2 x weights x rows, forward. A backward pass is twice that. Attention is not counted."""
+        return 2 * tokens * _weights(self.body) + 2 * head_rows * _weights(self.head)
+
+
+def _weights(shapes: Shapes) -> int:
+    return sum(count * rows * columns for (rows, columns), count in shapes.items())
+
+
+def _round(rows: int) -> int:
+    """Steps differ by a few rows; the nearest 32 stands for them all."""
+    return rows if rows < 32 else 32 * round(rows / 32)
+
+
+def _best(work: Callable[[], Any], seconds: float = 0.25) -> float:
+    """The shortest of several runs: what the machine can do, not what it did beside other work."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def seconds(shapes: Shapes, rows: int, *, backward: bool) -> float:
+    """Seconds for `rows` rows through all `shapes`, with the products that autograd makes of `F.linear`."""
+    total = 0.0
+    with torch.inference_mode():
+        for (out, into), count in shapes.items():
+            weight = torch.randn(out, into).bfloat16()
+            x, grad = torch.randn(rows, into).bfloat16(), torch.randn(rows, out).bfloat16()
+            products = [lambda: grad.mm(weight), lambda: grad.t().mm(x)] if backward else [lambda: F.linear(x, weight)]  # noqa: B023
+            total += count * sum(_best(product) for product in products)
+    return total
+
+
+class Roofline:
+    """Least seconds for an amount of work, from products of the same shapes measured here. Each row count is measured once."""
+
+    def __init__(self, matrices: Matrices) -> None:
+        self._matrices = matrices
+        self._known: dict[tuple[str, int, bool], float] = {}
+        self.rates: dict[str, float] = {}
+
+    def least(self, tokens: float, head_rows: float, *, rows: int, heads: int, backward: bool = False) -> float:
+        """Seconds for `tokens` in passes of `rows`, of which `head_rows` reach the head in passes of `heads`."""
+        rows, heads = _round(rows), _round(heads)
+        body = tokens / rows * self._pass("body", rows, backward)
+        return body + (head_rows / heads * self._pass("head", heads, backward) if heads else 0.0)
+
+    def _pass(self, part: str, rows: int, backward: bool) -> float:
+        key = (part, rows, backward)
+        if key not in self._known:
+            shapes: Shapes = getattr(self._matrices, part)
+            self._known[key] = seconds(shapes, rows, backward=backward)
+            flop = 2 * rows * _weights(shapes) * (2 if backward else 1)
+            name = f"{part} {'backward' if backward else 'forward'}, {rows} rows"
+            self.rates[name] = flop / self._known[key] / 1e9
+        return self._known[key]
