@@ -69,6 +69,8 @@ def examined(name: str, kind: str, threads: int, args: argparse.Namespace, say: 
             tokens=args.tokens,
             work=work / "run",
             threads=threads,
+            clients=args.clients,
+            answer=150 if real else 50,
             lowest=300 if real else 0,
             highest=40_000 if real else 256,
             learning_rate=2e-5 if real else 1e-3,
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument(
         "--tokens", type=int, default=10_000, help="sampled before the first comparison; half as many later"
     )
+    parser.add_argument("--clients", type=int, default=12, help="that ask at the same time")
     parser.add_argument("--models", nargs="+", default=["smollm2", "llama", "qwen3_moe", "olmoe"])
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1])

@@ -63,12 +63,14 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
     Returns:
         Tokens and their log-probabilities: log_softmax(logits / temperature) before any top-p cut, temperature 1 where greedy.
     """
-    normal = Normal.of(logits_MV, torch.tensor([row.temperature or 1.0 for row in rows]))
+    # dtypes are named: a model that another thread is building changes the process's default meanwhile
+    temperatures_M = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
+    normal = Normal.of(logits_MV, temperatures_M)
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
     cut = [i for i, row in enumerate(rows) if row.temperature and row.top_p < 1.0]
     if cut:
-        scaled_CV = logits_MV[cut].float() / torch.tensor([[rows[i].temperature] for i in cut])
-        kept_CV = _nucleus(scaled_CV.softmax(-1), torch.tensor([rows[i].top_p for i in cut]))
+        scaled_CV = logits_MV[cut].float() / temperatures_M[cut, None]
+        kept_CV = _nucleus(scaled_CV.softmax(-1), torch.tensor([rows[i].top_p for i in cut], dtype=torch.float32))
         tokens_M[cut] = _invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).numpy()
     return Drawn(tokens=tokens_M.tolist(), logprobs=normal.logprobs(tokens_M).tolist(), sound=normal.sound().tolist())
 

@@ -145,7 +145,7 @@ class Worker(threading.Thread):
         scores: list[float] = []
         for at in range(0, len(ids) - start, _SCORE_ROWS):
             part_MD = states_ND[at : at + _SCORE_ROWS]
-            normal = Normal.of(logits(model, part_MD, rows=self._rows), torch.ones(len(part_MD)))
+            normal = Normal.of(logits(model, part_MD, rows=self._rows), torch.ones(len(part_MD), dtype=torch.float32))
             scores += normal.logprobs(np.array(ids[start + at : start + at + len(part_MD)])).tolist()
         return scores
 

@@ -116,7 +116,9 @@ def rescore(
 
 def _score(model: PreTrainedModel, states_MD: torch.Tensor, turn: Turn, rows: int) -> list[float]:
     temperature = turn.sampling.temperature or 1.0
-    normal = Normal.of(logits(model, states_MD, rows=rows), torch.full((len(states_MD),), temperature))
+    normal = Normal.of(
+        logits(model, states_MD, rows=rows), torch.full((len(states_MD),), temperature, dtype=torch.float32)
+    )
     return normal.logprobs(np.array(turn.sampled_ids)).tolist()
 
 
@@ -136,6 +138,8 @@ class Subject:
     work: Path
     threads: int = 1
     rows: int = DEFAULT_ROWS
+    clients: int = 12
+    answer: int = 50
     lowest: int = 0
     highest: int = 256
     learning_rate: float = 1e-4
@@ -231,6 +235,8 @@ class Examination:
             traffic = Traffic(
                 tokens=(tokens or subject.tokens // 2) // len(configs),
                 seed=self._seed,
+                clients=subject.clients,
+                answer=subject.answer,
                 lowest=subject.lowest,
                 highest=subject.highest,
             )

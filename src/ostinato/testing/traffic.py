@@ -97,7 +97,7 @@ async def drive(
             await asyncio.sleep(rng.random() * 0.01)
             request = _request(f"{traffic.seed}.{name}.{number}", rng, bases, traffic)
             leave = rng.randrange(1, traffic.answer) if rng.random() < traffic.leave else None
-            await _ask(engine, request, leave, harvest)
+            await ask(engine, request, leave, harvest)
 
     async with asyncio.timeout(TIMEOUT_S):
         beside = asyncio.create_task(meanwhile(harvest)) if meanwhile is not None else None
@@ -128,7 +128,7 @@ def _request(name: str, rng: random.Random, bases: Sequence[list[int]], traffic:
     )
 
 
-async def _ask(engine: TorchEngine, request: Generate, leave: int | None, harvest: Harvest) -> None:
+async def ask(engine: TorchEngine, request: Generate, leave: int | None, harvest: Harvest) -> None:
     """One request to its end, or until `leave` chunks have come; what was unfinished then is lost."""
     chunks: list[list[Chunk]] = [[] for _ in range(request.n)]
     count = 0
