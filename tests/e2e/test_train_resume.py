@@ -98,14 +98,18 @@ def test_killed_at_random_instants_the_run_ends_with_the_same_bits(model: Path, 
     assert train(model, tmp_path, STEPS) == undisturbed
 
 
-def undisturbed_seconds(model: Path, store: Path) -> float:
+def undisturbed_seconds(model: Path, store: Path) -> tuple[float, float]:
+    """Seconds from a start to its first checkpoint, and from one checkpoint to the next."""
+    store.mkdir()
     started = time.perf_counter()
     child = os.fork()
     if child == 0:
         train(model, store, STEPS)
         os._exit(0)
+    wait_for_checkpoint(store, child)
+    first = time.perf_counter()
     os.waitpid(child, 0)
-    return time.perf_counter() - started
+    return first - started, (time.perf_counter() - first) / (STEPS - 1)
 
 
 def wait_for_checkpoint(store: Path, child: int) -> None:
@@ -122,7 +126,8 @@ def torment(model: Path, store: Path, kills: int) -> None:
     draw, killed, resumed = random.Random(11), 0, 0
     answer = store / "answer"
     torch.set_num_threads(1)
-    whole = undisturbed_seconds(model, store.with_name("timing"))
+    undisturbed_seconds(model, store.with_name("warming"))  # the first run on a machine compiles the kernels
+    start, step = undisturbed_seconds(model, store.with_name("timing"))
     while True:
         last = killed == kills
         child = os.fork()
@@ -132,9 +137,9 @@ def torment(model: Path, store: Path, kills: int) -> None:
         if not last:
             if killed % 2:  # somewhere in a start, then somewhere after one more checkpoint: machines differ in speed
                 wait_for_checkpoint(store, child)
-                time.sleep(whole / STEPS * draw.uniform(0.0, 0.5))
+                time.sleep(step * draw.uniform(0.0, 0.5))
             else:
-                time.sleep(whole * draw.uniform(0.02, 0.2))
+                time.sleep(start * draw.uniform(0.1, 1.0))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         killed += os.WIFSIGNALED(status)

@@ -1,0 +1,229 @@
+"""Engine and trainer are one function, to the bit, whatever happens to a request; and the checks that say so can fail.
+
+`benchmarks/exactness.py` is the same examination on a real model and at length.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato.core import routes as codec
+from ostinato.core.records import Generate, PolicyVersion, Sampling, Snapshot
+from ostinato.model import routing
+from ostinato.model.attention import CausalAttend, hidden
+from ostinato.model.experts import DEFAULT_ROWS, set_rows
+from ostinato.model.load import build, load_model, weights_of
+from ostinato.model.paged import WholeAttend
+from ostinato.serve.sampler import Draw, draw
+from ostinato.testing.exactness import Examination, Subject, gap, rescore, with_credit
+from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.traffic import LARGE, SMALL, Harvest, Traffic, ask, drive, running
+from ostinato.train.trainer import PolicyTrainer
+
+MODELS = {"llama": tiny_model, "qwen3_moe": tiny_moe, "olmoe": lambda path, **more: tiny_moe(path, "olmoe", **more)}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+V0 = PolicyVersion(number=0, hash="0" * 64)
+needs_mkl = pytest.mark.skipif(
+    not torch.backends.mkl.is_available(), reason="which rows are unsafe was measured on MKL"
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def subject(tmp_path):
+    def make(model="llama", dtype="fp32", rows=DEFAULT_ROWS, **size):
+        path = MODELS[model](tmp_path / model, **size)
+        return Subject(
+            path=path, dtype=DTYPES[dtype], tokens=400, clients=9, work=tmp_path / "run", rows=rows, learning_rate=1e-3
+        )
+
+    return make
+
+
+def weights(subject):
+    return weights_of(load_model(subject.path, subject.dtype))
+
+
+async def sampled(subject, *, tokens=250, clients=3, config=LARGE):
+    """Turns of the weights in the subject's directory."""
+    async with running(subject.path, config, Snapshot(policy=V0, weights=weights(subject)), subject.contract) as engine:
+        return (await drive(engine, Traffic(tokens=tokens, clients=clients))).turns
+
+
+def module(subject):
+    model = build(subject.path)(weights(subject))
+    set_rows(model, subject.rows)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [("llama", "fp32"), ("llama", "bf16"), ("qwen3_moe", "fp32"), ("qwen3_moe", "bf16"), ("olmoe", "bf16")],
+)
+async def test_no_bit_and_no_route_differs(subject, model, dtype):
+    findings = await Examination(subject(model, dtype)).run()
+    assert findings.prefix_hits > 1000
+    assert findings.preemptions > 0
+    assert findings.cancelled > 0
+    wrong = {
+        name: found
+        for name, found in findings.stages.items()
+        if "control" not in name and (found["differing"] or found.get("flips") or found.get("weights_differing"))
+    }
+    assert wrong == {}
+    stages = findings.stages
+    assert min(found["tokens"] for found in stages.values()) > 50
+    assert stages["step"]["tokens"] == stages["micro"]["tokens"] == stages["recompute"]["tokens"] >= 400
+    assert stages["swap"]["spans"] > stages["swap"]["turns"]  # streams met swaps
+    assert stages["moved (control)"]["differing"] > 0.9 * stages["moved (control)"]["tokens"]
+    assert stages["kept (control)"]["differing"] > 0  # what stood in the cache at a swap was of the old weights
+    if model != "llama":
+        for name in ("alone", "padded", "step", "micro", "recompute", "after publish, padded"):
+            assert stages[name]["routed"] > 500, name
+
+
+async def test_two_threads_keep_the_promise_too(subject):
+    given = replace(subject("llama", "bf16"), threads=2, tokens=200)
+    turns = await sampled(given, config=LARGE.model_copy(update={"threads": 2}))
+    torch.set_num_threads(2)
+    trainer = PolicyTrainer(given.path, given.train(), given.contract)
+    assert gap(turns, trainer.score(turns)).differing == 0
+    assert trainer.step(with_credit(turns)).metrics["mismatch_differing"] == 0
+
+
+async def test_a_prompt_that_meets_a_swap_half_way_is_the_new_weights_own(subject):
+    """Nothing was sampled yet, so the turn names one version only: no key of the old one may be under it."""
+    given, other = subject(), tiny_model(subject().path.parent / "other", seed=1)
+    new = Snapshot(policy=PolicyVersion(number=1, hash="1" * 64), weights=weights_of(load_model(other, torch.float32)))
+    slow = LARGE.model_copy(update={"prefill_chunk": 16})
+    old = Snapshot(policy=V0, weights=weights(given))
+    request = Generate(id="r", slot="live", prompt_ids=tuple(range(250)), sampling=Sampling(max_tokens=8, seed=1), n=2)
+    harvest = Harvest()
+    async with running(given.path, slow, old, given.contract) as engine:
+        asking = asyncio.create_task(ask(engine, request, None, harvest))
+        while engine.stats()["prefill_tokens"] == 0:
+            await asyncio.sleep(0)
+        await engine.load("live", new)
+        await asking
+    trainer = PolicyTrainer(given.path, given.train(), given.contract)
+    for snapshot in (old, new):
+        trainer.go_back(snapshot.weights, snapshot.policy.number)
+        mine = [turn for turn in harvest.turns if turn.spans[0].policy == snapshot.policy]
+        first = gap(mine, trainer.score(mine), lambda turn: [at < turn.spans[0].tokens for at in range(8)])
+        assert first.differing == 0
+    assert len(harvest.turns) == 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_default_dtype_of_the_process_changes_no_bit(subject, model):
+    """The library sets it while it builds a model, which an engine does on another thread during a hot swap."""
+    given = subject(model, "bf16")
+    logits_MV = torch.randn(9, 1003, generator=torch.Generator().manual_seed(1)).bfloat16()
+    rows = [Draw(temperature=0.7, top_p=(1.0, 0.9)[i % 2], u=i / 9) for i in range(9)]
+    turns, loaded, drawn = await sampled(given, tokens=100), module(given), draw(logits_MV, rows)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found, again = rescore(loaded, turns, rows=given.rows), draw(logits_MV, rows)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (gap(turns, found.scores).differing, found.flips) == (0, 0)
+    assert again == drawn
+
+
+# ---------------------------------------------------------------- controls: what must fail
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3_moe"])
+async def test_stock_attention_in_the_trainer_fails(subject, model):
+    given = subject(model, "bf16", hidden=128, layers=4)
+    turns = await sampled(given)
+    ours = rescore(module(given), turns, rows=given.rows, attend=WholeAttend)
+    stock = rescore(module(given), turns, rows=given.rows, attend=CausalAttend)
+    assert (gap(turns, ours.scores).differing, ours.flips) == (0, 0)
+    found = gap(turns, stock.scores)
+    assert found.differing > 0.5 * found.tokens
+    assert found.k3 > 1e-5
+    if model != "llama":
+        assert stock.flips > 0
+
+
+@needs_mkl
+async def test_without_the_row_rule_fp32_fails(subject):
+    """Three clients: the engine often decodes a row or two, which the trainer never does."""
+    found = {}
+    for rows in (1, DEFAULT_ROWS):
+        given = subject("llama", "fp32", rows)
+        turns = await sampled(given, config=SMALL)
+        found[rows] = gap(turns, PolicyTrainer(given.path, given.train(), given.contract).score(turns)).differing
+    assert found[1] > 0
+    assert found[DEFAULT_ROWS] == 0
+
+
+# ---------------------------------------------------------------- routers: from the engine through the log's form to the trainer
+# (gradients against a dense gather: tests/unit/model/test_routing.py)
+
+
+def with_noise(subject, scale=0.05):
+    """The subject's weights with noise on every router's, as bytes."""
+    model, source = load_model(subject.path, subject.dtype), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate.weight += (scale * torch.randn(layer.mlp.gate.weight.shape, generator=source)).to(
+                model.dtype
+            )
+    return weights_of(model)
+
+
+def router_gradients(trainer):
+    """Adam's mean of the gradient after the first step, per router."""
+    state, at, found = trainer.state(), 0, {}
+    for name, array in state.weights.items():
+        if name.endswith("mlp.gate.weight"):
+            found[name] = state.moments["exp_avg"][at : at + array.size].copy()
+        at += array.size
+    return found
+
+
+@pytest.mark.parametrize("model", ["qwen3_moe", "olmoe"])
+async def test_a_perturbed_router_flips_and_replay_follows_the_engine(subject, model):
+    given = subject(model, "bf16")
+    turns, noisy = await sampled(given), with_noise(given)
+    gradients = {}
+    for name, changes in {"replay": {}, "again": {"recompute": True}, "live": {"router_replay": False}}.items():
+        trainer = PolicyTrainer(given.path, given.train(**changes), given.contract)
+        trainer.go_back(noisy, 5)
+        metrics = trainer.step(with_credit(turns)).metrics
+        assert metrics["router_refused"] == 0
+        if name == "live":
+            assert "router_flips" not in metrics
+        else:
+            assert (
+                0 < metrics["router_flips"] < metrics["router_routed"]
+            )  # what live routing would have chosen otherwise
+            assert metrics["router_disagreements"] == 0  # turns with a common prefix were routed alike
+        gradients[name] = router_gradients(trainer)
+    assert all(np.abs(gradient).max() > 0 for gradient in gradients["replay"].values())
+    assert all((gradients["again"][name] == gradient).all() for name, gradient in gradients["replay"].items())
+    assert any((gradients["live"][name] != gradient).any() for name, gradient in gradients["replay"].items())
+    live = rescore(build(given.path)(noisy), turns, rows=given.rows)
+    assert live.flips > 0
+    assert flips_under_replay(build(given.path)(noisy), turns, given.rows) == 0
+
+
+def flips_under_replay(model, turns, rows):
+    """Pairs of token and layer in which the experts in use are not those that the engine recorded."""
+    flips = 0
+    for turn in turns:
+        ids, known = torch.tensor([*turn.prompt_ids, *turn.sampled_ids[:-1]]), codec.decode(turn.routes)
+        with torch.inference_mode(), routing.of(model).replay(known) as replay:
+            hidden(model, ids, torch.arange(len(ids)), WholeAttend([len(ids)]), rows=rows)
+        flips += int((replay.ids_NLk(len(ids)).numpy() != known).any(-1).sum())
+    return flips
