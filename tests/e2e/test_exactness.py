@@ -168,7 +168,7 @@ async def test_without_the_row_rule_fp32_fails(subject):
 
 
 # ---------------------------------------------------------------- routers: from the engine through the log's form to the trainer
-# (gradients against a dense gather: tests/unit/model/test_routing.py)
+# (gradients against a dense gather: tests/e2e/test_model_routing.py)
 
 
 def with_noise(subject, scale=0.05):
