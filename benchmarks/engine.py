@@ -3,9 +3,9 @@
     python benchmarks/peers.py vllm
     python benchmarks/engine.py [--streams 1 8 32 128] [--repeats 5] [--contenders ...] [--cache DIR]
 
-All get the same prompts (about 64 tokens of real English, all different, new ones each round), make the same number of tokens
-at temperature 1, and have the same two threads. Rounds alternate, A B C A B C, and whoever is not asked is stopped. Prints
-medians, and writes benchmarks/results/engine.json.
+All get the same prompts (about 64 tokens of real English, all different, new ones each round; with --group, that many samples of
+each), make the same number of tokens at temperature 1, and have the same two threads. Rounds alternate, A B C A B C, and whoever
+is not asked is stopped. Prints medians, and writes benchmarks/results/engine.json.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def start(name: str, model: Path, args: argparse.Namespace, logs: Path) -> Conte
             )
         command = [str(args.vllm_python), str(HERE / "peer_vllm.py"), str(model), "--streams", str(most)]
         command += ["--compile"] if args.vllm_compile else []
+        command += ["--share"] if args.group > 1 else []
         return Contender(name, command, log=log, env=vllm_environment(args.vllm_python, args))
     if name == "generate":
         return Contender(name, [sys.executable, str(HERE / "peer_generate.py"), str(model)], log=log)
@@ -80,14 +81,16 @@ def measure(contenders: list[Contender], renderer: HFRenderer, args: argparse.Na
     """Every single run: who, how many streams, seconds, tokens, and the seconds to each stream's first token."""
     runs: list[dict[str, Any]] = []
     for streams in args.streams:
+        group = min(args.group, streams)
         for each in contenders:  # kernels are chosen and caches filled
-            each.ask(prompts=prompts(renderer, streams, args.prompt, seed=streams), tokens=8)
+            first = prompts(renderer, streams // group, args.prompt, seed=streams)
+            each.ask(prompts=first, tokens=8, group=group)
         for repeat in range(max(args.repeats, args.generate_repeats)):
-            these = prompts(renderer, streams, args.prompt, seed=1000 * streams + repeat)
+            these = prompts(renderer, streams // group, args.prompt, seed=1000 * streams + repeat)
             for each in contenders:
                 if repeat >= (args.generate_repeats if each.name == "generate" else args.repeats):
                     continue
-                answer = each.ask(prompts=these, tokens=args.tokens)
+                answer = each.ask(prompts=these, tokens=args.tokens, group=group)
                 if answer["tokens"] != streams * args.tokens:
                     raise SystemExit(f"{each.name} made {answer['tokens']} tokens, not {streams * args.tokens}")
                 runs.append({"contender": each.name, "streams": streams, "repeat": repeat, **answer})
@@ -140,6 +143,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per stream")
     parser.add_argument("--prompt", type=int, default=64, help="prompt tokens per stream, give or take an eighth")
+    parser.add_argument("--group", type=int, default=1, help="samples of each prompt; streams are still samples")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--generate-repeats", type=int, default=None, help="fewer for the slow one (default: --repeats)"

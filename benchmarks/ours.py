@@ -72,7 +72,7 @@ async def run(engine: TorchEngine, command: dict[str, Any]) -> dict[str, Any]:
     sampling = Sampling(max_tokens=command["tokens"])
     started = time.perf_counter()
     requests = [
-        Generate(id=f"r{i}", slot="live", prompt_ids=tuple(ids), sampling=sampling)
+        Generate(id=f"r{i}", slot="live", prompt_ids=tuple(ids), sampling=sampling, n=command["group"])
         for i, ids in enumerate(command["prompts"])
     ]
     done = await asyncio.gather(*(stream(engine, request, started) for request in requests))

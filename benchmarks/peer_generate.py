@@ -33,7 +33,7 @@ def main() -> None:
     ).eval()
 
     def run(command: dict[str, Any]) -> dict[str, Any]:
-        prompts: list[list[int]] = command["prompts"]
+        prompts: list[list[int]] = [prompt for prompt in command["prompts"] for _ in range(command["group"])]
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])

@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--share", action="store_true", help="prefix caching: samples of one prompt share it")
     args = parser.parse_args()
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -30,13 +31,18 @@ def main() -> None:
         max_model_len=2048,
         max_num_seqs=args.streams,
         enforce_eager=not args.compile,
-        enable_prefix_caching=False,  # the prompts share nothing
+        enable_prefix_caching=args.share,
         disable_log_stats=False,  # the times of first tokens are in there
     )
 
     def run(command: dict[str, Any]) -> dict[str, Any]:
         sampling = vllm.SamplingParams(
-            temperature=1.0, max_tokens=command["tokens"], ignore_eos=True, detokenize=False, seed=None
+            n=command["group"],
+            temperature=1.0,
+            max_tokens=command["tokens"],
+            ignore_eos=True,
+            detokenize=False,
+            seed=None,
         )
         prompts = [{"prompt_token_ids": ids} for ids in command["prompts"]]
         start, started = time.time(), time.perf_counter()
@@ -44,7 +50,7 @@ def main() -> None:
         seconds = time.perf_counter() - started
         return {
             "seconds": seconds,
-            "tokens": sum(len(one.outputs[0].token_ids) for one in done),
+            "tokens": sum(len(output.token_ids) for one in done for output in one.outputs),
             "first_s": [one.metrics.arrival_time - start + one.metrics.first_token_latency for one in done],
         }
 

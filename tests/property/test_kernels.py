@@ -250,3 +250,36 @@ def test_queries_of_a_tile_do_not_see_each_other():
             reads = Reads([Entry(start=start, end=start + count, blocks=(0, 1, 2))], 16)
             part, _ = reads.attend(q[start : start + count], blocks, 0.25, 0)
             assert torch.equal(bits(part), bits(whole[start : start + count]))
+
+
+@pytest.mark.parametrize("share", [1, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_queries_that_share_a_prompt_get_the_bits_that_each_gets_alone(dtype, share):
+    """Neighbours with the same first blocks are one tile: 0 to 3 common blocks, own blocks of other lengths, groups longer than a tile."""
+    rng = np.random.default_rng(share)
+    blocks = Blocks(64, 2, 16, 32, dtype)
+    blocks.keys.copy_(numbers(64, 2, 32, 16, seed=1, dtype=dtype)[0])
+    blocks.values.copy_(numbers(64, 2, 16, 32, seed=2, dtype=dtype)[0])
+    entries: list[Entry] = []
+    for prefix in ([], [5], [5, 9], [7, 9, 11]):
+        for _ in range(int(rng.integers(1, 2 * QUERIES + 2))):
+            end = 16 * len(prefix) + int(rng.integers(1, 40))
+            own = rng.choice(np.arange(20, 64), size=4, replace=False).tolist()
+            entries.append(Entry(start=end - 1, end=end, blocks=[*prefix, *own][: -(-end // 16)]))
+    entries.insert(7, Entry(start=3, end=30, blocks=[5, 9]))
+    tokens = sum(entry.end - entry.start for entry in entries)
+    q = numbers(tokens, 2 * share, 32, seed=3, dtype=dtype)[0]
+    for window in (0, 21):
+        together, lse = Reads(entries, 16).attend(q, blocks, 0.2, window)
+        at = 0
+        for entry in entries:
+            rows = slice(at, at := at + entry.end - entry.start)
+            alone, alone_lse = Reads([entry], 16).attend(q[rows], blocks, 0.2, window)
+            assert torch.equal(bits(together[rows]), bits(alone))
+            assert torch.equal(bits(lse[rows]), bits(alone_lse))
+
+
+def test_neighbours_with_the_same_first_blocks_are_one_tile():
+    entries = [Entry(start=40, end=41, blocks=[1, 2, 3 + i]) for i in range(QUERIES + 1)]
+    tiles = Reads([*entries, Entry(start=0, end=20, blocks=[1, 2])], 16)._queries[0]
+    assert tiles.tolist() == [[0, 8, 2], [8, 1, 3], [9, 8, 1], [17, 8, 1], [25, 4, 2]]

@@ -107,15 +107,18 @@ def run_step(scheduler, work, rng):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), blocks=st.integers(3, 12), rows=st.integers(1, 6))
-def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows):
+@given(seed=st.integers(0, 10**6), blocks=st.integers(3, 12), rows=st.integers(1, 6), lanes=st.integers(1, 3))
+def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows, lanes):
     rng = random.Random(seed)
-    scheduler = Scheduler(BlockPool(blocks), block=4, rows=rows, chunk=8)
+    scheduler = Scheduler(BlockPool(blocks), block=4, rows=rows, chunk=8, lanes=lanes)
     waiting = [sample for r in range(rng.randint(1, 8)) for sample in make_samples(rng, r, blocks)]
     scheduler.add(waiting)
     for step in range(2000):
         work = scheduler.plan()
         assert len(scheduler.running) <= rows
+        sizes = [piece.end - piece.start for piece in work]
+        assert max(sizes, default=0) <= 8
+        assert sum(size for size in sizes if size > 1) <= 8 * lanes
         if not work:
             break
         for sample in run_step(scheduler, work, rng):

@@ -23,19 +23,26 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D] in x's dtype."""
+        if not torch.is_grad_enabled():  # calling the function below costs more than the kernel does
+            return _norm(x.reshape(-1, x.shape[-1]).contiguous(), self.weight, self.eps)[0].view(x.shape)
         result: Tensor = _Norm.apply(x, self.weight, self.eps)  # pyright: ignore[reportAssignmentType]
         return result
+
+
+def _norm(x_ND: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The normed rows and each row's 1 / root-mean-square [N]."""
+    out_ND = torch.empty_like(x_ND)
+    scales_N = np.empty(len(x_ND), np.float32)
+    xs, ws, os = array(x_ND), array(weight)[None], array(out_ND)
+    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], ws, np.float32(eps), os[a:b], scales_N[a:b]))
+    return out_ND, torch.from_numpy(scales_N)
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x_ND = x.reshape(-1, x.shape[-1])
-        x_ND = x_ND if x_ND.is_contiguous() else x_ND.contiguous()
-        out_ND = torch.empty_like(x_ND)
-        scales_N = torch.empty(len(x_ND), dtype=torch.float32)
-        xs, ws, os, rs = array(x_ND), array(weight), array(out_ND), scales_N.numpy()
-        split(len(x_ND), lambda a, b: rms_norm(xs[a:b], ws, np.float32(eps), os[a:b], rs[a:b]))
+        x_ND = x.reshape(-1, x.shape[-1]).contiguous()
+        out_ND, scales_N = _norm(x_ND, weight, eps)
         ctx.save_for_backward(x_ND, weight, scales_N)
         return out_ND.view(x.shape)
 

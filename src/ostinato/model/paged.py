@@ -38,20 +38,18 @@ class Reads:
 
     def __init__(self, entries: Sequence[Entry], block: int) -> None:
         self.block = block
-        tiles: list[tuple[int, int, int, int]] = []
         table: list[int] = []
-        at = 0
+        where: list[int] = []
+        positions: list[int] = []
         for entry in entries:
-            for position in range(entry.start, entry.end, QUERIES):
-                count = min(QUERIES, entry.end - position)
-                tiles.append((at, count, position, len(table)))
-                at += count
+            where += [len(table)] * (entry.end - entry.start)
+            positions += range(entry.start, entry.end)
             table += entry.blocks
-        self.tokens = at
-        self._tiles = np.array(tiles, np.int64).reshape(-1, 4)
-        self._table = np.array(table, np.int64)
-        pairs = self._tiles[:, 1] * (self._tiles[:, 2] + self._tiles[:, 1])
-        self._pairs = np.concatenate([[0], pairs.cumsum()])
+        tiles = np.array(_tiles(entries, block), np.int64).reshape(-1, 3)
+        self.tokens = len(positions)
+        self._queries = (tiles, np.array(positions, np.int64), np.array(where, np.int64), np.array(table, np.int64))
+        pairs = np.array(positions, np.int64).cumsum()[tiles[:, :2].sum(1) - 1] if len(tiles) else np.zeros(0, np.int64)
+        self._pairs = np.concatenate([[0], pairs])
         self._longest = max((-(-entry.end // block) for entry in entries), default=0) * block
 
     def attend(self, q: Tensor, held: Blocks, scale: float, window: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +69,7 @@ class Reads:
         out[self.tokens :] = 0
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
         run = attention(q.shape[2], self.block, q.shape[1] // held.keys.shape[1])
-        arrays = (array(q), held.keys_array, held.values_array, self._tiles, self._table)
+        arrays = (array(q), held.keys_array, held.values_array, *self._queries)
         rest = (np.float32(scale), window, array(out), lse.numpy(), self._longest)
         spread(self._cuts(), lambda a, b: run(*arrays, a, b, *rest))
         return out, lse
@@ -80,9 +78,38 @@ class Reads:
         """Where the tiles are divided among the threads, by query-key pairs."""
         threads = torch.get_num_threads()
         if threads == 1 or self._pairs[-1] < _WORTH:
-            return [0, len(self._tiles)]
+            return [0, len(self._queries[0])]
         marks = np.linspace(0, self._pairs[-1], threads + 1)[1:-1]
-        return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self._tiles)]
+        return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self._queries[0])]
+
+
+def _tiles(entries: Sequence[Entry], block: int) -> list[tuple[int, int, int]]:
+    """(first query, queries, how many of their first blocks are the same): a run of one sequence, or neighbours that share a prompt."""
+    tiles: list[tuple[int, int, int]] = []
+    previous: Entry | None = None  # the single query that the last tile ends with
+    at = 0
+    for entry in entries:
+        size = entry.end - entry.start
+        together = 0
+        if size == 1 and previous is not None and tiles[-1][1] < QUERIES:
+            together = _common(previous.blocks, entry.blocks, min(tiles[-1][2], entry.start // block + 1))
+        if together:
+            tiles[-1] = (tiles[-1][0], tiles[-1][1] + 1, together)
+        else:
+            for position in range(entry.start, entry.end, QUERIES):
+                count = min(QUERIES, entry.end - position)
+                tiles.append((at + position - entry.start, count, (position + count - 1) // block + 1))
+        previous = entry if size == 1 else None
+        at += size
+    return tiles
+
+
+def _common(a: Sequence[int], b: Sequence[int], most: int) -> int:
+    """How many of the first `most` are the same."""
+    for count in range(most):
+        if a[count] != b[count]:
+            return count
+    return most
 
 
 def array(x: Tensor) -> NDArray[Any]:

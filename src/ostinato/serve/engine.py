@@ -72,7 +72,11 @@ class TorchEngine:
         config = self.config
         self._loop = asyncio.get_running_loop()
         scheduler = Scheduler(
-            BlockPool(self._blocks), block=config.block, rows=config.max_batch, chunk=config.prefill_chunk
+            BlockPool(self._blocks),
+            block=config.block,
+            rows=config.max_batch,
+            chunk=config.prefill_chunk,
+            lanes=config.threads,
         )
         self._worker = Worker(
             scheduler,

@@ -71,15 +71,16 @@ class Ran:
 
 
 def cut(model: PreTrainedModel, pieces: Sequence[Work], lanes: int) -> list[Part]:
-    """Divide work among lanes by tokens; neighbours, which may share a prompt, stay together."""
+    """Divide work among lanes by tokens. The longest pieces come first; single tokens that share a prompt stand side by side."""
+    pieces = sorted(pieces, key=lambda piece: (piece.start - piece.end, piece.sample.blocks))
     total = sum(piece.end - piece.start for piece in pieces)
     router = routing.of(model)
     lanes = min(lanes, total // _WORTH) if router is None else 1  # routes are recorded by one call at a time
     if lanes <= 1:
-        return [Part(model, list(pieces))]
+        return [Part(model, pieces)]
     parts: list[list[Work]] = [[] for _ in range(lanes)]
     load = [0] * lanes
-    for piece in sorted(pieces, key=lambda piece: piece.start - piece.end):  # the longest first; stable for the rest
+    for piece in pieces:
         size = piece.end - piece.start
         fair = load.index(min(load)) if size > 1 else next((i for i in range(lanes) if load[i] * lanes < total), -1)
         parts[fair].append(piece)

@@ -64,14 +64,14 @@ class Work:
 
 
 class Scheduler:
-    """Decides, within `rows` samples at once and `chunk` prefill tokens per step.
+    """Decides, within `rows` samples at once and, per step and lane, `chunk` prefill tokens; no sample gets more than one lane's.
 
     The oldest sample always goes on: when blocks run out the youngest is put back in the queue and computed again later. As every
     admitted request fits the empty pool, the queue always moves.
     """
 
-    def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int) -> None:
-        self.pool, self._block, self._rows, self._chunk = pool, block, rows, chunk
+    def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
+        self.pool, self._block, self._rows, self._chunk, self._lanes = pool, block, rows, chunk, lanes
         self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # of the tokens in a block that has a name
         self.waiting: deque[Sample] = deque()
         self.running: list[Sample] = []
@@ -89,12 +89,12 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The next step's work; empty when nothing waits or runs."""
         work: list[Work] = []
-        budget, preemptions = self._chunk, self.preemptions
+        budget, preemptions = self._chunk * self._lanes, self.preemptions
         for sample in list(self.running):
             if sample not in self.running:
                 continue  # preempted for an older one in this very loop
             missing = len(sample.ids) - sample.computed
-            take = missing if missing == 1 else min(missing, budget)
+            take = missing if missing == 1 else min(missing, budget, self._chunk)
             if take and self._grow(sample, sample.computed + take):
                 budget -= take if missing > 1 else 0
                 work.append(self._work(sample, take))
@@ -207,7 +207,7 @@ class Scheduler:
                 continue
             found = self._find(sample)
             self.pool.share(found)  # first, so that allocating cannot give them away
-            take = min(len(sample.ids) - len(found) * self._block, budget)
+            take = min(len(sample.ids) - len(found) * self._block, budget, self._chunk)
             missing = -(-(len(found) * self._block + take) // self._block) - len(found)
             # every running sample may soon want one more block: to admit into that reserve would only preempt again
             own = self.pool.allocate(missing) if missing + len(self.running) <= self.pool.available else None

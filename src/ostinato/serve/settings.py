@@ -45,7 +45,7 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
 
     max_batch: int = Field(default=128, ge=1, le=4096, description="samples decoded together")
     prefill_chunk: int = Field(
-        default=256, ge=16, description="prompt tokens computed per step; more delays the open streams"
+        default=256, ge=16, description="prompt tokens computed per step and thread; more delays the open streams"
     )
     kv_tokens: int = Field(default=32768, ge=64, description="tokens that the KV cache holds, shared by all slots")
     block: int = Field(

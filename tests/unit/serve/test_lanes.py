@@ -35,6 +35,16 @@ def test_work_is_divided_by_tokens_and_nothing_is_lost(model):
     assert len(cut(model, pieces[1:3], 2)) == 1  # too little to share
 
 
+def test_single_tokens_of_one_prompt_stand_side_by_side(model):
+    pieces = [piece(i, 39, 40) for i in range(32)]
+    for i, work in enumerate(pieces):
+        work.sample.blocks = [100 + i % 4, 200 + i]
+    for part in cut(model, pieces, 2):
+        first = [work.sample.blocks[0] for work in part.pieces]
+        assert first == sorted(first)
+        assert len(first) == 16
+
+
 def test_a_mixture_of_experts_runs_in_one_lane(tmp_path):
     moe = load_model(tiny_moe(tmp_path / "moe"), torch.float32)
     assert len(cut(moe, [piece(i, 0, 40) for i in range(4)], 2)) == 1
@@ -51,8 +61,9 @@ def test_lanes_change_no_bit(model):
     for part, ran in zip(parts, lanes.map(lambda part: forward(part, memory, 4), parts), strict=True):
         found |= {p.sample.request.id: state for p, state in zip(part.pieces, ran.states_RD, strict=True)}
     memory = Store(shape, 20, 16)
-    alone = forward(cut(model, pieces, 1)[0], memory, 4).states_RD
-    assert all(torch.equal(found[f"r{i}"], alone[i]) for i in range(5))
+    (part,) = cut(model, pieces, 1)
+    alone = forward(part, memory, 4).states_RD
+    assert all(torch.equal(found[p.sample.request.id], alone[i]) for i, p in enumerate(part.pieces))
     rows = [Draw(temperature=1.0, top_p=1.0, u=(i + 0.5) / 40) for i in range(40)]
     states = alone.repeat(8, 1)
     assert sample(model, states, rows, lanes, 4) == sample(model, states, rows, Lanes(1), 4)

@@ -14,67 +14,93 @@ Nothing depends on who else is in the batch, how a prompt was cut, where a block
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import exp, fma, load, store
+from ostinato.model.kernels.arithmetic import fma, load, store
+from ostinato.model.kernels.vector import (
+    WIDE,
+    add16,
+    all16,
+    exp16,
+    fetch,
+    fma16,
+    load16,
+    max16,
+    store16,
+    sub16,
+    sum16,
+    top16,
+)
 
-LANES = 16
+LANES = WIDE
+ROWS = 4  # that share a loaded vector
 QUERIES = 8  # queries of one sequence that share a pass over its keys
 _OFF = np.float32(-np.inf)
 
 
 @njit(inline="always")
-def _softmax(scores_RT, r, first, seen, end, lanes):
+def _softmax(scores_RT, r, first, seen, end) -> Any:
     """Turn row r's scores[first:end] into weights, 0 outside [seen[0], seen[1]); returns (maximum, sum)."""
     low, high = seen
     for j in range(first, low):
         scores_RT[r, j] = _OFF
     for j in range(high, end):
         scores_RT[r, j] = _OFF
-    for k in range(LANES):
-        lanes[k] = _OFF
-    for j in range(first, end, LANES):
-        for k in range(LANES):
-            s = scores_RT[r, j + k]
-            lanes[k] = s if s > lanes[k] else lanes[k]
-    top = lanes[0]
-    for k in range(1, LANES):
-        top = lanes[k] if lanes[k] > top else top
-    for k in range(LANES):
-        lanes[k] = np.float32(0.0)
-    for j in range(first, end, LANES):
-        for k in range(LANES):
-            w = exp(scores_RT[r, j + k] - top)
-            scores_RT[r, j + k] = w
-            lanes[k] += w
-    fold = LANES // 2
-    while fold:
-        for k in range(fold):
-            lanes[k] += lanes[k + fold]
-        fold //= 2
-    return top, lanes[0]
+    tops = all16(_OFF)
+    for j in range(first, end, WIDE):
+        tops = max16(tops, load16(scores_RT, r, j))
+    top = top16(tops)
+    sums = all16(np.float32(0.0))
+    for j in range(first, end, WIDE):
+        w = exp16(sub16(load16(scores_RT, r, j), all16(top)))
+        store16(scores_RT, r, j, w)
+        sums = add16(sums, w)
+    return top, sum16(sums)
 
 
 @njit(inline="always")
-def _accumulate(a_RI, b_IX, c_RX, rows, inner, width):
+def _accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
     """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last may be unused ones).
 
-    The caller's `inner` and `width` are constants: with the sizes known LLVM needs no remainders and keeps sums in registers.
+    `ahead`, as large as b, is asked for on the way. The caller's `inner` and `width` are constants.
     """
-    for r in range(0, rows, 4):
-        for i in range(0, inner, 4):
-            a00, a01, a02, a03 = a_RI[r, i], a_RI[r, i + 1], a_RI[r, i + 2], a_RI[r, i + 3]
-            a10, a11, a12, a13 = a_RI[r + 1, i], a_RI[r + 1, i + 1], a_RI[r + 1, i + 2], a_RI[r + 1, i + 3]
-            a20, a21, a22, a23 = a_RI[r + 2, i], a_RI[r + 2, i + 1], a_RI[r + 2, i + 2], a_RI[r + 2, i + 3]
-            a30, a31, a32, a33 = a_RI[r + 3, i], a_RI[r + 3, i + 1], a_RI[r + 3, i + 2], a_RI[r + 3, i + 3]
-            for x in range(width):
-                b0, b1, b2, b3 = load(b_IX[i, x]), load(b_IX[i + 1, x]), load(b_IX[i + 2, x]), load(b_IX[i + 3, x])
-                c_RX[r, x] = fma(a03, b3, fma(a02, b2, fma(a01, b1, fma(a00, b0, c_RX[r, x]))))
-                c_RX[r + 1, x] = fma(a13, b3, fma(a12, b2, fma(a11, b1, fma(a10, b0, c_RX[r + 1, x]))))
-                c_RX[r + 2, x] = fma(a23, b3, fma(a22, b2, fma(a21, b1, fma(a20, b0, c_RX[r + 2, x]))))
-                c_RX[r + 3, x] = fma(a33, b3, fma(a32, b2, fma(a31, b1, fma(a30, b0, c_RX[r + 3, x]))))
+    even = width // (2 * WIDE) * (2 * WIDE)
+    for r in range(0, rows, ROWS):
+        for x in range(0, even, 2 * WIDE):
+            y = x + WIDE
+            c00, c10, c20, c30 = (
+                load16(c_RX, r, x),
+                load16(c_RX, r + 1, x),
+                load16(c_RX, r + 2, x),
+                load16(c_RX, r + 3, x),
+            )
+            c01, c11, c21, c31 = (
+                load16(c_RX, r, y),
+                load16(c_RX, r + 1, y),
+                load16(c_RX, r + 2, y),
+                load16(c_RX, r + 3, y),
+            )
+            for i in range(inner):
+                fetch(ahead, x * inner + 2 * WIDE * i)
+                b0, b1 = load16(b_IX, i, x), load16(b_IX, i, y)
+                a0, a1, a2, a3 = all16(a_RI[r, i]), all16(a_RI[r + 1, i]), all16(a_RI[r + 2, i]), all16(a_RI[r + 3, i])
+                c00, c01 = fma16(a0, b0, c00), fma16(a0, b1, c01)
+                c10, c11 = fma16(a1, b0, c10), fma16(a1, b1, c11)
+                c20, c21 = fma16(a2, b0, c20), fma16(a2, b1, c21)
+                c30, c31 = fma16(a3, b0, c30), fma16(a3, b1, c31)
+            store16(c_RX, r, x, c00), store16(c_RX, r, y, c01)
+            store16(c_RX, r + 1, x, c10), store16(c_RX, r + 1, y, c11)
+            store16(c_RX, r + 2, x, c20), store16(c_RX, r + 2, y, c21)
+            store16(c_RX, r + 3, x, c30), store16(c_RX, r + 3, y, c31)
+        for x in range(even, width):
+            for row in range(r, r + ROWS):
+                total = c_RX[row, x]
+                for i in range(inner):
+                    total = fma(a_RI[row, i], load(b_IX[i, x]), total)
+                c_RX[row, x] = total
 
 
 @njit(nogil=True, cache=True)
@@ -90,21 +116,21 @@ def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
 
 
 @njit(inline="always")
-def _take(q_NHD, at, count, first_head, share, scale, q_RD):
-    """Rows i * share + g of q_RD: the scaled queries of the heads that read one key head."""
+def _take(q_NHD, at, count, first_head, share, pitch, scale, q_RD):
+    """Rows i * pitch + g of q_RD: the scaled queries of the heads that read one key head."""
     for i in range(count):
         for g in range(share):
             for d in range(q_RD.shape[1]):
-                q_RD[i * share + g, d] = load(q_NHD[at + i, first_head + g, d]) * scale
+                q_RD[i * pitch + g, d] = load(q_NHD[at + i, first_head + g, d]) * scale
 
 
 @njit(inline="always")
-def _give(out_RD, sums_R, at, count, first_head, share, out_NHD):
+def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
     """Divide once, round once."""
     for i in range(count):
         for g in range(share):
             for d in range(out_RD.shape[1]):
-                y = out_RD[i * share + g, d] / sums_R[i * share + g]
+                y = out_RD[i * pitch + g, d] / sums_R[i * pitch + g]
                 out_NHD[at + i, first_head + g, d] = store(out_NHD[0, 0, 0], y)
 
 
@@ -112,39 +138,66 @@ def _give(out_RD, sums_R, at, count, first_head, share, out_NHD):
 def attention(dim, block, share):
     """The kernel for one head size, block size (multiple of 16) and number of query heads per key head.
 
-    ``attend(q_NHD, keys, values, tiles_T4, table, first, last, scale, window, out_NHD, lse_NH, longest)`` computes
-    tiles_T4[first:last]. `keys` [blocks, KV, D, block] and `values` [blocks, KV, block, D] are float32, or bf16 in uint16. A tile is
-    (first query, queries, position of the first query, where its blocks begin in `table`). `lse_NH` gets
-    log(sum of exp(score)) for the backward pass. `longest`, a multiple of `block`, bounds every tile's last position + 1.
+    ``attend(q_NHD, keys, values, tiles_T3, positions_N, where_N, table, first, last, scale, window, out_NHD, lse_NH, longest)``
+    computes tiles_T3[first:last]. `keys` [blocks, KV, D, block] and `values` [blocks, KV, block, D] are float32, or bf16 in uint16.
+    Query n stands at positions_N[n] and its blocks begin at table[where_N[n]]. A tile is (first query, queries, how many of their first
+    blocks are the same). `lse_NH` gets log(sum of exp(score)) for the backward pass. `longest`, a multiple of `block`, bounds every
+    position + 1.
     """
     # only numbers may be captured: numba names a cached kernel by what it captures, and a function has a new name in each process
-    height = (QUERIES * share + 3) // 4 * 4
+    apart = (share + ROWS - 1) // ROWS * ROWS  # rows of a query that also reads blocks of its own
+    height = QUERIES * apart
 
     @njit(nogil=True, cache=True, error_model="numpy")
-    def attend(q_NHD, keys, values, tiles_T4, table, first, last, scale, window, out_NHD, lse_NH, longest):
+    def attend(
+        q_NHD, keys, values, tiles_T3, positions_N, where_N, table, first, last, scale, window, out_NHD, lse_NH, longest
+    ):
         q, out = np.zeros((height, dim), np.float32), np.zeros((height, dim), np.float32)
         scores, sums = np.zeros((height, longest), np.float32), np.zeros(height, np.float32)
-        lanes = np.zeros(LANES, np.float32)
-        for head in range(keys.shape[1]):
-            for tile in range(first, last):
-                at, count, position, where = tiles_T4[tile]
-                used = (count * share + 3) // 4 * 4
-                _take(q_NHD, at, count, head * share, share, scale, q)
-                start = max(0, position - window + 1) // block if window > 0 else 0
-                stop = (position + count - 1) // block + 1
+        heads = keys.shape[1]
+        for tile in range(first, last):
+            at, count, common = tiles_T3[tile]
+            lowest, highest = positions_N[at : at + count].min(), positions_N[at : at + count].max()
+            start = max(0, lowest - window + 1) // block if window > 0 else 0
+            stop = highest // block + 1
+            pitch = share if common == stop else apart
+            used = (count * pitch + ROWS - 1) // ROWS * ROWS
+            after = tiles_T3[min(tile + 1, last - 1), 0]
+            for head in range(heads):
+                _take(q_NHD, at, count, head * share, share, pitch, scale, q)
                 scores[:used, start * block : stop * block] = np.float32(0.0)
                 out[:used] = np.float32(0.0)
-                for b in range(start, stop):
-                    part = scores[:, b * block : (b + 1) * block]
-                    _accumulate(q, keys[table[where + b], head], part, used, dim, block)
-                for row in range(count * share):
-                    high = position + row // share + 1
-                    seen = (max(0, high - window) if window > 0 else 0, high)
-                    top, sums[row] = _softmax(scores, row, start * block, seen, stop * block, lanes)
-                    lse_NH[at + row // share, head * share + row % share] = top + np.log(sums[row])
-                for b in range(start, stop):
-                    part = scores[:, b * block : (b + 1) * block]
-                    _accumulate(part, values[table[where + b], head], out, used, block, dim)
-                _give(out, sums, at, count, head * share, share, out_NHD)
+                for b in range(start, common):  # the values are on their way while the keys are used
+                    held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
+                    _accumulate(q, keys[held, head], part, used, dim, block, values[held, head])
+                for i in range(count):
+                    position, where = positions_N[at + i], where_N[at + i]
+                    end = max(common, position // block + 1)
+                    for b in range(max(start, common), end):
+                        held, part = table[where + b], scores[i * pitch :, b * block : (b + 1) * block]
+                        _accumulate(q[i * pitch :], keys[held, head], part, apart, dim, block, values[held, head])
+                    seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
+                    for g in range(share):
+                        row = i * pitch + g
+                        top, sums[row] = _softmax(scores, row, start * block, seen, end * block)
+                        lse_NH[at + i, head * share + g] = top + np.log(sums[row])
+                for b in range(start, common):
+                    held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
+                    coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
+                    _accumulate(part, values[held, head], out, used, block, dim, coming)
+                for i in range(count):
+                    for b in range(max(start, common), positions_N[at + i] // block + 1):
+                        held, part = table[where_N[at + i] + b], scores[i * pitch :, b * block : (b + 1) * block]
+                        coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
+                        _accumulate(part, values[held, head], out[i * pitch :], apart, block, dim, coming)
+                _give(out, sums, at, count, head * share, share, pitch, out_NHD)
 
     return attend
+
+
+@njit(inline="always")
+def _coming(keys, table, where_N, positions_N, held, head, after, b, block):
+    """The keys that will be read soon after these values: the next head's, then the next tile's."""
+    if head + 1 < keys.shape[1]:
+        return keys[held, head + 1]
+    return keys[table[where_N[after] + min(b, positions_N[after] // block)], 0]

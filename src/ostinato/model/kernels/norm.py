@@ -10,30 +10,22 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.arithmetic import fma, load, store
+from ostinato.model.kernels.vector import WIDE, all16, fma16, load16, mul16, round16, store16, sum16
 
-LANES = 16
+LANES = WIDE
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def rms_norm(x_ND, weight_D, eps, out_ND, scales_N):
+def rms_norm(x_ND, weight_1D, eps, out_ND, scales_N):
     """Fill out_ND, and scales_N with each row's r. D is a multiple of 16."""
     rows, dim = x_ND.shape
-    lanes = np.empty(LANES, np.float32)
     for n in range(rows):
-        for k in range(LANES):
-            lanes[k] = np.float32(0.0)
-        for d in range(0, dim, LANES):
-            for k in range(LANES):
-                x = load(x_ND[n, d + k])
-                lanes[k] = fma(x, x, lanes[k])
-        fold = LANES // 2
-        while fold:
-            for k in range(fold):
-                lanes[k] += lanes[k + fold]
-            fold //= 2
-        r = np.float32(1.0) / np.sqrt(lanes[0] / np.float32(dim) + eps)
+        squares = all16(np.float32(0.0))
+        for d in range(0, dim, WIDE):
+            x = load16(x_ND, n, d)
+            squares = fma16(x, x, squares)
+        r = np.float32(1.0) / np.sqrt(sum16(squares) / np.float32(dim) + eps)
         scales_N[n] = r
-        for d in range(dim):
-            y = load(store(out_ND[0, 0], load(x_ND[n, d]) * r))
-            out_ND[n, d] = store(out_ND[0, 0], load(weight_D[d]) * y)
+        for d in range(0, dim, WIDE):
+            y = round16(out_ND, mul16(load16(x_ND, n, d), all16(r)))
+            store16(out_ND, n, d, mul16(load16(weight_1D, 0, d), y))

@@ -12,67 +12,58 @@ import numpy as np
 from numba import njit
 
 from ostinato.model.kernels.arithmetic import exp, load
+from ostinato.model.kernels.vector import WIDE, add16, all16, div16, exp16, load16, max16, sub16, sum16, top16
 
 TILE = 512
-LANES = 16
+LANES = WIDE
 _OFF = np.float32(-np.inf)
 
 
 @njit(inline="always")
-def _highest(logits_MV, r, lanes):
+def _highest(logits_MV, r):
     """The row's maximum. A NaN may be passed over here: it shows in the sums."""
     vocab = logits_MV.shape[1]
     whole = vocab // LANES * LANES
-    for k in range(LANES):
-        lanes[k] = _OFF
+    tops = all16(_OFF)
     for i in range(0, whole, LANES):
-        for k in range(LANES):
-            s = load(logits_MV[r, i + k])
-            lanes[k] = lanes[k] if lanes[k] >= s else s
+        tops = max16(tops, load16(logits_MV, r, i))
+    top = top16(tops)
     for i in range(whole, vocab):
         s = load(logits_MV[r, i])
-        lanes[i - whole] = lanes[i - whole] if lanes[i - whole] >= s else s
-    top = lanes[0]
-    for k in range(1, LANES):
-        top = lanes[k] if lanes[k] > top else top
+        top = s if s > top else top
     return top
 
 
 @njit(inline="always")
-def _sum(logits_MV, r, start, stop, t, top, lanes):
-    """The sum of exp(s - top) over tokens [start, stop)."""
+def _sum(logits_MV, r, start, stop, t, top, rest):
+    """The sum of exp(s - top) over tokens [start, stop). `rest` is room for 16 numbers."""
     even = start + (stop - start) // LANES * LANES
-    for k in range(LANES):
-        lanes[k] = np.float32(0.0)
+    sums = all16(np.float32(0.0))
     if t == np.float32(1.0):  # the common case: dividing costs as much as the rest
         for i in range(start, even, LANES):
-            for k in range(LANES):
-                lanes[k] += exp(load(logits_MV[r, i + k]) - top)
+            sums = add16(sums, exp16(sub16(load16(logits_MV, r, i), all16(top))))
     else:
         for i in range(start, even, LANES):
-            for k in range(LANES):
-                lanes[k] += exp(load(logits_MV[r, i + k]) / t - top)
-    for i in range(even, stop):
-        lanes[i - even] += exp(load(logits_MV[r, i]) / t - top)
-    fold = LANES // 2
-    while fold:
-        for k in range(fold):
-            lanes[k] += lanes[k + fold]
-        fold //= 2
-    return lanes[0]
+            sums = add16(sums, exp16(sub16(div16(load16(logits_MV, r, i), all16(t)), all16(top))))
+    if even < stop:
+        rest[:] = np.float32(0.0)
+        for i in range(even, stop):
+            rest[0, i - even] = exp(load(logits_MV[r, i]) / t - top)
+        sums = add16(sums, load16(rest, 0, 0))
+    return sum16(sums)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def normalise(logits_MV, temperatures_M, tops_M, sums_MK, totals_M):
     """Fill each row's maximum of s, its tiles' sums and its total. A NaN or +inf anywhere makes the total NaN."""
-    lanes = np.empty(LANES, np.float32)
+    rest = np.empty((1, LANES), np.float32)
     for r in range(logits_MV.shape[0]):
         t = temperatures_M[r]
-        top = _highest(logits_MV, r, lanes) / t  # division by a positive number keeps the order
+        top = _highest(logits_MV, r) / t  # division by a positive number keeps the order
         total = 0.0
         for tile in range(sums_MK.shape[1]):
             start = tile * TILE
-            sums_MK[r, tile] = _sum(logits_MV, r, start, min(start + TILE, logits_MV.shape[1]), t, top, lanes)
+            sums_MK[r, tile] = _sum(logits_MV, r, start, min(start + TILE, logits_MV.shape[1]), t, top, rest)
             total += sums_MK[r, tile]
         tops_M[r], totals_M[r] = top, total
 
