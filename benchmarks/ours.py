@@ -37,21 +37,24 @@ def make_engine(path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stop
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
     config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens)
-    return TorchEngine(build(path), renderer, config, contract=arithmetic(path, mode, 1))
+    return TorchEngine(build(path), renderer, config, contract=arithmetic(path, mode))
 
 
 def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
     """A trainer of one mode. The thread count is the process's: call `torch.set_num_threads` before."""
-    return PolicyTrainer(
-        path, TrainConfig(threads=THREADS, kl_beta=0.0, **settings), contract=arithmetic(path, mode, THREADS)
-    )
+    return PolicyTrainer(path, TrainConfig(threads=THREADS, kl_beta=0.0, **settings), contract=arithmetic(path, mode))
 
 
 @cache
-def arithmetic(path: Path, mode: Mode, threads: int) -> Contract:
-    """Under what both compute; in exact mode the self-test finds the row rule."""
-    rows = examine(path, torch.bfloat16, threads, pack).rows if mode == "exact" else 1
-    return contract(torch.bfloat16, mode, threads, rows=rows, block=BLOCK)
+def arithmetic(path: Path, mode: Mode) -> Contract:
+    """Under what both compute; in exact mode the self-test finds the row rule, the same bits at one thread and at all."""
+    rows = 1
+    if mode == "exact":
+        found = examine(path, torch.bfloat16, (1, THREADS), pack)
+        if not found.exact:
+            raise SystemExit(found.reason)
+        rows = found.rows
+    return contract(torch.bfloat16, mode, 1, rows=rows, block=BLOCK)
 
 
 def first_snapshot(path: Path) -> Snapshot:

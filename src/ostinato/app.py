@@ -128,7 +128,7 @@ def engine_contract(config: Config) -> Contract:
 
 
 def trainer_contract(config: Config) -> Contract:
-    """The numerics contract of the training worker: the engine's, unless its dtype is another or it has several threads."""
+    """The numerics contract of the training worker: the engine's, unless its dtype is another or its threads give other bits."""
     from ostinato.train.trainer import compute_dtype
 
     return _contract(config, compute_dtype(config.train.compute), threads=config.train.threads)
@@ -142,17 +142,23 @@ def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:
         found = verdict(config, dtype, threads)
         if not found.exact:
             raise BadConfig(found.reason)
-        rows = found.rows
+        rows, threads = found.rows, found.threads
     return contract(dtype, mode, threads, rows, config.engine.block)
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> Verdict:
-    """What the self-test says about this machine and the configured model; measured once per process."""
-    return _examined(model_path(config), dtype, threads)
+    """What the self-test says about this machine and the configured model; measured once per process.
+
+    Best is that the trainer's threads give the bits of one, as which each of the engine's computes. If they do not, the verdict is on
+    `threads` alone.
+    """
+    path = model_path(config)
+    found = _examined(path, dtype, tuple(sorted({1, config.train.threads})))
+    return found if found.exact else _examined(path, dtype, (threads,))
 
 
 @lru_cache
-def _examined(path: Path, dtype: torch.dtype, threads: int) -> Verdict:
+def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> Verdict:
     from ostinato.model.selftest import examine
     from ostinato.serve.packed import pack
 

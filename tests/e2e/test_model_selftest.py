@@ -97,7 +97,7 @@ def test_a_layer_that_never_holds_is_named_with_its_row_counts(dense):
     with pytest.raises(
         BadConfig, match=r"linear 128 -> 64, float32 gives other bits at 32, 64, 96.*numerics = \"fast\""
     ):
-        selftest._rule_of(Shape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500))
+        selftest._rule_of(Shape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500), (1,))
     with pytest.raises(BadConfig, match="-> 260"):
         row_rule(model, 1, packing(lambda rows: rows < 500, outputs=260))
 
@@ -141,7 +141,7 @@ def test_activations_at_their_real_widths_are_part_of_the_rule(tmp_path):
 
 
 def test_the_verdict_is_the_same_every_time(dense):
-    one, two = (examine(dense, torch.float32, 1) for _ in range(2))
+    one, two = (examine(dense, torch.float32) for _ in range(2))
     assert (one.exact, one.rows, one.table) == (two.exact, two.rows, two.table)
     assert one.exact
     assert one.rows in RULES
@@ -149,18 +149,19 @@ def test_the_verdict_is_the_same_every_time(dense):
 
 
 def test_a_verdict_that_is_not_exact_says_why_and_what_was_tested(dense):
-    found = examine(dense, torch.float32, 1, packing(lambda rows: rows < 500, outputs=260))
+    found = examine(dense, torch.float32, (1,), packing(lambda rows: rows < 500, outputs=260))
     assert (found.exact, found.rows) == (False, 1)
     assert "-> 260" in found.reason
     assert "fast" in found.reason
     assert found.table[0].what == "linear 64 -> 64, float32"
 
 
-def test_threads_are_set_for_the_test_and_put_back(dense, monkeypatch):
-    before, seen = torch.get_num_threads(), []
-    monkeypatch.setattr(selftest, "measure", lambda *_: seen.append(torch.get_num_threads()) or 4)
-    row_rule(load_model(dense, torch.float32), before + 1)
-    assert seen == [before + 1]
+def test_threads_must_give_the_first_ones_bits_and_are_put_back(dense):
+    before = torch.get_num_threads()
+    alone_differs = packing(lambda rows: torch.get_num_threads() == 2)
+    assert examine(dense, torch.float32, (1,), alone_differs).exact
+    found = examine(dense, torch.float32, (1, 2), alone_differs)
+    assert (found.exact, found.threads) == (False, 1)
     assert torch.get_num_threads() == before
 
 

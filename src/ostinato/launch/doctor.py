@@ -61,7 +61,7 @@ def _numerics(config: Config) -> str:
     alike = "engine and trainer alike"
     if engine != trainer:
         alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
-    found = app.verdict(config, served_dtype(config.model), config.engine.threads)
+    found = app.verdict(config, served_dtype(config.model), 1)
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
     lines += [f"  rows {line.rows:>2}  {line.what}" for line in found.table]

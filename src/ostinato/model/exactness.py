@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
-from ostinato.model import routing
+from ostinato.model import routing, threads
 from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.experts import set_rows
 from ostinato.model.paged import Blocks, Entry, Places, Reads
@@ -74,8 +74,11 @@ def check_exact(
     rows: int,
     make_memory: Callable[[int, int], Memory] = BlockMemory,
     pack: Pack | None = None,
+    team: int | None = None,
 ) -> None:
     """Two sequences, each in one pass under autograd like the trainer's, then both cut up beside each other like the engine's.
+
+    With `team` the passes under autograd have that many threads, the others what the caller set.
 
     Hidden states, the logits of each cut's last token and the routers' choices must have the same bits.
     `make_memory(sequences, tokens)` gives an empty memory; `pack` is applied to a copy, for the engine's part. Raises BadConfig.
@@ -88,7 +91,8 @@ def check_exact(
     total = sum(_CUTS)
     vocabulary = vocabulary_of(model)
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))
-    whole = [_whole(model, ids[i], rows, make_memory(1, total)) for i in range(2)]
+    with threads.team(team or torch.get_num_threads()):
+        whole = [_whole(model, ids[i], rows, make_memory(1, total)) for i in range(2)]
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
         pieces = [Piece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]

@@ -12,6 +12,8 @@ from ostinato.model.kernels.norm import LANES, rms_norm
 from ostinato.model.paged import array
 from ostinato.model.threads import split
 
+_WORTH = 64  # rows below which a second thread costs more than it brings
+
 
 class RMSNorm(nn.Module):
     """weight * (x / sqrt(mean(x^2) + eps)), Zhang and Sennrich 2019 (1910.07467), with both products rounded to the dtype."""
@@ -34,7 +36,7 @@ def _norm(x_ND: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     out_ND = torch.empty_like(x_ND)
     scales_N = np.empty(len(x_ND), np.float32)
     xs, ws, os = array(x_ND), array(weight)[None], array(out_ND)
-    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], ws, np.float32(eps), os[a:b], scales_N[a:b]))
+    split(len(x_ND), lambda a, b: rms_norm(xs[a:b], ws, np.float32(eps), os[a:b], scales_N[a:b]), least=_WORTH)
     return out_ND, torch.from_numpy(scales_N)
 
 

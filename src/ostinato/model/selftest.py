@@ -2,14 +2,14 @@
 
 Matrix libraries choose their kernels by the number of rows, so a token's bits may depend on how many tokens stand beside it. The
 row rule is the smallest r such that at multiples of r they do not. It is measured on each linear shape of the model alone, on
-whole layers (every module's output), and end to end on the model with attention and KV cache. Seeded, and no decision looks at the
-clock: processes on one machine find the same rule.
+whole layers (every module's output), and end to end on the model with attention and KV cache; a team of threads must give the bits of
+one thread. Seeded, and no decision looks at the clock: processes on one machine find the same rule.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,11 @@ from ostinato.model.attention import hidden
 from ostinato.model.exactness import REMEDY, Pack, bits_of, check_exact, vocabulary_of
 from ostinato.model.experts import experts_of, set_rows
 from ostinato.model.load import empty_model
+from ostinato.model.threads import team
 
 RULES = (1, 2, 4, 8, 16, 32)
+Teams = Sequence[int]
+"""Numbers of threads; the bits of the first are the reference."""
 
 _REFERENCE = 512  # rows of the call that others are compared with
 _BEYOND = (1024, 2048)  # longer calls, whose first rows are compared
@@ -108,20 +111,26 @@ class Finding:
 class Verdict:
     """What the self-test found. `rows` is the row rule, 1 where exact mode cannot hold; `reason` says why it cannot, else "".
 
+    `threads` is the number of threads whose bits the others gave too.
+
     Example::
 
-        Verdict(exact=True, rows=4, reason="", seconds=1.9, table=(Finding(what="linear 576 -> 1536, float32", rows=4),))
+        Verdict(
+            exact=True, threads=1, rows=4, reason="", seconds=1.9,
+            table=(Finding(what="linear 576 -> 1536, float32", rows=4),),
+        )
     """
 
     exact: bool
+    threads: int
     rows: int
     reason: str
     seconds: float
     table: tuple[Finding, ...]
 
 
-def examine(path: Path, dtype: torch.dtype, threads: int, pack: Pack | None = None) -> Verdict:
-    """The verdict on the model in a directory, computed with `threads` torch threads in `dtype`.
+def examine(path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None) -> Verdict:
+    """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first.
 
     Builds as many layers as show every kind of layer, with random weights: kernels are not chosen by values. Raises BadConfig
     for a model that our attention cannot express; a model that is merely not exact gets a verdict.
@@ -130,16 +139,17 @@ def examine(path: Path, dtype: torch.dtype, threads: int, pack: Pack | None = No
     table: list[Finding] = []
     rows, reason = 1, ""
     model = _filled(empty_model(path, dtype, shallow=True))
-    with _threads(threads):
-        try:
-            found = measure(model, pack, table)
-            check_exact(model, found, pack=pack)
-            table.append(Finding(what="end to end: one pass, or cut up with a cache in company", rows=found))
-            rows = found
-        except BadConfig as error:
-            reason = str(error)
+    try:
+        found = measure(model, pack, table, threads)
+        for count in threads:
+            with team(threads[0]):
+                check_exact(model, found, pack=pack, team=count)
+        table.append(Finding(what="end to end: one pass, or cut up with a cache in company", rows=found))
+        rows = found
+    except BadConfig as error:
+        reason = str(error)
     seconds = time.perf_counter() - began
-    return Verdict(exact=not reason, rows=rows, reason=reason, seconds=seconds, table=tuple(table))
+    return Verdict(exact=not reason, threads=threads[0], rows=rows, reason=reason, seconds=seconds, table=tuple(table))
 
 
 def row_rule(model: PreTrainedModel, threads: int, pack: Pack | None = None) -> int:
@@ -148,15 +158,14 @@ def row_rule(model: PreTrainedModel, threads: int, pack: Pack | None = None) -> 
     With `pack` the packed linear layers must give those bits too. Weights and inputs are the test's own, apart from the pass
     through the model's layers, whose experts are left at the rule found. Raises BadConfig if even 32 fails.
     """
-    with _threads(threads):
-        return measure(model, pack, [])
+    return measure(model, pack, [], (threads,))
 
 
-def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding]) -> int:
-    """`row_rule` with the threads as they are; appends to `table` what each part needs alone."""
-    table.extend(Finding(what=str(shape), rows=_rule_of(shape, pack)) for shape in shapes_of(model))
+def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding], teams: Teams) -> int:
+    """`row_rule` for several numbers of threads, which must give the same bits; appends to `table` what each part needs alone."""
+    table.extend(Finding(what=str(shape), rows=_rule_of(shape, pack, teams)) for shape in shapes_of(model))
     rows = max(line.rows for line in table)
-    rows = _rule_of_layers(model, rows)
+    rows = _rule_of_layers(model, rows, teams)
     table.append(Finding(what="every module of whole layers", rows=rows))
     return rows
 
@@ -189,9 +198,9 @@ def _multiplies(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or hasattr(module, "top_k")
 
 
-def _rule_of(shape: Shape, pack: Pack | None) -> int:
+def _rule_of(shape: Shape, pack: Pack | None, teams: Teams) -> int:
     draws = (True,) if shape.flops * _REFERENCE > _WORK else (False, True)
-    trials = [_Trial(shape, cancelling, pack) for cancelling in draws]
+    trials = [_Trial(shape, cancelling, pack, teams) for cancelling in draws]
     rule = next((rule for rule in RULES if not any(trial.bad(rule) for trial in trials)), None)
     if rule is None:
         counts = sorted({count for trial in trials for count in trial.bad(RULES[-1], stop=False)})
@@ -205,8 +214,8 @@ def _rule_of(shape: Shape, pack: Pack | None) -> int:
 class _Trial:
     """One shape with one drawing of weights and inputs, in the forms that are computed with."""
 
-    def __init__(self, shape: Shape, cancelling: bool, pack: Pack | None) -> None:
-        self._flops = shape.flops
+    def __init__(self, shape: Shape, cancelling: bool, pack: Pack | None, teams: Teams) -> None:
+        self._flops, self._teams = shape.flops, teams
         most = int(_WORK / 2 / shape.flops)
         self.compared = max(128, min(_REFERENCE, most // 32 * 32))
         self._beyond = beyond = [rows for rows in _BEYOND if rows <= most]
@@ -214,11 +223,14 @@ class _Trial:
         bias = _numbers(1, shape.outputs, shape.dtype, seed=3)[0] if shape.bias else None
         self._forms = _forms(shape, weight, bias, pack)
         self._enough = -(-(_CANCELLING_ELEMENTS if cancelling else _ELEMENTS) // shape.outputs)  # rows to compare
-        with torch.inference_mode():
+        with torch.inference_mode(), team(teams[0]):
             self._want = bits_of(self._forms[0](self._x[: self.compared]))
 
     def bad(self, rule: int, *, stop: bool = True) -> list[int]:
         """Row counts, multiples of `rule`, at which some form differs; only the first one if `stop`."""
+        return sorted({count for size in self._teams for count in self._bad(rule, size, stop=stop)})
+
+    def _bad(self, rule: int, size: int, *, stop: bool) -> list[int]:
         found: list[int] = []
         work = _WORK
         for count in [*(rule * step for step in _STEPS if rule * step <= self.compared), *self._beyond]:
@@ -227,7 +239,9 @@ class _Trial:
             work -= rows * self._flops
             if work < 0 and count > 8 * rule:
                 break
-            if any(self._differs(form, count, rows) for form in self._forms):
+            with team(size):
+                differs = any(self._differs(form, count, rows) for form in self._forms)
+            if differs:
                 found.append(count)
                 if stop:
                     break
@@ -287,25 +301,27 @@ def _forms(shape: Shape, weight: Tensor, bias: Tensor | None, pack: Pack | None)
 # ---------------------------------------------------------------- whole layers
 
 
-def _rule_of_layers(model: PreTrainedModel, least: int) -> int:
+def _rule_of_layers(model: PreTrainedModel, least: int, teams: Teams) -> int:
     culprit = ""
     for rows in (rule for rule in RULES if rule >= least):
-        culprit = _first_difference(model, rows)
+        culprit = _first_difference(model, rows, teams)
         if not culprit:
             return rows
     raise BadConfig(f"exact mode cannot hold for this model: {culprit}; {REMEDY}")
 
 
 @torch.inference_mode()
-def _first_difference(model: PreTrainedModel, rows: int) -> str:
+def _first_difference(model: PreTrainedModel, rows: int, teams: Teams) -> str:
     """The first module whose answer for a token depends on how many tokens stand beside it; "" if there is none."""
     source = torch.Generator().manual_seed(5)
     ids, positions = torch.randint(vocabulary_of(model), (_FLOW,), generator=source), torch.arange(_FLOW)
     set_rows(model, rows)
-    want = _flow(model, ids, positions, rows)
-    for tokens in _TOKENS:
+    with team(teams[0]):
+        want = _flow(model, ids, positions, rows)
+    for tokens, size in ((tokens, size) for tokens in _TOKENS for size in teams):
         at = int(torch.randint(_FLOW - tokens + 1, (1,), generator=source))
-        got = _flow(model, ids[at : at + tokens], positions[at : at + tokens], rows)
+        with team(size):
+            got = _flow(model, ids[at : at + tokens], positions[at : at + tokens], rows)
         for name, part in got.items():
             whole = want.get(name)
             if whole is not None and not torch.equal(part[:tokens], whole[at : at + tokens]):
@@ -370,13 +386,3 @@ def _filled(model: PreTrainedModel) -> PreTrainedModel:
         else:
             tensor.copy_(numbers * 0.1 + 1 if name in weights else numbers * 0)
     return model
-
-
-@contextmanager
-def _threads(count: int) -> Generator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
 
 import torch
 
 
-def split(count: int, run: Callable[[int, int], object]) -> None:
-    """`run(a, b)` over parts of [0, count), one per thread."""
-    threads = min(torch.get_num_threads(), count)
+@contextmanager
+def team(count: int) -> Generator[None]:
+    """`count` torch threads for what this thread computes meanwhile."""
+    before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def split(count: int, run: Callable[[int, int], object], *, least: int = 1) -> None:
+    """`run(a, b)` over parts of [0, count), one per thread; no part is smaller than `least`, for which a thread is not worth waking."""
+    threads = max(1, min(torch.get_num_threads(), count // least))
     spread([count * i // threads for i in range(threads + 1)] if threads > 1 else [0, count], run)
 
 

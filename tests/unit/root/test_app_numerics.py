@@ -32,7 +32,7 @@ def verdicts(monkeypatch):
 
     def examined(path, dtype, threads):
         asked.append((path.name, dtype, threads))
-        return said.get(dtype, Verdict(exact=True, rows=2, reason="", seconds=0.1, table=()))
+        return said.get(dtype, Verdict(exact=True, threads=1, rows=2, reason="", seconds=0.1, table=()))
 
     monkeypatch.setattr(app, "_examined", examined)
     return said, asked
@@ -43,20 +43,32 @@ def test_engine_and_trainer_share_a_contract_unless_set_apart(source, verdicts):
     assert app.engine_contract(config) == app.trainer_contract(config)
     assert app.engine_contract(config).mode == "exact"
     other = load(None, [source, "train.compute=fp32", "train.threads=2", "engine.block=64"])
-    assert differences(app.engine_contract(other), app.trainer_contract(other)) == ("threads", "dtype")
+    assert differences(app.engine_contract(other), app.trainer_contract(other)) == ("dtype",)
+
+
+def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, monkeypatch):
+    def examined(path, dtype, threads):
+        alike = len(threads) == 1
+        return Verdict(exact=alike, threads=threads[0], rows=2, reason="" if alike else "no", seconds=0.1, table=())
+
+    config = load(None, [source, "train.compute=bf16", "train.threads=2"])
+    monkeypatch.setattr(app, "_examined", lambda *_: examined("", torch.bfloat16, (1,)))
+    assert app.engine_contract(config) == app.trainer_contract(config)
+    monkeypatch.setattr(app, "_examined", examined)
+    assert differences(app.engine_contract(config), app.trainer_contract(config)) == ("threads",)
 
 
 def test_the_row_rule_is_what_the_self_test_found(source, verdicts):
     said, asked = verdicts
-    said[torch.float32] = Verdict(exact=True, rows=16, reason="", seconds=0.1, table=())
+    said[torch.float32] = Verdict(exact=True, threads=1, rows=16, reason="", seconds=0.1, table=())
     config = load(None, [source, "train.compute=fp32", "train.threads=2"])
     assert (app.engine_contract(config).rows, app.trainer_contract(config).rows) == (2, 16)
-    assert asked == [("tiny", torch.bfloat16, 1), ("tiny", torch.float32, 2)]
+    assert asked == [("tiny", torch.bfloat16, (1, 2)), ("tiny", torch.float32, (1, 2))]
 
 
 def test_exact_mode_is_refused_where_it_cannot_hold_and_fast_mode_never_asks(source, verdicts):
     said, asked = verdicts
-    said[torch.bfloat16] = Verdict(exact=False, rows=1, reason="no; set it to fast", seconds=0.1, table=())
+    said[torch.bfloat16] = Verdict(exact=False, threads=1, rows=1, reason="no; set it to fast", seconds=0.1, table=())
     with pytest.raises(BadConfig, match="no; set it to fast"):
         app.engine_contract(load(None, [source]))
     asked.clear()
@@ -69,7 +81,7 @@ def test_the_machine_is_measured_once_per_process(source, monkeypatch):
 
     def examine(path, dtype, threads, pack):
         calls.append((dtype, pack))
-        return Verdict(exact=True, rows=4, reason="", seconds=0.1, table=())
+        return Verdict(exact=True, threads=1, rows=4, reason="", seconds=0.1, table=())
 
     monkeypatch.setattr(selftest, "examine", examine)
     config = load(None, [source, "train.compute=bf16"])
@@ -82,12 +94,12 @@ def test_the_machine_is_measured_once_per_process(source, monkeypatch):
 def test_the_doctor_shows_what_was_tested(source, verdicts):
     said, _ = verdicts
     table = (Finding(what="linear 1 -> 2", rows=4), Finding(what="end to end", rows=8))
-    said[torch.bfloat16] = Verdict(exact=True, rows=8, reason="", seconds=1.25, table=table)
+    said[torch.bfloat16] = Verdict(exact=True, threads=1, rows=8, reason="", seconds=1.25, table=table)
     text = doctor._numerics(load(None, [source, "train.compute=bf16"]))
     assert "self-test, 1.2 s, 1 threads: exact mode holds with row rule 8" in text
     assert "rows  4  linear 1 -> 2\n" in text
     assert text.endswith("rows  8  end to end")
-    said[torch.bfloat16] = Verdict(exact=False, rows=1, reason="it cannot", seconds=1.25, table=table[:1])
+    said[torch.bfloat16] = Verdict(exact=False, threads=1, rows=1, reason="it cannot", seconds=1.25, table=table[:1])
     assert ": it cannot\n" in doctor._numerics(load(None, [source, "train.compute=bf16", "model.numerics=fast"]))
 
 
