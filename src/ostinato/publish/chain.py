@@ -18,7 +18,7 @@ from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.records import WeightArray, Weights
 from ostinato.core.seams import WeightStore
 from ostinato.publish import delta
-from ostinato.publish.content import CHUNK_ELEMENTS, check_hash, chunk_of, hash_of
+from ostinato.publish.content import CHUNK_ELEMENTS, check_hash, hash_of
 from ostinato.publish.manifest import MAX_LINKS, Chunk, Manifest, Tensor, parse
 
 _KEPT_MANIFESTS = 64
@@ -147,7 +147,7 @@ async def _apply(store: WeightStore, hash: str, manifest: Manifest, base: Loaded
         for item in changed:
             work.setdefault(str(item[2].object), []).append(item)
     for name, items in work.items():  # each object is read once, whatever order the manifest names them in
-        await asyncio.to_thread(_decode_object, name, await store.get(name), items, old, new)
+        await asyncio.to_thread(_decode_object, name, await store.get(name), items, bool(old), new)
     for data in new.values():
         data.setflags(write=False)
     return {
@@ -173,26 +173,20 @@ def _check_equal(hash: str, tensor: Tensor, results: tuple[str, ...]) -> None:
 
 
 def _decode_object(
-    name: str,
-    data: bytes,
-    items: list[tuple[Tensor, int, Chunk]],
-    old: Mapping[str, WeightArray],
-    new: dict[str, NDArray[np.uint8]],
+    name: str, data: bytes, items: list[tuple[Tensor, int, Chunk]], old: bool, new: dict[str, NDArray[np.uint8]]
 ) -> None:
+    """Decode in place: `new` holds the old bytes, if there are any."""
     view = memoryview(data)
     for tensor, index, chunk in items:
         where = f"object {name}: tensor {tensor.name} chunk {index}"
         payload = view[chunk.offset : chunk.offset + chunk.length]
-        before = chunk_of(old[tensor.name], index) if old else None
+        start = index * CHUNK_ELEMENTS * tensor.itemsize
+        target = new[tensor.name][start : start + chunk.elements * tensor.itemsize]
         try:
-            plain = delta.decode(
-                chunk.codec, before, payload, size=chunk.elements * tensor.itemsize, itemsize=tensor.itemsize
-            )
+            delta.decode(chunk.codec, target, payload, dtype=tensor.dtype, old=old)
         except Corrupt as error:
             raise Corrupt(f"{where}: {error}. Restore the object, or publish again") from error
-        if hash_of(plain) != chunk.result:
+        if hash_of(target) != chunk.result:
             raise Corrupt(
                 f"{where}: decodes to bytes with another hash than {chunk.result}. Restore it, or publish again"
             )
-        start = index * CHUNK_ELEMENTS * tensor.itemsize
-        new[tensor.name][start : start + plain.size] = plain

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ostinato.core.errors import BadWeights
 from ostinato.core.records import Weights
 from ostinato.core.seams import WeightStore
@@ -94,28 +96,27 @@ def _code(
     """Each chunk's payload, and how many of its elements differ from the base."""
     found: list[tuple[delta.Coded, int]] = []
     for name, index in group:
-        itemsize = ITEMSIZES[weights[name].dtype]
+        dtype = weights[name].dtype
         new = chunk_of(weights[name], index)
         before = None if coding.base is None else chunk_of(coding.base[name], index)
         old = before if coding.delta else None
-        coded = delta.encode(old, new, itemsize=itemsize, level=coding.level)
-        if coding.verify:
-            _check_back(coded, old, name, index, itemsize, new.size, hashes[name][index])
+        coded = delta.encode(old, new, dtype=dtype, level=coding.level)
+        if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name][index]:
+            raise BadWeights(
+                f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
+            )
         differing = 0
         if before is not None and coded.codec != delta.EQUAL:
-            differing = delta.changed_elements(before, new, itemsize)
+            differing = delta.changed_elements(before, new, ITEMSIZES[dtype])
         found.append((coded, differing))
     return found
 
 
-def _check_back(
-    coded: delta.Coded, old: delta.Bytes | None, name: str, index: int, itemsize: int, size: int, result: str
-) -> None:
-    """The payload must decode to the bytes that were hashed; otherwise the caller wrote to the arrays meanwhile."""
-    if hash_of(delta.decode(coded.codec, old, coded.payload, size=size, itemsize=itemsize)) != result:
-        raise BadWeights(
-            f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
-        )
+def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int) -> str:
+    """The hash of what the payload decodes to: another one than was taken before means that somebody wrote to the arrays."""
+    target = np.empty(size, np.uint8) if old is None else old.copy()
+    delta.decode(coded.codec, target, coded.payload, dtype=dtype, old=old is not None)
+    return hash_of(target)
 
 
 def _tensor(

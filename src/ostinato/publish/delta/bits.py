@@ -1,0 +1,107 @@
+# pyright: basic, reportCallIssue=false
+"""Numbers as bits, least significant first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled; no bounds beyond those stated.
+
+A writer zeroes its words first and stops at `limit`; a reader has two words of padding behind the last and compares its place with
+the end after every number, so that a damaged stream is noticed and nothing beyond the padding is touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+ESCAPE = 24  # a quotient this large is sent as 24 ones and 32 plain bits
+LONGEST = ESCAPE + 32  # bits of the longest number
+
+
+@intrinsic
+def ones(typingctx: Any, word: Any) -> Any:
+    """How many bits of a uint64 are set."""
+    del typingctx, word
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del context, signature
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def lowest(typingctx: Any, word: Any) -> Any:
+    """The place of a uint64's lowest set bit; 64 if there is none."""
+    del typingctx, word
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del context, signature
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
+@njit(inline="always")
+def put(words, at, value, count):
+    """Append the low `count` (0 to 32) bits of value; the bits above must be 0. Returns the next place."""
+    word, shift, bits = at >> 6, np.uint64(at & 63), np.uint64(value)
+    words[word] |= bits << shift
+    if (at & 63) + count > 64:
+        words[word + 1] |= bits >> (np.uint64(64) - shift)
+    return at + count
+
+
+@njit(inline="always")
+def put_rice(words, at, value, k):
+    """`value` >= 0 below 2^32: quotient by 2^k in ones and a zero, then k bits."""
+    quotient = value >> k
+    if quotient >= ESCAPE:
+        at = put(words, at, (1 << ESCAPE) - 1, ESCAPE)
+        return put(words, at, value, 32)
+    at = put(words, at, (1 << quotient) - 1, quotient + 1)
+    return put(words, at, value & ((1 << k) - 1), k)
+
+
+@njit(inline="always")
+def peek(words, at) -> Any:
+    """The next 64 bits."""
+    word, shift = at >> 6, np.uint64(at & 63)
+    return (words[word] >> shift) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift))
+
+
+@njit(inline="always")
+def take(words, at, count) -> Any:
+    """(number of `count` <= 32 bits, next place)."""
+    return np.int64(peek(words, at) & ((np.uint64(1) << np.uint64(count)) - np.uint64(1))), at + count
+
+
+@njit(inline="always")
+def take_rice(words, at, k) -> Any:
+    """(number, next place) for k <= 32."""
+    word = peek(words, at)
+    quotient = lowest(~word)
+    if quotient >= ESCAPE:
+        return take(words, at + ESCAPE, 32)
+    rest = np.int64((word >> np.uint64(quotient + 1)) & ((np.uint64(1) << np.uint64(k)) - np.uint64(1)))
+    return (quotient << k) | rest, at + quotient + 1 + k
+
+
+@njit(inline="always")
+def put_gamma(words, at, value):
+    """`value` >= 0 below 2^31: Elias gamma of value + 1."""
+    size = 0
+    while (value + 1) >> (size + 1):
+        size += 1
+    at = put(words, at, np.int64(1) << size, size + 1)
+    return put(words, at, (value + 1) & ((np.int64(1) << size) - 1), size)
+
+
+@njit(inline="always")
+def take_gamma(words, at) -> Any:
+    """(number, next place); -1 for what no writer makes."""
+    size = lowest(peek(words, at))
+    if size > 31:
+        return np.int64(-1), at
+    rest, at = take(words, at + size + 1, size)
+    return ((np.int64(1) << size) | rest) - 1, at
