@@ -25,9 +25,10 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
+from ostinato.publish.bucket import BucketStore
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Published, Publisher
-from ostinato.publish.store import DirectoryStore
+from ostinato.publish.store import DirectoryStore, RefStore
 from ostinato.record.log import SqlLog
 from ostinato.release.controller import ReleaseController
 from ostinato.reward.desk import RewardDesk
@@ -101,9 +102,14 @@ def open_log(config: Config) -> SqlLog:
     return SqlLog.open(home(config).log, wall_clock)
 
 
-def open_store(config: Config) -> DirectoryStore:
-    """The run's weight store."""
-    return DirectoryStore(home(config).weights)
+def open_store(config: Config) -> RefStore:
+    """The run's weight store: a directory, or the bucket that `weights.url` names."""
+    url = config.weights.url
+    if not url:
+        return DirectoryStore(home(config).weights)
+    if "://" not in url or url.startswith("file://"):
+        return DirectoryStore(Path(url.removeprefix("file://")).expanduser())
+    return BucketStore(config.weights)
 
 
 def model_path(config: Config, progress: Callable[[str], None] | None = None) -> Path:
@@ -324,7 +330,7 @@ def open_runner(config: Config, url: str) -> SuiteRunner:
 class StoreVersions:
     """`Versions` of the release room: refs hold the roots of weights, and a root is a version's hash."""
 
-    def __init__(self, store: DirectoryStore, follower: Follower) -> None:
+    def __init__(self, store: RefStore, follower: Follower) -> None:
         self._store, self._follower = store, follower
 
     async def resolve(self, ref: str) -> tuple[PolicyVersion, str] | None:

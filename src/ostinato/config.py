@@ -17,6 +17,7 @@ from ostinato.envs.sandbox import Config as SandboxConfig
 from ostinato.evaluate.gate import GateConfig
 from ostinato.evaluate.runner import RunnerConfig
 from ostinato.model.settings import ModelConfig
+from ostinato.publish.bucket import BucketConfig
 from ostinato.publish.follower import FollowerConfig
 from ostinato.publish.publisher import PublisherConfig
 from ostinato.release.controller import ReleaseConfig
@@ -78,6 +79,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward function and credit.")
     learn: LearnConfig = Field(default_factory=LearnConfig, description="The pace of learning.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="One optimizer step.")
+    weights: BucketConfig = Field(default_factory=BucketConfig, description="Where versions are kept.")
     publish: PublisherConfig = Field(default_factory=PublisherConfig, description="Snapshots and deltas.")
     follow: FollowerConfig = Field(default_factory=FollowerConfig, description="How engines follow refs.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")

@@ -3,10 +3,14 @@
 import asyncio
 from pathlib import Path
 
+import boto3
+import obstore
 import pytest
+from moto.server import ThreadedMotoServer
 
-from ostinato.core.errors import BadRequest, Conflict, Corrupt, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from ostinato.core.seams import WeightStore
+from ostinato.publish.bucket import BucketConfig, BucketStore
 from ostinato.publish.content import hash_of
 from ostinato.publish.store import DirectoryStore
 from ostinato.testing.faults import flipped
@@ -15,14 +19,49 @@ from ostinato.testing.store import MemoryStore
 ONE, TWO, THREE = (hash_of(text) for text in (b"1", b"2", b"3"))
 
 
-@pytest.fixture(params=["directory", "memory"])
+@pytest.fixture(scope="module")
+def s3():
+    """moto's S3 server: the real API over HTTP."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def bucket(url: str, prefix: str) -> BucketStore:
+    options = {
+        "aws_endpoint": url,
+        "aws_region": "us-east-1",
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+    }
+    boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+    ).create_bucket(Bucket="weights")
+    return BucketStore(BucketConfig(url=f"s3://weights/{prefix}", options=options, retries=2, part_bytes=5 << 20))
+
+
+@pytest.fixture(params=["directory", "memory", "bucket", "s3"])
 def store(request, tmp_path):
-    return DirectoryStore(tmp_path / "store") if request.param == "directory" else MemoryStore()
+    match request.param:
+        case "directory":
+            return DirectoryStore(tmp_path / "store")
+        case "bucket":
+            return BucketStore(BucketConfig(url="memory:///"), inside=obstore.store.MemoryStore())
+        case "s3":
+            return bucket(request.getfixturevalue("s3"), tmp_path.name)
+        case _:
+            return MemoryStore()
 
 
 def spoil(store, name: str, data: bytes) -> None:
     if isinstance(store, MemoryStore):
         store.objects[name] = data
+    elif isinstance(store, BucketStore):
+        obstore.put(store._store, f"objects/{name[:2]}/{name[2:]}", data)
     else:
         (Path(store._root) / "objects" / name[:2] / name[2:]).write_bytes(data)
 
@@ -115,3 +154,48 @@ async def test_many_writers_of_the_same_object_agree(store):
     data = bytes(100_000)
     assert len(set(await asyncio.gather(*(store.put(data) for _ in range(8))))) == 1
     assert await store.get(hash_of(data)) == data
+
+
+async def test_large_objects_travel_in_parts_and_whole_ones_are_not_sent_again(s3, tmp_path, monkeypatch):
+    store = bucket(s3, tmp_path.name)
+    data = bytes(range(256)) * (12 << 12)  # 12 MB: three parts of at most 5 MB
+    name = await store.put(data)
+    assert await store.get(name) == data
+    monkeypatch.setattr(obstore, "put_async", None)  # a second transfer would fail
+    assert await store.put(data) == name
+
+
+async def test_of_two_publishers_one_wins(s3, tmp_path):
+    one, two = bucket(s3, tmp_path.name), bucket(s3, tmp_path.name)
+    await one.move_ref("live", None, ONE)
+    moved = await asyncio.gather(
+        one.move_ref("live", ONE, TWO), two.move_ref("live", ONE, THREE), return_exceptions=True
+    )
+    assert sum(isinstance(answer, Conflict) for answer in moved) == 1
+    assert await one.read_ref("live") == (TWO if moved[0] is None else THREE)
+
+
+async def test_a_write_whose_answer_was_lost_is_no_conflict(monkeypatch):
+    store = BucketStore(BucketConfig(url="memory:///"), inside=obstore.store.MemoryStore())
+    put = obstore.put_async
+
+    async def twice(*args, **kwargs):
+        await put(*args, **kwargs)
+        return await put(*args, **kwargs)
+
+    monkeypatch.setattr(obstore, "put_async", twice)
+    await store.move_ref("live", None, ONE)
+    await store.move_ref("live", ONE, TWO)
+    assert await store.read_ref("live") == TWO
+
+
+async def test_a_bucket_that_cannot_be_reached_or_does_not_exist_says_so(s3):
+    options = {"aws_region": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    gone = BucketConfig(url="s3://weights/x", options=options | {"aws_endpoint": "http://127.0.0.1:9"}, retries=0)
+    with pytest.raises(Unavailable, match="cannot be used now"):
+        await BucketStore(gone).put(b"x")
+    missing = BucketConfig(url="s3://no-such-bucket/x", options=options | {"aws_endpoint": s3}, retries=0)
+    with pytest.raises((NotFound, Unavailable), match="no-such-bucket"):
+        await BucketStore(missing).put(b"x")
+    with pytest.raises(BadConfig, match=r"weights\.url"):
+        BucketStore(BucketConfig(url="ftp://somewhere"))
