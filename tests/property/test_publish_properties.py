@@ -16,7 +16,7 @@ from ostinato.core.records import WeightArray
 from ostinato.publish import delta
 from ostinato.publish.content import hash_of
 from ostinato.publish.follower import Follower
-from ostinato.publish.manifest import canonical, parse, to_bytes
+from ostinato.publish.manifest import canonical, parse, plain, to_bytes
 from ostinato.publish.publisher import Publisher
 from ostinato.testing.store import MemoryStore
 
@@ -104,7 +104,7 @@ def _published() -> tuple[MemoryStore, list[bytes]]:
             weights = {name: WeightArray("U16", (20, 20), data.view(np.uint8)) for name in ("a.w", "b/w")}
             done = await publisher.publish(number, weights, run="r", base=base, ref="live", meta={"x": 0.5})
             base = done.policy
-            manifests.append(store.objects[done.manifest])
+            manifests.append(plain(store.objects[done.manifest]))
         return store, manifests
 
     return asyncio.run(publish())

@@ -18,10 +18,13 @@ from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.records import WeightArray, Weights
 from ostinato.core.seams import WeightStore
 from ostinato.publish import delta
-from ostinato.publish.content import CHUNK_ELEMENTS, check_hash, hash_of
-from ostinato.publish.manifest import MAX_LINKS, Chunk, Manifest, Tensor, parse
+from ostinato.publish.content import CHUNK_ELEMENTS, check_hash, hash_of, part_hash
+from ostinato.publish.manifest import MAX_LINKS, Chunk, Manifest, Tensor, parse, plain
 
 _KEPT_MANIFESTS = 64
+_AHEAD = 4  # objects that are on their way at the same time
+_THREADS = 2  # that decode; their memory is the result's own
+_Item = tuple[Tensor, int, Chunk]  # a tensor, the number of one of its chunks, and the chunk
 
 
 def version_ref(root: str) -> str:
@@ -55,7 +58,7 @@ class Manifests:
             raise Corrupt(
                 f"manifest {hash} does not have the bytes that its name promises. Restore it, or publish again"
             )
-        manifest = await asyncio.to_thread(parse, data, f"manifest {hash}")
+        manifest = await asyncio.to_thread(lambda: parse(plain(data, f"manifest {hash}"), f"manifest {hash}"))
         self._kept[hash] = manifest
         while len(self._kept) > _KEPT_MANIFESTS:
             self._kept.popitem(last=False)
@@ -137,7 +140,7 @@ async def _apply(store: WeightStore, hash: str, manifest: Manifest, base: Loaded
         raise Corrupt(f"manifest {hash}: its tensors do not fit those of its parent {manifest.parent}; refused")
     results = {tensor.name: tensor.results for tensor in base.manifest.tensors} if old and base is not None else {}
     new: dict[str, NDArray[np.uint8]] = {}
-    work: dict[str, list[tuple[Tensor, int, Chunk]]] = {}
+    work: dict[str, list[_Item]] = {}
     for tensor in manifest.tensors:
         changed = [(tensor, index, chunk) for index, chunk in enumerate(tensor.chunks) if chunk.codec != delta.EQUAL]
         if old:
@@ -146,8 +149,7 @@ async def _apply(store: WeightStore, hash: str, manifest: Manifest, base: Loaded
             new[tensor.name] = old[tensor.name].data.copy() if old else np.empty(tensor.nbytes, np.uint8)
         for item in changed:
             work.setdefault(str(item[2].object), []).append(item)
-    for name, items in work.items():  # each object is read once, whatever order the manifest names them in
-        await asyncio.to_thread(_decode_object, name, await store.get(name), items, bool(old), new)
+    await _decode_objects(store, work, bool(old), new)
     for data in new.values():
         data.setflags(write=False)
     return {
@@ -172,14 +174,40 @@ def _check_equal(hash: str, tensor: Tensor, results: tuple[str, ...]) -> None:
             )
 
 
-def _decode_object(
-    name: str, data: bytes, items: list[tuple[Tensor, int, Chunk]], old: bool, new: dict[str, NDArray[np.uint8]]
+async def _decode_objects(
+    store: WeightStore, work: Mapping[str, list[_Item]], old: bool, new: dict[str, NDArray[np.uint8]]
 ) -> None:
+    """Each object is read once, whatever order the manifest names them in; the next one is on its way while one is decoded."""
+    names = list(work)
+    coming = [asyncio.create_task(store.get(name)) for name in names[:_AHEAD]]
+    try:
+        for at, name in enumerate(names):
+            data = await coming[at]
+            if at + _AHEAD < len(names):
+                coming.append(asyncio.create_task(store.get(names[at + _AHEAD])))
+            items = work[name]
+            parts = [items[start::_THREADS] for start in range(min(_THREADS, len(items)))]
+            done = await asyncio.gather(
+                *(asyncio.to_thread(_decode_object, name, data, part, old, new) for part in parts),
+                return_exceptions=True,  # no thread may still be writing when the caller hears of an error
+            )
+            for error in done:
+                if error is not None:
+                    raise error
+    finally:
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+
+
+def _decode_object(name: str, data: bytes, items: list[_Item], old: bool, new: dict[str, NDArray[np.uint8]]) -> None:
     """Decode in place: `new` holds the old bytes, if there are any."""
     view = memoryview(data)
     for tensor, index, chunk in items:
         where = f"object {name}: tensor {tensor.name} chunk {index}"
         payload = view[chunk.offset : chunk.offset + chunk.length]
+        if part_hash(payload) != chunk.payload:
+            raise Corrupt(f"{where}: its payload is not what the manifest names. Restore the object, or publish again")
         start = index * CHUNK_ELEMENTS * tensor.itemsize
         target = new[tensor.name][start : start + chunk.elements * tensor.itemsize]
         try:

@@ -53,6 +53,11 @@ def hash_of(data: bytes | memoryview | NDArray[np.uint8]) -> str:
     return blake3(data.data if isinstance(data, np.ndarray) else data).hexdigest()
 
 
+def part_hash(data: bytes | memoryview) -> str:
+    """The first half of `hash_of`: names a payload inside an object."""
+    return hash_of(data)[:32]
+
+
 def is_hash(text: str) -> bool:
     """True for 64 lowercase hex digits."""
     return _HASH.fullmatch(text) is not None

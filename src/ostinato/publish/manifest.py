@@ -1,4 +1,4 @@
-"""The manifest of one version: canonical JSON, stored as an object under its own hash. The typed parser at the boundary.
+"""The manifest of one version: canonical JSON, compressed, stored as an object under its own hash. The typed parser at the boundary.
 
 A manifest names its parent (the version that a delta is a difference to), every tensor with its chunks, where each chunk's
 payload lies (object, offset, length), the hash that each decoded chunk must have, and the root over all of them.
@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+import zstandard
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from ostinato.core.errors import BadRequest, Corrupt
@@ -27,12 +28,13 @@ from ostinato.publish.content import (
 )
 from ostinato.publish.delta import CODECS, EQUAL, NEEDS_OLD
 
-FORMAT: Final = "ostinato-weights/1"
+FORMAT: Final = "ostinato-weights/2"
 MAX_MANIFEST_BYTES: Final = 1 << 26
 MAX_LINKS: Final = 4096
 """A chain of deltas is never longer than this."""
 
 _Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
+_Part = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
 _Side = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
@@ -44,12 +46,16 @@ class _Strict(BaseModel):
 
 
 class Chunk(_Strict):
-    """Where a chunk's payload lies, and what it decodes to. `equal` chunks have no object."""
+    """Where a chunk's payload lies, and what it decodes to. `equal` chunks have no object.
+
+    `payload` is the start of the payload's own hash: it says whether a range of an object arrived well. `result` decides.
+    """
 
     codec: Annotated[str, Field(max_length=40)]
     object: _Hash | None
     offset: _Count
     length: _Count
+    payload: _Part | None
     elements: Annotated[int, Field(ge=1, le=CHUNK_ELEMENTS)]
     result: _Hash
 
@@ -89,7 +95,7 @@ class About(_Strict):
 class Manifest(About):
     """One version. `links` counts the deltas since the last full snapshot; `chain_bytes` sums their payloads."""
 
-    format: Literal["ostinato-weights/1"]
+    format: Literal["ostinato-weights/2"]
     parent: _Hash | None
     kind: Literal["full", "delta"]
     links: Annotated[int, Field(ge=0, le=MAX_LINKS)]
@@ -140,8 +146,26 @@ def about(run: str, number: int, meta: Mapping[str, Any] | None) -> About:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The canonical bytes, whose hash is the manifest's name."""
+    """The canonical bytes."""
     return canonical(manifest.model_dump(mode="json"))
+
+
+def stored(manifest: Manifest) -> bytes:
+    """The canonical bytes, compressed: the object whose hash is the manifest's name."""
+    return zstandard.ZstdCompressor(level=9, write_content_size=True).compress(to_bytes(manifest))
+
+
+def plain(data: bytes, where: str = "manifest") -> bytes:
+    """The inverse of `stored`; bytes that are no zstd frame are given back. Raises Corrupt, before taking memory, for too many."""
+    if not data.startswith(zstandard.FRAME_HEADER):
+        return data
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= MAX_MANIFEST_BYTES:
+            raise Corrupt(f"{where}: declares {size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1), allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Corrupt(f"{where}: does not decompress: {error}") from error
 
 
 def parse(data: bytes, where: str = "manifest") -> Manifest:
@@ -202,6 +226,8 @@ def _check_chunk(chunk: Chunk, nbytes: int, where: str, full: bool) -> None:
         raise Corrupt(
             f"{where}.codec: {chunk.codec!r} cannot stand in a {'full' if full else 'delta'} snapshot; refused"
         )
-    empty = chunk.object is None and chunk.offset == 0 and chunk.length == 0
-    if empty is not (chunk.codec == EQUAL) or (not empty and (chunk.object is None or not 0 < chunk.length <= nbytes)):
+    empty = chunk.object is None and chunk.payload is None and chunk.offset == 0 and chunk.length == 0
+    if empty is not (chunk.codec == EQUAL) or (
+        not empty and (chunk.object is None or chunk.payload is None or not 0 < chunk.length <= nbytes)
+    ):
         raise Corrupt(f"{where}.length: {chunk.length} bytes of {chunk.codec!r} payload for {nbytes} bytes; refused")

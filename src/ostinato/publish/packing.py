@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +14,11 @@ from ostinato.core.errors import BadWeights
 from ostinato.core.records import Weights
 from ostinato.core.seams import WeightStore
 from ostinato.publish import delta
-from ostinato.publish.content import ITEMSIZES, Hashes, chunk_count, chunk_of, chunk_sizes, hash_of
+from ostinato.publish.content import ITEMSIZES, Hashes, chunk_count, chunk_of, chunk_sizes, hash_of, part_hash
 from ostinato.publish.manifest import Chunk, Tensor
 
-_GROUP_BYTES = (
-    1 << 25
-)  # coded per hop to a thread: long enough to be worth the hop, short enough to stay small in memory
+_GROUP_BYTES = 1 << 24  # coded per hop to a thread: long enough to be worth it, short enough to stay small in memory
+_UNDER_WAY = 4  # objects that are being stored at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Coding:
     level: int
     object_bytes: int
     verify: bool
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,35 +47,69 @@ class _Placed:
     pack: int | None
     offset: int
     length: int
+    payload: str | None
 
 
 async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Coding) -> Packed:
-    """Code every chunk in the order of the names and put the payloads into the store.
+    """Code every chunk, several at a time, and put the payloads into the store in the order of the names.
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
     """
-    jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
     placed: dict[tuple[str, int], _Placed] = {}
-    objects: list[str] = []
+    puts: list[asyncio.Task[str]] = []
     buffer = bytearray()
     changed = 0
-    for group in _groups(jobs, weights):
-        for job, (coded, differing) in zip(
-            group, await asyncio.to_thread(_code, group, weights, hashes, coding), strict=True
-        ):
-            empty = coded.codec == delta.EQUAL
-            placed[job] = _Placed(
-                coded.codec, None if empty else len(objects), 0 if empty else len(buffer), len(coded.payload)
-            )
-            buffer += coded.payload
-            changed += differing
-            if len(buffer) >= coding.object_bytes:
-                objects.append(await store.put(bytes(buffer)))
-                buffer.clear()
-    if buffer:
-        objects.append(await store.put(bytes(buffer)))
+    try:
+        async for group, coded in _coded(weights, hashes, coding):
+            for job, (chunk, differing) in zip(group, coded, strict=True):
+                empty = chunk.codec == delta.EQUAL
+                placed[job] = _Placed(
+                    coded=chunk.codec,
+                    pack=None if empty else len(puts),
+                    offset=0 if empty else len(buffer),
+                    length=len(chunk.payload),
+                    payload=None if empty else part_hash(chunk.payload),
+                )
+                buffer += chunk.payload
+                changed += differing
+                if len(buffer) >= coding.object_bytes:
+                    await _wait(puts[-_UNDER_WAY:-1])
+                    puts.append(asyncio.create_task(store.put(bytes(buffer))))
+                    buffer.clear()
+        if buffer:
+            puts.append(asyncio.create_task(store.put(bytes(buffer))))
+        objects = [await put for put in puts]
+    finally:
+        for put in puts:
+            put.cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
     tensors = tuple(_tensor(name, weights, hashes, placed, objects) for name in sorted(weights))
     return Packed(tensors=tensors, changed=None if coding.base is None else changed)
+
+
+async def _wait(tasks: Sequence[asyncio.Task[str]]) -> None:
+    for task in tasks:
+        await task
+
+
+async def _coded(
+    weights: Weights, hashes: Hashes, coding: Coding
+) -> AsyncGenerator[tuple[list[tuple[str, int]], list[tuple[delta.Coded, int]]]]:
+    """Groups of chunks in order, each with what `_code` makes of it; `coding.threads` of them are in the making."""
+    jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
+    pending: deque[tuple[list[tuple[str, int]], asyncio.Task[list[tuple[delta.Coded, int]]]]] = deque()
+    try:
+        for group in _groups(jobs, weights):
+            work = asyncio.to_thread(_code, group, weights, hashes, coding)
+            pending.append((group, asyncio.create_task(work)))
+            if len(pending) > coding.threads:
+                first, task = pending.popleft()
+                yield first, await task
+        while pending:
+            first, task = pending.popleft()
+            yield first, await task
+    finally:  # threads cannot be stopped: nobody may still be reading the weights when the caller goes on
+        await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
 
 def _groups(jobs: Sequence[tuple[str, int]], weights: Weights) -> Iterator[list[tuple[str, int]]]:
@@ -131,6 +166,7 @@ def _tensor(
             object=None if place.pack is None else objects[place.pack],
             offset=place.offset,
             length=place.length,
+            payload=place.payload,
             elements=size,
             result=result,
         )

@@ -21,7 +21,7 @@ from ostinato.core.records import PolicyVersion, Weights
 from ostinato.core.seams import WeightStore
 from ostinato.publish.chain import Loaded, Manifests, rebuild, version_ref
 from ostinato.publish.content import Hashes, check_ref, check_weights, full_bytes, hash_chunks, root_of
-from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Tensor, about, to_bytes
+from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Tensor, about, stored
 from ostinato.publish.packing import Coding, pack
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     verify: bool = Field(
         default=True, description="Decode every payload before it is stored and compare it with the weights."
     )
+    threads: int = Field(default=2, ge=1, le=64, description="Threads that code chunks.")
     max_bytes: int = Field(
         default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
     )
@@ -153,11 +154,12 @@ class Publisher:
             level=self._config.level,
             object_bytes=self._config.object_bytes,
             verify=self._config.verify,
+            threads=self._config.threads,
         )
         packed = await pack(self._store, weights, version.hashes, coding)
         payload = sum(chunk.length for tensor in packed.tensors for chunk in tensor.chunks)
         manifest = _manifest(version, packed.tensors, payload, before, full)
-        data = to_bytes(manifest)
+        data = stored(manifest)
         hash = await self._store.put(data)
         await self._name(version.root, hash)
         elements = sum(chunk.elements for tensor in packed.tensors for chunk in tensor.chunks)

@@ -203,3 +203,12 @@ def test_steps_onto_another_base_are_refused_or_give_other_bytes():
     for other in (np.zeros_like(old), np.full_like(old, 0xFFFF), rng.permutation(old)):
         with contextlib.suppress(Corrupt):
             decoded(delta.STEPS, bits(other), coded.payload, 6000)
+
+
+def test_the_longest_steps_there_are():
+    for one, other in ((0x7F80, 0xBF80), (0x7FFF, 0xFFFF), (0xFFFF, 0x7FFF), (0x0000, 0x8000)):
+        old = np.zeros(300, np.uint16)
+        old[7] = one
+        new = old.copy()
+        new[7] = other
+        assert round_trip(bits(old), bits(new)).codec == delta.STEPS

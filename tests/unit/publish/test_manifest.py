@@ -2,11 +2,12 @@ import json
 
 import numpy as np
 import pytest
+import zstandard
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import WeightArray
 from ostinato.publish.chain import Manifests
-from ostinato.publish.manifest import canonical, parse, to_bytes
+from ostinato.publish.manifest import canonical, parse, plain, stored, to_bytes
 from ostinato.publish.publisher import Publisher
 from ostinato.testing.store import MemoryStore
 
@@ -26,7 +27,7 @@ async def documents():
     publisher = Publisher(store)
     full = await publisher.publish(0, weights(0.5), run="r", base=None, meta={"loss": 0.25, "note": "é"})
     delta = await publisher.publish(1, weights(0.75), run="r", base=full.policy)
-    return [json.loads(store.objects[done.manifest]) for done in (full, delta)]
+    return [json.loads(plain(store.objects[done.manifest])) for done in (full, delta)]
 
 
 async def test_bytes_are_canonical_and_come_back_equal():
@@ -63,7 +64,7 @@ HASH = "0" * 64
 @pytest.mark.parametrize(
     ("edit", "field"),
     [
-        (change(["format"], "ostinato-weights/2"), "format"),
+        (change(["format"], "ostinato-weights/1"), "format"),
         (change(["run"], ""), "run"),
         (change(["run"], "a\0b"), "run"),
         (change(["number"], -1), "number"),
@@ -157,3 +158,27 @@ async def test_a_manifest_under_another_hash_is_refused():
     store.objects[done.manifest] = store.objects[other.manifest]
     with pytest.raises(Corrupt, match=done.manifest):
         await Manifests(store).read(done.manifest)
+
+
+async def test_a_stored_manifest_is_small_and_comes_back():
+    manifest = parse(canonical((await documents())[1]))
+    data = stored(manifest)
+    assert data == stored(manifest)
+    assert len(data) < len(to_bytes(manifest))
+    assert parse(plain(data)) == manifest
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        zstandard.ZstdCompressor().compress(bytes(1 << 27)),  # a bomb
+        zstandard.ZstdCompressor(write_content_size=False).compress(b"{}"),
+        zstandard.ZstdCompressor().compress(b"{}")[:-1],
+        zstandard.ZstdCompressor().compress(b"{}") + b"x",
+        zstandard.FRAME_HEADER,
+        zstandard.FRAME_HEADER + b"garbage",
+    ],
+)
+def test_what_does_not_decompress_is_corrupt(data):
+    with pytest.raises(Corrupt, match="m7"):
+        plain(data, "m7")

@@ -26,7 +26,7 @@ def _read_header(words, end, shift, most, lows, spans, firsts, gap_k, length_k):
         width, at = take_gamma(words, at)
         count, at = take_gamma(words, at)
         gap_k[c], at = take(words, at, 5)
-        length_k[c], at = take(words, at, 4)
+        length_k[c], at = take(words, at, 5)
         if at > end or skip < 0 or width < 0 or count < 0 or edge + skip + width + 1 > 1 << (15 - shift):
             return -1, 0
         lows[c], spans[c] = (edge + skip) << shift, (width + 1) << shift

@@ -167,7 +167,7 @@ def _write(lows, spans, shift, firsts, ranks, steps, words, limit):
         end = low + width
         at = put_gamma(words, at, last - first - 1)
         at = put(words, at, gap_k[c], 5)
-        at = put(words, at, length_k[c], 4)
+        at = put(words, at, length_k[c], 5)
     for c in range(n):
         first, last = firsts[c], firsts[c + 1]
         for i in range(first, last):
