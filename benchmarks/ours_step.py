@@ -22,6 +22,7 @@ from ostinato.core.records import Arm, Finish, Generate, PolicyVersion, Sample, 
 from ostinato.model.load import empty_model
 from ostinato.model.renderer import HFRenderer
 from ostinato.publish.content import weights_root
+from ostinato.serve.settings import EngineConfig
 
 PREFILL_ROWS = 256
 
@@ -36,7 +37,11 @@ class Loop:
         rows = len(self._prompts) * self._samples
         blocks = sum(-(-len(prompt) // BLOCK) + 1 for prompt in self._prompts) + rows * (-(-self._tokens // BLOCK) + 2)
         self._engine = make_engine(
-            path, settings["mode"], kv_tokens=blocks * BLOCK, rows=rows, stops=not settings["ignore_eos"]
+            path,
+            settings["mode"],
+            kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts take turns, as in the product
+            rows=rows,
+            stops=not settings["ignore_eos"],
         )
         self._trainer = make_trainer(
             path,
