@@ -178,6 +178,38 @@ def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
 
 
 @weights.command
+def show(version: str = "live", *, common: Common | None = None) -> None:
+    """What a version is made of: kind, size, parent, codecs, and what its publisher said about it.
+
+    Parameters
+    ----------
+    version
+        A ref, a number such as v12, or the first digits of a root.
+    """
+    from ostinato.launch.versions import show_version
+
+    _run(show_version((common or Common()).load(), version, Console()))
+
+
+@weights.command
+def diff(one: str, other: str, *, html: Path | None = None, common: Common | None = None) -> None:
+    """What changed from one version to another, layer by layer.
+
+    Parameters
+    ----------
+    one
+        A ref, a number such as v12, or the first digits of a root.
+    other
+        The same.
+    html
+        Also write a page with every tensor.
+    """
+    from ostinato.launch.versions import diff_versions
+
+    _run(diff_versions((common or Common()).load(), one, other, html, Console()))
+
+
+@weights.command
 def fsck(common: Common | None = None) -> None:
     """Verify every object that a ref can reach."""
     from ostinato.launch.weights import check_store
