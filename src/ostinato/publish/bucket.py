@@ -86,10 +86,12 @@ class BucketStore:
         """The bytes with this hash, verified; large ones are read in parts. Raises NotFound or Corrupt."""
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
-            size = int((await obstore.head_async(self._store, path))["size"])
+            found = await obstore.get_async(self._store, path)  # one round trip for small objects
+            size = int(found.meta["size"])
             if size > MAX_OBJECT_BYTES:
                 raise Corrupt(f"object {hash} has {size} bytes; no object has more than {MAX_OBJECT_BYTES}")
-            data = await self._read(path, size)
+            small = size <= self._config.part_bytes
+            data = bytes(await found.bytes_async()) if small else await self._read_parts(path, size)
         if await asyncio.to_thread(hash_of, data) != hash:
             raise Corrupt(f"object {hash} does not have the bytes that its name promises. Restore it, or publish again")
         return data
@@ -163,10 +165,8 @@ class BucketStore:
         below = await self._list(f"refs/{ref}/")
         return f"{ref}/{below[0]}" if below else None
 
-    async def _read(self, path: str, size: int) -> bytes:
+    async def _read_parts(self, path: str, size: int) -> bytes:
         part = self._config.part_bytes
-        if size <= part:
-            return bytes(await obstore.get_range_async(self._store, path, start=0, length=size)) if size else b""
         room, gate = bytearray(size), asyncio.Semaphore(self._config.parallel)
 
         async def fetch(start: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from ostinato.publish.manifest import Chunk, Tensor
 
 _GROUP_BYTES = 1 << 24  # coded per hop to a thread: long enough to be worth it, short enough to stay small in memory
 _UNDER_WAY = 4  # objects that are being stored at the same time
+_Made = tuple[delta.Coded, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +62,24 @@ async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Cod
     buffer = bytearray()
     changed = 0
     try:
-        async for group, coded in _coded(weights, hashes, coding):
-            for job, (chunk, differing) in zip(group, coded, strict=True):
-                empty = chunk.codec == delta.EQUAL
-                placed[job] = _Placed(
-                    coded=chunk.codec,
-                    pack=None if empty else len(puts),
-                    offset=0 if empty else len(buffer),
-                    length=len(chunk.payload),
-                    payload=None if empty else part_hash(chunk.payload),
-                )
-                buffer += chunk.payload
-                changed += differing
-                if len(buffer) >= coding.object_bytes:
-                    await _wait(puts[-_UNDER_WAY:-1])
-                    puts.append(asyncio.create_task(store.put(bytes(buffer))))
-                    buffer.clear()
+        async with aclosing(_coded(weights, hashes, coding)) as groups:
+            async for group, made in groups:
+                for job, (chunk, name, differing) in zip(group, made, strict=True):
+                    empty = chunk.codec == delta.EQUAL
+                    placed[job] = _Placed(
+                        coded=chunk.codec,
+                        pack=None if empty else len(puts),
+                        offset=0 if empty else len(buffer),
+                        length=len(chunk.payload),
+                        payload=None if empty else name,
+                    )
+                    buffer += chunk.payload
+                    changed += differing
+                    if len(buffer) >= coding.object_bytes:
+                        if len(puts) >= _UNDER_WAY:
+                            await puts[-_UNDER_WAY]  # those before it were waited for in their turn
+                        puts.append(asyncio.create_task(store.put(bytes(buffer))))
+                        buffer.clear()
         if buffer:
             puts.append(asyncio.create_task(store.put(bytes(buffer))))
         objects = [await put for put in puts]
@@ -87,17 +91,12 @@ async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Cod
     return Packed(tensors=tensors, changed=None if coding.base is None else changed)
 
 
-async def _wait(tasks: Sequence[asyncio.Task[str]]) -> None:
-    for task in tasks:
-        await task
-
-
 async def _coded(
     weights: Weights, hashes: Hashes, coding: Coding
-) -> AsyncGenerator[tuple[list[tuple[str, int]], list[tuple[delta.Coded, int]]]]:
+) -> AsyncGenerator[tuple[list[tuple[str, int]], list[_Made]]]:
     """Groups of chunks in order, each with what `_code` makes of it; `coding.threads` of them are in the making."""
     jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
-    pending: deque[tuple[list[tuple[str, int]], asyncio.Task[list[tuple[delta.Coded, int]]]]] = deque()
+    pending: deque[tuple[list[tuple[str, int]], asyncio.Task[list[_Made]]]] = deque()
     try:
         for group in _groups(jobs, weights):
             work = asyncio.to_thread(_code, group, weights, hashes, coding)
@@ -125,11 +124,9 @@ def _groups(jobs: Sequence[tuple[str, int]], weights: Weights) -> Iterator[list[
         yield group
 
 
-def _code(
-    group: Sequence[tuple[str, int]], weights: Weights, hashes: Hashes, coding: Coding
-) -> list[tuple[delta.Coded, int]]:
-    """Each chunk's payload, and how many of its elements differ from the base."""
-    found: list[tuple[delta.Coded, int]] = []
+def _code(group: Sequence[tuple[str, int]], weights: Weights, hashes: Hashes, coding: Coding) -> list[_Made]:
+    """Each chunk's payload, the payload's hash, and how many of its elements differ from the base."""
+    found: list[_Made] = []
     for name, index in group:
         dtype = weights[name].dtype
         new = chunk_of(weights[name], index)
@@ -143,7 +140,7 @@ def _code(
         differing = 0
         if before is not None and coded.codec != delta.EQUAL:
             differing = delta.changed_elements(before, new, ITEMSIZES[dtype])
-        found.append((coded, differing))
+        found.append((coded, part_hash(coded.payload), differing))
     return found
 
 

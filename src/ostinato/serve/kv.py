@@ -1,8 +1,7 @@
 """The KV cache's memory and one step's attention over it: `Store` holds the blocks' tensors, `Plan` says who writes and reads which.
 
 Decode rows, prompt chunks and samples of a shared prompt are all the same to the kernel: a run of queries and a list of blocks. Nothing is
-padded to the longest row, and rows that share a prompt stand side by side, so its blocks are in the CPU's cache when the next row
-reads them.
+padded to the longest row, and rows that share a prompt stand side by side, so its blocks are read once for several.
 """
 
 from __future__ import annotations

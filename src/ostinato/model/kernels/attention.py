@@ -95,7 +95,21 @@ def _accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
             store16(c_RX, r + 1, x, c10), store16(c_RX, r + 1, y, c11)
             store16(c_RX, r + 2, x, c20), store16(c_RX, r + 2, y, c21)
             store16(c_RX, r + 3, x, c30), store16(c_RX, r + 3, y, c31)
-        for x in range(even, width):
+        whole = width // WIDE * WIDE
+        for x in range(even, whole, WIDE):
+            c0, c1, c2, c3 = (
+                load16(c_RX, r, x),
+                load16(c_RX, r + 1, x),
+                load16(c_RX, r + 2, x),
+                load16(c_RX, r + 3, x),
+            )
+            for i in range(inner):
+                b0 = load16(b_IX, i, x)
+                c0, c1 = fma16(all16(a_RI[r, i]), b0, c0), fma16(all16(a_RI[r + 1, i]), b0, c1)
+                c2, c3 = fma16(all16(a_RI[r + 2, i]), b0, c2), fma16(all16(a_RI[r + 3, i]), b0, c3)
+            store16(c_RX, r, x, c0), store16(c_RX, r + 1, x, c1)
+            store16(c_RX, r + 2, x, c2), store16(c_RX, r + 3, x, c3)
+        for x in range(whole, width):
             for row in range(r, r + ROWS):
                 total = c_RX[row, x]
                 for i in range(inner):

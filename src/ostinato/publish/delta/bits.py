@@ -1,8 +1,8 @@
 # pyright: basic, reportCallIssue=false
 """Numbers as bits, least significant first, in 64-bit words: plain, Rice and Elias gamma codes. Compiled; no bounds beyond those stated.
 
-A writer zeroes its words first and stops at `limit`; a reader has two words of padding behind the last and compares its place with
-the end after every number, so that a damaged stream is noticed and nothing beyond the padding is touched.
+A writer zeroes its words first and stops at `limit`; a reader compares its place with the end and has words of zeros
+behind it for what it reads between two comparisons, so that a damaged stream is noticed and nothing beyond is touched.
 """
 
 from __future__ import annotations
