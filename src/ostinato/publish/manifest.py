@@ -1,7 +1,8 @@
 """The manifest of one version: canonical JSON, compressed, stored as an object under its own hash. The typed parser at the boundary.
 
 A manifest names its parent (the version that a delta is a difference to), every tensor with its chunks, where each chunk's
-payload lies (object, offset, length), the hash that each decoded chunk must have, and the root over all of them.
+payload lies (object, offset, length), the hash that each decoded chunk must have, and the root over all of them. Its routes are
+other manifests of the same root: a full snapshot, or deltas over several versions at once.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from ostinato.publish.content import (
 )
 from ostinato.publish.delta import CODECS, EQUAL, NEEDS_OLD
 
-FORMAT: Final = "ostinato-weights/2"
+FORMAT: Final = "ostinato-weights/3"
 MAX_MANIFEST_BYTES: Final = 1 << 26
 MAX_LINKS: Final = 4096
 """A chain of deltas is never longer than this."""
+
+MAX_ROUTES: Final = 16
 
 _Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Part = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
@@ -84,6 +87,14 @@ class Tensor(_Strict):
         return tuple(chunk.result for chunk in self.chunks)
 
 
+class Route(_Strict):
+    """Another way to the same root: from the version `base`, or from nothing. `bytes` is what its payloads have."""
+
+    manifest: _Hash
+    base: _Hash | None
+    bytes: _Count
+
+
 class About(_Strict):
     """What the caller says about a version."""
 
@@ -93,15 +104,22 @@ class About(_Strict):
 
 
 class Manifest(About):
-    """One version. `links` counts the deltas since the last full snapshot; `chain_bytes` sums their payloads."""
+    """One version, or one of the routes to it.
 
-    format: Literal["ostinato-weights/2"]
+    `links` counts the deltas back to the nearest version with a full snapshot, `chain_bytes` sums their payloads, `anchor` names
+    that snapshot's manifest. A version with a full snapshot, its own or among its routes, has no links: nothing before it is needed.
+    """
+
+    format: Literal["ostinato-weights/3"]
     parent: _Hash | None
     kind: Literal["full", "delta"]
     links: Annotated[int, Field(ge=0, le=MAX_LINKS)]
     payload_bytes: _Count
     chain_bytes: _Count
+    anchor: _Hash | None
+    numerics: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
     root: _Hash
+    routes: Annotated[tuple[Route, ...], Field(max_length=MAX_ROUTES, strict=False)]
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, strict=False)]
 
     @property
@@ -190,10 +208,15 @@ def parse(data: bytes, where: str = "manifest") -> Manifest:
 
 def _check(manifest: Manifest, where: str) -> None:
     full = manifest.kind == "full"
-    if full is not (manifest.links == 0) or (not full and manifest.parent is None):
+    if not full and manifest.parent is None:
+        raise Corrupt(f"{where}: field parent: a delta has none; refused")
+    anchors = [route.manifest for route in manifest.routes if route.base is None]
+    if (manifest.links == 0) is not (full or bool(anchors)) or (manifest.links == 0 and manifest.chain_bytes):
         raise Corrupt(
-            f"{where}: field links: {manifest.links} does not fit a {manifest.kind} snapshot with parent {manifest.parent}"
+            f"{where}: field links: {manifest.links} does not fit its snapshot and {len(anchors)} full routes"
         )
+    if full is not (manifest.anchor is None) or (anchors and manifest.anchor not in anchors):
+        raise Corrupt(f"{where}: field anchor: {manifest.anchor} is not the full snapshot that its chain starts from")
     for index, tensor in enumerate(manifest.tensors):
         _check_tensor(tensor, f"{where}: field tensors.{index}", full)
     names = [tensor.name for tensor in manifest.tensors]

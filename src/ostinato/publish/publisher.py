@@ -244,7 +244,10 @@ def _manifest(
         links=parent.links + 1 if parent is not None else 0,
         payload_bytes=payload,
         chain_bytes=parent.chain_bytes + payload if parent is not None else 0,
+        anchor=None if before is None or parent is None else parent.anchor or before.hash,
+        numerics="",
         root=version.root,
+        routes=(),
         tensors=tensors,
     )
 

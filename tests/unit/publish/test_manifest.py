@@ -72,7 +72,7 @@ HASH = "0" * 64
         (change(["number"], True), "number"),
         (change(["number"], 1 << 60), "number"),
         (change(["parent"], "../../etc/passwd"), "parent"),
-        (change(["parent"], None), "links"),
+        (change(["parent"], None), "parent"),
         (change(["links"], 0), "links"),
         (change(["links"], 10**9), "links"),
         (change(["kind"], "full"), "links"),
@@ -131,7 +131,7 @@ async def test_xor_cannot_stand_in_a_full_snapshot():
     [
         lambda data: data + b"\n",
         lambda data: data.replace(b":", b": ", 1),
-        lambda data: data.replace(b'{"chain_bytes"', b'{"chain_bytes":0,"chain_bytes"', 1),
+        lambda data: data.replace(b'{"anchor"', b'{"anchor":null,"anchor"', 1),
         lambda data: data[:-1],
         lambda data: b"\xff" + data,
         lambda data: b"[" * 100_000,
