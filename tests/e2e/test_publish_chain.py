@@ -10,32 +10,65 @@ from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.publish.store import DirectoryStore
 from ostinato.testing.store import MemoryStore
 
-# Values that a careless codec loses and that training can reach: both zeros, subnormals, the largest finite codes.
-FINITE = np.array([0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x807F, 0x7F7F, 0xFF7F], np.uint16)
+# Codes that a careless codec loses: both zeros, subnormals, the largest finite ones, infinities, NaN with payloads.
+STRANGE = np.array(
+    [0x0000, 0x8000, 0x0001, 0x8001, 0x007F, 0x807F, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF], np.uint16
+)
+SIZE = 4096
+VERSIONS = 1000
 
 
-async def test_200_versions_with_planted_codes_are_bit_for_bit_what_was_published():
+def planted(codes, number, rng):
+    """A model: few elements change by a step or become something strange; others never change, or all at once."""
+    codes = codes.copy()
+    at = rng.choice(SIZE, 40, replace=False)
+    codes[at[:30]] ^= 1
+    codes[at[30:]] = rng.choice(STRANGE, 10)
+    every = rng.integers(0, 1 << 16, 512).astype(np.uint16)
+    singles = rng.normal(0, 1, 64).astype("<f4")
+    singles[number % 64] = np.frombuffer(np.uint32(0x7FC00001 + number).tobytes(), "<f4")[0]
+    return codes, {
+        "few": WeightArray("BF16", (64, 64), codes.view(np.uint8)),
+        "none": WeightArray("BF16", (13,), STRANGE.view(np.uint8)),
+        "all": WeightArray("F16", (512,), every.view(np.uint8)),
+        "singles": WeightArray("F32", (64,), singles.view(np.uint8)),
+        "empty": WeightArray("BF16", (0, 4), np.empty(0, np.uint8)),
+    }
+
+
+async def test_1000_versions_with_planted_codes_are_bit_for_bit_by_delta_by_squashed_delta_and_by_anchor():
     rng = np.random.default_rng(5)
     store = MemoryStore()
-    publisher = Publisher(store, PublisherConfig(anchor_share=5.0))
-    codes, base, published = rng.choice(FINITE, 4096), None, []
-    for number in range(200):
-        weights = {"w": WeightArray("BF16", (64, 64), codes.view(np.uint8))}
+    publisher = Publisher(store, PublisherConfig(anchor_share=100.0, finite=False))
+    codes, base, published = (rng.normal(0, 0.1, SIZE).astype("<f4").view(np.uint32) >> 16).astype(np.uint16), None, []
+    for number in range(VERSIONS):
+        codes, weights = planted(codes, number, rng)
         done = await publisher.publish(number, weights, run="r", base=base, ref="live")
-        published.append((done.policy, codes, done.kind))
-        base, codes = done.policy, codes.copy()
-        codes[rng.choice(codes.size, 40, replace=False)] = rng.choice(FINITE, 40)
-    assert sum(kind == "full" for _, _, kind in published) == 8  # 0, 26, 52, ...
-    forward, cold = Follower(store), [published[k] for k in (199, 25, 24, 130, 0)]
-    for policy, want, _ in published:
-        got = await forward.fetch(policy)
-        assert got["w"].data.tobytes() == want.tobytes()
+        published.append((done.policy, weights))
+        base = done.policy
+    log = await Follower(store).log("live", limit=VERSIONS)
+    assert sum(manifest.links == 0 for manifest in log) == 39  # 0, 26, 52, ...
+    numbers = {policy.hash: policy.number for policy, _ in published}
+    spans = [m.number - numbers[r.base] for m in log for r in m.routes if r.base is not None]
+    assert (spans.count(4), spans.count(16)) == (249, 62)
+
+    async def fetched(follower, number):
+        policy, want = published[number]
+        got = await follower.fetch(policy)
         assert weights_root(got) == policy.hash
-    for policy, want, _ in cold:
-        assert (await Follower(store).fetch(policy))["w"].data.tobytes() == want.tobytes()
-    findings = await verify(store, every=True)
-    assert (findings.problems, findings.rebuilt, findings.manifests) == ([], 200, 200)
-    assert [m.number for m in await forward.log("live", limit=500)] == list(range(199, -1, -1))
+        assert {n: a.data.tobytes() for n, a in got.items()} == {n: a.data.tobytes() for n, a in want.items()}
+
+    by_delta, by_four, by_sixteen = Follower(store), Follower(store), Follower(store)
+    for number in range(VERSIONS):
+        await fetched(by_delta, number)
+    for number in range(0, VERSIONS, 4):
+        await fetched(by_four, number)
+    for number in range(0, VERSIONS, 16):
+        await fetched(by_sixteen, number)
+    for number in (*range(0, VERSIONS, 26), *rng.choice(VERSIONS, 20).tolist()):
+        await fetched(Follower(store), int(number))
+    findings = await verify(store)
+    assert (findings.problems, findings.manifests) == ([], VERSIONS + 38 + 249 + 62)
 
 
 async def test_a_model_of_several_objects_in_a_directory(tmp_path):

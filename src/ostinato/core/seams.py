@@ -87,6 +87,10 @@ class WeightStore(Protocol):
         """The bytes with this hash, verified. Raises NotFound or Corrupt."""
         ...
 
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        """A part of an object, NOT verified: the caller knows what it must be. Raises NotFound, or Corrupt if it is shorter."""
+        ...
+
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
         """Compare-and-swap; `old` None means the ref must not exist. Raises Conflict."""
         ...

@@ -91,9 +91,18 @@ class BucketStore:
             if size > MAX_OBJECT_BYTES:
                 raise Corrupt(f"object {hash} has {size} bytes; no object has more than {MAX_OBJECT_BYTES}")
             small = size <= self._config.part_bytes
-            data = bytes(await found.bytes_async()) if small else await self._read_parts(path, size)
+            data = bytes(await found.bytes_async()) if small else await self._read_parts(path, 0, size)
         if await asyncio.to_thread(hash_of, data) != hash:
             raise Corrupt(f"object {hash} does not have the bytes that its name promises. Restore it, or publish again")
+        return data
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        """A part of an object, not verified; large ones are read in parts. Raises NotFound, or Corrupt if the object is shorter."""
+        path = _object(check_hash(hash))
+        with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
+            data = await self._read_parts(path, start, length)
+        if len(data) != length:
+            raise Corrupt(f"object {hash} is shorter than {start + length} bytes")
         return data
 
     async def has(self, hash: str) -> bool:
@@ -165,20 +174,23 @@ class BucketStore:
         below = await self._list(f"refs/{ref}/")
         return f"{ref}/{below[0]}" if below else None
 
-    async def _read_parts(self, path: str, size: int) -> bytes:
+    async def _read_parts(self, path: str, start: int, size: int) -> bytes:
         part = self._config.part_bytes
+        if size <= part:
+            return bytes(await obstore.get_range_async(self._store, path, start=start, length=size))
         room, gate = bytearray(size), asyncio.Semaphore(self._config.parallel)
 
-        async def fetch(start: int) -> None:
+        async def fetch(at: int) -> None:
             async with gate:
-                length = min(part, size - start)
-                room[start : start + length] = bytes(
-                    await obstore.get_range_async(self._store, path, start=start, length=length)
-                )
+                length = min(part, size - at)
+                data = await obstore.get_range_async(self._store, path, start=start + at, length=length)
+                if len(data) != length:
+                    raise Corrupt(f"object {path} is shorter than {start + size} bytes")
+                room[at : at + length] = bytes(data)
 
         async with asyncio.TaskGroup() as group:
-            for start in range(0, size, part):
-                group.create_task(fetch(start))
+            for at in range(0, size, part):
+                group.create_task(fetch(at))
         return bytes(room)
 
     async def _is_whole(self, path: str, data: memoryview) -> bool:

@@ -1,44 +1,40 @@
-"""Manifests in the store, and the walk from a version back to a full snapshot and forward again to its weights.
+"""Manifests in the store, and the cheapest way from weights in memory, or from nothing, to those of a version.
 
-Readers trust nothing: a manifest is parsed at the boundary, every decoded chunk must have the hash that the manifest promises,
-and the manifest's root was recomputed when it was parsed. Weights are built beside the old ones, never in place.
+Readers trust nothing: a manifest is parsed at the boundary, its root was recomputed when it was parsed, and every decoded chunk
+must have the hash that it promises. Where one way is damaged another is taken.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from ostinato.core.errors import Corrupt, NotFound
-from ostinato.core.records import WeightArray, Weights
 from ostinato.core.seams import WeightStore
-from ostinato.publish import delta
-from ostinato.publish.content import CHUNK_ELEMENTS, check_hash, hash_of, part_hash
-from ostinato.publish.manifest import MAX_LINKS, Chunk, Manifest, Tensor, parse, plain
+from ostinato.publish.content import check_hash, hash_of, is_hash
+from ostinato.publish.manifest import MAX_LINKS, Manifest, parse, plain
+from ostinato.publish.shadow import Loaded, Shadow
+
+logger = logging.getLogger(__name__)
 
 _KEPT_MANIFESTS = 64
-_AHEAD = 2  # objects that are on their way at the same time
-_THREADS = 2  # that decode; their memory is the result's own
-_Item = tuple[Tensor, int, Chunk]  # a tensor, the number of one of its chunks, and the chunk
+_ATTEMPTS = 2  # to read a manifest that arrives damaged
+_HOP_BYTES = 1 << 20  # what the round trips of one more delta are worth
+
+Known = Callable[[str], Loaded | None]
+"""A root or a manifest's hash -> weights that were verified before and are still in memory."""
+
+
+_VERSION = "version/"
 
 
 def version_ref(root: str) -> str:
     """The ref under which the manifest of a root is found."""
-    return f"version/{check_hash(root)}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
-    """A version in memory, verified: every chunk has the hash that the manifest names."""
-
-    hash: str
-    manifest: Manifest
-    weights: Weights
+    return _VERSION + check_hash(root)
 
 
 class Manifests:
@@ -53,16 +49,24 @@ class Manifests:
         if hash in self._kept:
             self._kept.move_to_end(hash)
             return self._kept[hash]
-        data = await self._store.get(hash)
-        if hash_of(data) != hash:
-            raise Corrupt(
-                f"manifest {hash} does not have the bytes that its name promises. Restore it, or publish again"
-            )
+        data = await self._whole(hash)
         manifest = await asyncio.to_thread(lambda: parse(plain(data, f"manifest {hash}"), f"manifest {hash}"))
         self._kept[hash] = manifest
         while len(self._kept) > _KEPT_MANIFESTS:
             self._kept.popitem(last=False)
         return manifest
+
+    async def _whole(self, hash: str) -> bytes:
+        for last in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                data = await self._store.get(hash)
+            except Corrupt:
+                if not last:
+                    raise
+                continue
+            if hash_of(data) == hash:
+                return data
+        raise Corrupt(f"manifest {hash} does not have the bytes that its name promises. Restore it, or publish again")
 
     async def find(self, value: str) -> str:
         """The hash of the manifest that `value`, a root or a manifest hash, stands for."""
@@ -84,137 +88,100 @@ class Manifests:
         return hash, manifest
 
     async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """A manifest and its ancestors, newest first."""
-        at: str | None = hash
-        while at is not None:
-            manifest = await self.read(at)
+        """A manifest and its ancestors, newest first, as far as they are kept: nothing before a full snapshot has to be."""
+        at, needed = hash, True
+        while True:
+            try:
+                manifest = await self.read(at)
+            except NotFound:
+                if needed:
+                    raise
+                return
             yield at, manifest
-            at = manifest.parent
+            if manifest.parent is None:
+                return
+            at, needed = manifest.parent, manifest.links > 0
 
 
-async def rebuild(
-    store: WeightStore, manifests: Manifests, hash: str, known: Callable[[str], Weights | None], max_bytes: int
-) -> Loaded:
-    """The weights of the manifest `hash`, built from the nearest known ancestor or full snapshot, each link verified.
-
-    `known` gives the weights of a root that were verified before and are still in memory.
+async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Known, max_bytes: int) -> Loaded:
+    """The weights of the manifest `hash`, by the cheapest way that is whole, each step of it verified.
 
     Raises:
-        NotFound: an object of the chain is missing.
+        NotFound: an object is missing, and there is no way around it.
         Corrupt: an object, manifest or chunk is not what it promises; the message names the object.
     """
-    links: list[tuple[str, Manifest]] = []
-    base: Loaded | None = None
-    async for at, manifest in manifests.walk(hash):
-        weights = known(manifest.root)
-        if weights is not None:
-            base = Loaded(at, manifest, weights)
-            break
-        _check_link(links, at, manifest, max_bytes)
-        links.append((at, manifest))
-        if manifest.kind == "full":
-            break
-    while links:
-        at, manifest = links.pop()
-        base = Loaded(at, manifest, await _apply(store, at, manifest, base))
-    if base is None:
-        raise Corrupt(f"manifest {hash} leads to no full snapshot")
-    return base
+    target = await manifests.read(hash)
+    damaged: dict[str, NotFound | Corrupt] = {}
+    while True:
+        try:
+            start, hops = await cheapest(manifests, hash, known, frozenset(damaged), max_bytes)
+        except (NotFound, Corrupt):
+            if damaged:  # what went wrong first tells more than that no other way is left
+                raise next(iter(damaged.values())) from None
+            raise
+        shadow = Shadow(start)
+        for hop in hops:
+            try:
+                manifest = await manifests.read(hop)
+                _check_size(hop, manifest, max_bytes)
+                await shadow.apply(store, hop, manifest)
+            except (NotFound, Corrupt) as error:
+                logger.warning("version %s: %s; looking for another way", target.policy, error)
+                damaged[hop] = error
+                break
+        else:
+            if shadow.root == target.root:
+                return Loaded(hash, target, shadow.weights())
+            damaged[hops[-1]] = Corrupt(f"manifest {hops[-1]}: is of root {shadow.root}, not of {target.root}; refused")
 
 
-def _check_link(links: list[tuple[str, Manifest]], at: str, manifest: Manifest, max_bytes: int) -> None:
+async def cheapest(
+    manifests: Manifests, target: str, known: Known, avoid: frozenset[str], max_bytes: int
+) -> tuple[Loaded | None, tuple[str, ...]]:
+    """Where to start (None: from nothing) and the manifests to apply, oldest first: the fewest bytes, no manifest of `avoid`.
+
+    Raises NotFound or Corrupt: the target's manifest cannot be read, or none of its ways can be followed to its start.
+    """
+    serial = itertools.count()
+    queue: list[tuple[int, int, str | None, tuple[str, ...]]] = [(0, next(serial), target, ())]
+    seen: set[str] = set()
+    failed: NotFound | Corrupt | None = None
+    while queue:
+        cost, _, at, hops = heapq.heappop(queue)
+        if at is None:
+            return None, hops
+        if at in seen or len(hops) > MAX_LINKS:
+            continue
+        seen.add(at)
+        if (start := known(at.removeprefix(_VERSION))) is not None:
+            return start, hops
+        try:
+            hash, manifest = (
+                (at, await manifests.read(at)) if is_hash(at) else await manifests.of_root(at[len(_VERSION) :])
+            )
+            _check_size(hash, manifest, max_bytes)
+        except (NotFound, Corrupt) as error:
+            if not hops:
+                raise
+            failed = failed or error
+            continue
+        if (start := known(manifest.root)) is not None:
+            return start, hops
+        for way, base, size in _ways(hash, manifest):
+            if way not in avoid:
+                heapq.heappush(queue, (cost + size + _HOP_BYTES, next(serial), base, (way, *hops)))
+    raise failed or Corrupt(f"manifest {target} leads to no full snapshot")
+
+
+def _ways(hash: str, manifest: Manifest) -> Iterator[tuple[str, str | None, int]]:
+    """The manifests that lead to this version: each with what it starts from (None: nothing) and its payloads' bytes."""
+    yield hash, None if manifest.kind == "full" else manifest.parent, manifest.payload_bytes
+    for route in manifest.routes:
+        yield route.manifest, None if route.base is None else version_ref(route.base), route.bytes
+
+
+def _check_size(hash: str, manifest: Manifest, max_bytes: int) -> None:
     if manifest.full_bytes > max_bytes:
         raise Corrupt(
-            f"manifest {at}: declares {manifest.full_bytes} bytes of weights; the follower's max_bytes is {max_bytes}"
+            f"manifest {hash}: declares {manifest.full_bytes} bytes of weights; the follower's max_bytes is {max_bytes}"
         )
-    if len(links) > MAX_LINKS or (links and links[-1][1].links != manifest.links + 1):
-        raise Corrupt(
-            f"manifest {links[-1][0]}: field links: {links[-1][1].links} does not follow its parent's {manifest.links}"
-        )
-
-
-async def _apply(store: WeightStore, hash: str, manifest: Manifest, base: Loaded | None) -> Weights:
-    """One link: the base's weights -> the manifest's. Unchanged tensors are shared with the base, others are new memory."""
-    old: Mapping[str, WeightArray] = {} if manifest.kind == "full" or base is None else base.weights
-    if manifest.kind == "delta" and (base is None or base.hash != manifest.parent or not _same_form(manifest, old)):
-        raise Corrupt(f"manifest {hash}: its tensors do not fit those of its parent {manifest.parent}; refused")
-    results = {tensor.name: tensor.results for tensor in base.manifest.tensors} if old and base is not None else {}
-    new: dict[str, NDArray[np.uint8]] = {}
-    work: dict[str, list[_Item]] = {}
-    for tensor in manifest.tensors:
-        changed = [(tensor, index, chunk) for index, chunk in enumerate(tensor.chunks) if chunk.codec != delta.EQUAL]
-        if old:
-            _check_equal(hash, tensor, results[tensor.name])
-        if changed or tensor.name not in old:
-            new[tensor.name] = old[tensor.name].data.copy() if old else np.empty(tensor.nbytes, np.uint8)
-        for item in changed:
-            work.setdefault(str(item[2].object), []).append(item)
-    await _decode_objects(store, work, bool(old), new)
-    for data in new.values():
-        data.setflags(write=False)
-    return {
-        tensor.name: WeightArray(tensor.dtype, tensor.shape, new[tensor.name])
-        if tensor.name in new
-        else old[tensor.name]
-        for tensor in manifest.tensors
-    }
-
-
-def _same_form(manifest: Manifest, old: Mapping[str, WeightArray]) -> bool:
-    form = {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors}
-    return form == {name: (array.dtype, array.shape) for name, array in old.items()}
-
-
-def _check_equal(hash: str, tensor: Tensor, results: tuple[str, ...]) -> None:
-    """An unchanged chunk must promise the hash that the parent's chunk was verified to have."""
-    for index, chunk in enumerate(tensor.chunks):
-        if chunk.codec == delta.EQUAL and chunk.result != results[index]:
-            raise Corrupt(
-                f"manifest {hash}: tensor {tensor.name} chunk {index} is said to be unchanged but has another hash"
-            )
-
-
-async def _decode_objects(
-    store: WeightStore, work: Mapping[str, list[_Item]], old: bool, new: dict[str, NDArray[np.uint8]]
-) -> None:
-    """Each object is read once, whatever order the manifest names them in; the next one is on its way while one is decoded."""
-    names = list(work)
-    coming = [asyncio.create_task(store.get(name)) for name in names[:_AHEAD]]
-    try:
-        for at, name in enumerate(names):
-            data = await coming[at]
-            if at + _AHEAD < len(names):
-                coming.append(asyncio.create_task(store.get(names[at + _AHEAD])))
-            items = work[name]
-            parts = [items[start::_THREADS] for start in range(min(_THREADS, len(items)))]
-            done = await asyncio.gather(
-                *(asyncio.to_thread(_decode_object, name, data, part, old, new) for part in parts),
-                return_exceptions=True,  # no thread may still be writing when the caller hears of an error
-            )
-            for error in done:
-                if error is not None:
-                    raise error
-    finally:
-        for task in coming:
-            task.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
-
-
-def _decode_object(name: str, data: bytes, items: list[_Item], old: bool, new: dict[str, NDArray[np.uint8]]) -> None:
-    """Decode in place: `new` holds the old bytes, if there are any."""
-    view = memoryview(data)
-    for tensor, index, chunk in items:
-        where = f"object {name}: tensor {tensor.name} chunk {index}"
-        payload = view[chunk.offset : chunk.offset + chunk.length]
-        if part_hash(payload) != chunk.payload:
-            raise Corrupt(f"{where}: its payload is not what the manifest names. Restore the object, or publish again")
-        start = index * CHUNK_ELEMENTS * tensor.itemsize
-        target = new[tensor.name][start : start + chunk.elements * tensor.itemsize]
-        try:
-            delta.decode(chunk.codec, target, payload, dtype=tensor.dtype, old=old)
-        except Corrupt as error:
-            raise Corrupt(f"{where}: {error}. Restore the object, or publish again") from error
-        if hash_of(target) != chunk.result:
-            raise Corrupt(
-                f"{where}: decodes to bytes with another hash than {chunk.result}. Restore it, or publish again"
-            )

@@ -8,6 +8,7 @@ from ostinato.core.errors import OstinatoError
 from ostinato.core.records import PolicyVersion
 from ostinato.publish.chain import Manifests
 from ostinato.publish.follower import Follower, FollowerConfig
+from ostinato.publish.manifest import Manifest
 from ostinato.publish.store import RefStore
 
 
@@ -80,13 +81,23 @@ async def _reach(
         if hash in seen:
             return
         seen.add(hash)
-        findings.manifests += 1
-        for name, need in manifest.objects().items():
-            if name not in lengths:
-                lengths[name] = await _length(store, name, findings)
-            have = lengths[name]
-            if have is not None and have < need:
-                findings.problems.append(f"manifest {hash}: object {name} has {have} bytes, the manifest needs {need}")
+        for way in (hash, *(route.manifest for route in manifest.routes)):
+            try:
+                await _check_objects(store, way, await manifests.read(way), lengths, findings)
+            except OstinatoError as error:
+                findings.problems.append(f"version {manifest.policy}: {error}")
+
+
+async def _check_objects(
+    store: RefStore, hash: str, manifest: Manifest, lengths: dict[str, int | None], findings: Findings
+) -> None:
+    findings.manifests += 1
+    for name, need in manifest.objects().items():
+        if name not in lengths:
+            lengths[name] = await _length(store, name, findings)
+        have = lengths[name]
+        if have is not None and have < need:
+            findings.problems.append(f"manifest {hash}: object {name} has {have} bytes, the manifest needs {need}")
 
 
 async def _length(store: RefStore, name: str, findings: Findings) -> int | None:

@@ -137,12 +137,17 @@ def weights_root(weights: Weights) -> str:
     return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
 
 
-def check_weights(weights: Weights) -> None:
-    """Refuse what must never be published: NaN or inf, an unknown dtype, bytes that do not fill the shape. Raises BadWeights."""
+def check_weights(weights: Weights, *, finite: bool = True) -> None:
+    """Refuse what must never be published: an unknown dtype, bytes that do not fill the shape, NaN or inf if `finite`.
+
+    Raises: BadWeights.
+    """
     if not weights:
         raise BadWeights("weights: there is no tensor; publish all tensors of the model")
     for name, array in weights.items():
         _check_form(name, array)
+        if not finite:
+            continue
         for index in range(chunk_count(math.prod(array.shape))):
             at = first_not_finite(array.dtype, chunk_of(array, index))
             if at is not None:

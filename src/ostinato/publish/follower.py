@@ -20,6 +20,7 @@ from ostinato.core.seams import WeightStore
 from ostinato.publish.chain import Manifests, rebuild
 from ostinato.publish.export import write_model
 from ostinato.publish.manifest import Manifest
+from ostinato.publish.shadow import Loaded
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Follower:
         self._store = store
         self._config = config or FollowerConfig()
         self._manifests = Manifests(store)
-        self._kept: OrderedDict[str, Weights] = OrderedDict()
+        self._kept: OrderedDict[str, Loaded] = OrderedDict()
         self._lock = asyncio.Lock()
 
     async def resolve(self, ref: str) -> PolicyVersion | None:
@@ -78,13 +79,16 @@ class Follower:
         async with self._lock:
             if policy.hash in self._kept:
                 self._kept.move_to_end(policy.hash)
-                return self._kept[policy.hash]
+                return self._kept[policy.hash].weights
             hash, _ = await self._manifests.of_root(policy.hash)
-            loaded = await rebuild(self._store, self._manifests, hash, self._kept.get, self._config.max_bytes)
-            self._kept[policy.hash] = loaded.weights
+            loaded = await rebuild(self._store, self._manifests, hash, self._known, self._config.max_bytes)
+            self._kept[policy.hash] = loaded
             while len(self._kept) > self._config.keep:
                 self._kept.popitem(last=False)
             return loaded.weights
+
+    def _known(self, value: str) -> Loaded | None:
+        return next((kept for kept in self._kept.values() if value in (kept.manifest.root, kept.hash)), None)
 
     async def watch(
         self,

@@ -96,11 +96,12 @@ class Route(_Strict):
 
 
 class About(_Strict):
-    """What the caller says about a version."""
+    """What the caller says about a version. `numerics` is the id of the contract that it was trained under, "" if unknown."""
 
     run: _Text
     number: _Count
     meta: Annotated[Meta, Field(max_length=64)]
+    numerics: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
 
 
 class Manifest(About):
@@ -117,7 +118,6 @@ class Manifest(About):
     payload_bytes: _Count
     chain_bytes: _Count
     anchor: _Hash | None
-    numerics: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
     root: _Hash
     routes: Annotated[tuple[Route, ...], Field(max_length=MAX_ROUTES, strict=False)]
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, strict=False)]
@@ -147,10 +147,10 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def about(run: str, number: int, meta: Mapping[str, Any] | None) -> About:
+def about(run: str, number: int, meta: Mapping[str, Any] | None, numerics: str = "") -> About:
     """The caller's words, checked before anything is written. Raises BadRequest, which names the field."""
     try:
-        said = About(run=run, number=number, meta=dict(meta or {}))
+        said = About(run=run, number=number, meta=dict(meta or {}), numerics=numerics)
         canonical(said.model_dump())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

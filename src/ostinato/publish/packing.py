@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -20,27 +20,51 @@ from ostinato.publish.manifest import Chunk, Tensor
 
 _GROUP_BYTES = 1 << 24  # coded per hop to a thread: long enough to be worth it, short enough to stay small in memory
 _UNDER_WAY = 4  # objects that are being stored at the same time
-_Made = tuple[delta.Coded, str, int]
+_At = tuple[str, int]  # a tensor's name and the number of a chunk
+OldChunk = Callable[[str, int], delta.Bytes]
+"""The bytes that a chunk had: (tensor's name, number of the chunk) -> flat uint8 array. Called from threads."""
+Undo = dict[_At, delta.Coded]
+"""What turns the changed chunks of a version into those of the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A version's tensors with their payloads stored, and how many elements differ from the base (None without one)."""
+    """A version's tensors with their payloads stored. `changed` counts the elements that differ from the base, None without one."""
 
     tensors: tuple[Tensor, ...]
     changed: int | None
+    undo: Undo
+
+    @property
+    def payload_bytes(self) -> int:
+        """The payloads' bytes together."""
+        return sum(chunk.length for tensor in self.tensors for chunk in tensor.chunks)
+
+    @property
+    def elements(self) -> int:
+        """How many elements all tensors have."""
+        return sum(chunk.elements for tensor in self.tensors for chunk in tensor.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """How to code: `base` is what changes are counted against; `delta` says whether payloads may refer to it."""
+    """How to code: changes are counted against `base`; `delta` says whether payloads may refer to it, `undo` whether to code the way back."""
 
-    base: Weights | None
+    base: OldChunk | None
     delta: bool
+    undo: bool = False
     level: int
     object_bytes: int
     verify: bool
     threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    coded: delta.Coded
+    payload: str
+    changed: int
+    undo: delta.Coded | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +81,20 @@ async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Cod
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
     """
-    placed: dict[tuple[str, int], _Placed] = {}
+    placed: dict[_At, _Placed] = {}
+    undo: Undo = {}
     puts: list[asyncio.Task[str]] = []
     buffer = bytearray()
     changed = 0
     try:
         async with aclosing(_coded(weights, hashes, coding)) as groups:
             async for group, made in groups:
-                for job, (chunk, name, differing) in zip(group, made, strict=True):
-                    empty = chunk.codec == delta.EQUAL
-                    placed[job] = _Placed(
-                        coded=chunk.codec,
-                        pack=None if empty else len(puts),
-                        offset=0 if empty else len(buffer),
-                        length=len(chunk.payload),
-                        payload=None if empty else name,
-                    )
-                    buffer += chunk.payload
-                    changed += differing
+                for job, chunk in zip(group, made, strict=True):
+                    placed[job] = _place(chunk, len(puts), len(buffer))
+                    buffer += chunk.coded.payload
+                    changed += chunk.changed
+                    if chunk.undo is not None:
+                        undo[job] = chunk.undo
                     if len(buffer) >= coding.object_bytes:
                         if len(puts) >= _UNDER_WAY:
                             await puts[-_UNDER_WAY]  # those before it were waited for in their turn
@@ -88,15 +108,20 @@ async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Cod
             put.cancel()
         await asyncio.gather(*puts, return_exceptions=True)
     tensors = tuple(_tensor(name, weights, hashes, placed, objects) for name in sorted(weights))
-    return Packed(tensors=tensors, changed=None if coding.base is None else changed)
+    return Packed(tensors=tensors, changed=None if coding.base is None else changed, undo=undo)
 
 
-async def _coded(
-    weights: Weights, hashes: Hashes, coding: Coding
-) -> AsyncGenerator[tuple[list[tuple[str, int]], list[_Made]]]:
+def _place(made: _Made, pack: int, offset: int) -> _Placed:
+    codec, length = made.coded.codec, len(made.coded.payload)
+    if codec == delta.EQUAL:
+        return _Placed(codec, None, 0, 0, None)
+    return _Placed(codec, pack, offset, length, made.payload)
+
+
+async def _coded(weights: Weights, hashes: Hashes, coding: Coding) -> AsyncGenerator[tuple[list[_At], list[_Made]]]:
     """Groups of chunks in order, each with what `_code` makes of it; `coding.threads` of them are in the making."""
     jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
-    pending: deque[tuple[list[tuple[str, int]], asyncio.Task[list[_Made]]]] = deque()
+    pending: deque[tuple[list[_At], asyncio.Task[list[_Made]]]] = deque()
     try:
         for group in _groups(jobs, weights):
             work = asyncio.to_thread(_code, group, weights, hashes, coding)
@@ -111,8 +136,8 @@ async def _coded(
         await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
 
-def _groups(jobs: Sequence[tuple[str, int]], weights: Weights) -> Iterator[list[tuple[str, int]]]:
-    group: list[tuple[str, int]] = []
+def _groups(jobs: Sequence[_At], weights: Weights) -> Iterator[list[_At]]:
+    group: list[_At] = []
     size = 0
     for name, index in jobs:
         group.append((name, index))
@@ -124,23 +149,24 @@ def _groups(jobs: Sequence[tuple[str, int]], weights: Weights) -> Iterator[list[
         yield group
 
 
-def _code(group: Sequence[tuple[str, int]], weights: Weights, hashes: Hashes, coding: Coding) -> list[_Made]:
-    """Each chunk's payload, the payload's hash, and how many of its elements differ from the base."""
+def _code(group: Sequence[_At], weights: Weights, hashes: Hashes, coding: Coding) -> list[_Made]:
+    """Each chunk's payload, the payload's hash, how many of its elements differ from the base, and the way back."""
     found: list[_Made] = []
     for name, index in group:
         dtype = weights[name].dtype
         new = chunk_of(weights[name], index)
-        before = None if coding.base is None else chunk_of(coding.base[name], index)
+        before = None if coding.base is None else coding.base(name, index)
         old = before if coding.delta else None
         coded = delta.encode(old, new, dtype=dtype, level=coding.level)
         if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name][index]:
             raise BadWeights(
                 f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
             )
-        differing = 0
+        differing, undo = 0, None
         if before is not None and coded.codec != delta.EQUAL:
             differing = delta.changed_elements(before, new, ITEMSIZES[dtype])
-        found.append((coded, part_hash(coded.payload), differing))
+            undo = delta.encode(new, before, dtype=dtype, level=coding.level) if coding.undo else None
+        found.append(_Made(coded, part_hash(coded.payload), differing, undo))
     return found
 
 
@@ -151,9 +177,7 @@ def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int)
     return hash_of(target)
 
 
-def _tensor(
-    name: str, weights: Weights, hashes: Hashes, placed: dict[tuple[str, int], _Placed], objects: Sequence[str]
-) -> Tensor:
+def _tensor(name: str, weights: Weights, hashes: Hashes, placed: dict[_At, _Placed], objects: Sequence[str]) -> Tensor:
     array = weights[name]
     elements = math.prod(array.shape)
     places = [placed[name, index] for index in range(chunk_count(elements))]

@@ -1,8 +1,9 @@
 """From the trainer's weights to a named, durable, verified version in the weight store. Not yet live.
 
-objects -> manifest -> ref ``version/<root>`` -> the ref that was asked for (compare-and-swap). Each step is durable before the
+objects -> manifests -> ref ``version/<root>`` -> the ref that was asked for (compare-and-swap). Each step is durable before the
 next, so a publisher killed anywhere leaves complete versions and, at worst, objects that nothing names. The weights that the
-next delta is taken against advance only after the last ref moved.
+next delta is taken against advance only after the last ref moved. A version is a delta to its base wherever it can be; a full
+snapshot and deltas over several versions are stored beside it, now and then, for those who start or are behind.
 """
 
 from __future__ import annotations
@@ -10,27 +11,36 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion, Weights
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Loaded, Manifests, rebuild, version_ref
-from ostinato.publish.content import Hashes, check_ref, check_weights, full_bytes, hash_chunks, root_of
-from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Tensor, about, stored
-from ostinato.publish.packing import Coding, pack
+from ostinato.publish.chain import Manifests, rebuild, version_ref
+from ostinato.publish.content import Hashes, check_ref, check_weights, chunk_of, full_bytes, hash_chunks, root_of
+from ostinato.publish.history import History
+from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Route, about, stored
+from ostinato.publish.packing import Coding, OldChunk, Packed, pack
+from ostinato.publish.shadow import Loaded
 
 logger = logging.getLogger(__name__)
+
+_PAST_BYTES = 1 << 30  # the way back to the last versions is forgotten beyond this
 
 
 class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     """When a full snapshot is due, and how payloads are stored."""
 
     anchor_every: int = Field(default=25, ge=1, le=MAX_LINKS, description="A full snapshot after this many deltas.")
+    skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
+        default=(4, 16),
+        max_length=8,
+        description="Every so many versions a delta over as many, for followers that are behind; [] for none.",
+    )
     anchor_share: float = Field(
         default=0.4,
         gt=0,
@@ -43,6 +53,7 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
     verify: bool = Field(
         default=True, description="Decode every payload before it is stored and compare it with the weights."
     )
+    finite: bool = Field(default=True, description="Refuse weights that hold NaN or infinity.")
     threads: int = Field(default=2, ge=1, le=64, description="Threads that code chunks.")
     max_bytes: int = Field(
         default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
@@ -51,18 +62,20 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest).
+    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest); `ratio` is against it.
 
-    `changed` is the share of elements that differ from the base, None without one. `reason` says why a snapshot is full.
+    `stored` counts all that was written, with the full snapshot and the squashed deltas that were due. `changed` is the share of
+    elements that differ from the base, None without one. `reason` says why a full snapshot was written, "" without one.
 
-    Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, full_bytes=269_000_000, ratio=62.6,
-    changed=0.0098, seconds=0.41, reason="")``
+    Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, stored=4_300_000, full_bytes=269_000_000,
+    ratio=62.6, changed=0.0098, seconds=0.41, reason="")``
     """
 
     policy: PolicyVersion
     manifest: str
     kind: str
     bytes: int
+    stored: int
     full_bytes: int
     ratio: float
     changed: float | None
@@ -88,6 +101,7 @@ class Publisher:
         self._config = config or PublisherConfig()
         self._manifests = Manifests(store)
         self._last: Loaded | None = None
+        self._history = History(self._config.skips, _PAST_BYTES)
         self._lock = asyncio.Lock()
 
     async def publish(
@@ -98,6 +112,7 @@ class Publisher:
         run: str,
         base: PolicyVersion | None,
         meta: Mapping[str, Any] | None = None,
+        numerics: str = "",
         ref: str | None = None,
     ) -> Published:
         """Make `weights` a version named by its root; then move `ref` to the root if one is given.
@@ -113,11 +128,11 @@ class Publisher:
         """
         if ref is not None:
             check_ref(ref)
-        said = about(run, number, meta)
+        said = about(run, number, meta, numerics)
         async with self._lock:
             started = time.perf_counter()
             expected = await self._store.read_ref(ref) if ref is not None else None
-            await asyncio.to_thread(check_weights, weights)
+            await asyncio.to_thread(check_weights, weights, finite=self._config.finite)
             hashes = await asyncio.to_thread(hash_chunks, weights)
             version = _Version(said, hashes, _root(weights, hashes))
             stored, damage = await self._stored(version)
@@ -138,33 +153,80 @@ class Publisher:
             said = version.about
             if (manifest.number, manifest.run, manifest.root) != (said.number, said.run, version.root):
                 return None, ""
+            for way in (hash, *(route.manifest for route in manifest.routes)):
+                for name in (await fresh.read(way)).objects():
+                    await self._store.get(name)
             await rebuild(self._store, fresh, hash, lambda root: None, self._config.max_bytes)
         except (NotFound, Corrupt) as error:
             return None, f"the stored version is damaged: {error}"
-        return _Written(hash, manifest, 0, None, "published before"), ""
+        self._history.add(None, hash, None)
+        return _Written(hash, manifest, 0, 0, None, "published before"), ""
 
     async def _write(self, version: _Version, weights: Weights, base: PolicyVersion | None, damage: str) -> _Written:
-        """Objects, then the manifest, then the ref that makes the version findable."""
+        """Objects, then the manifests, then the ref that makes the version findable."""
         before, reason = await self._base(base, weights)
-        reason = damage or reason
-        full = bool(reason)
-        coding = Coding(
-            base=before.weights if before and _same_form(before.weights, weights) else None,
-            delta=not full,
+        alone = damage or reason
+        old = _chunks(before.weights) if before is not None and _same_form(before.weights, weights) else None
+        coding = self._coding(old, delta=not alone)
+        packed = await pack(self._store, weights, version.hashes, coding)
+        made = _Made(version, weights, packed)
+        parent = None if before is None else (before.hash, before.manifest)
+        if before is None or parent is None or alone:
+            manifest, routes = _manifest(made, parent, full=True), _Routes()
+        else:
+            reason = self._anchor_due(before.manifest, packed.payload_bytes)
+            routes = await self._routes(made, before, anchor=bool(reason))
+            manifest = _manifest(made, parent, full=False, routes=routes.found)
+        data = stored(manifest)
+        hash = await self._store.put(data)
+        await self._name(version.root, hash)
+        self._history.add(manifest.parent, hash, None if alone else packed.undo)
+        changed = None if packed.changed is None else packed.changed / max(packed.elements, 1)
+        size = packed.payload_bytes + len(data)
+        return _Written(hash, manifest, size, size + routes.bytes, changed, alone or reason)
+
+    def _coding(self, old: OldChunk | None, *, delta: bool, undo: bool = True) -> Coding:
+        return Coding(
+            base=old,
+            delta=delta,
+            undo=undo and delta and self._history.wanted,
             level=self._config.level,
             object_bytes=self._config.object_bytes,
             verify=self._config.verify,
             threads=self._config.threads,
         )
-        packed = await pack(self._store, weights, version.hashes, coding)
-        payload = sum(chunk.length for tensor in packed.tensors for chunk in tensor.chunks)
-        manifest = _manifest(version, packed.tensors, payload, before, full)
+
+    def _anchor_due(self, base: Manifest, payload: int) -> str:
+        """Why a full snapshot is due beside the delta; "" if none is."""
+        if base.links >= self._config.anchor_every:
+            return f"{base.links} deltas since the last full snapshot"
+        chain = base.chain_bytes + payload
+        if chain > self._config.anchor_share * base.full_bytes:
+            return f"the deltas since the last full snapshot have {chain} bytes"
+        return ""
+
+    async def _routes(self, made: _Made, before: Loaded, *, anchor: bool) -> _Routes:
+        """The other ways to a version: the full snapshot and the squashed deltas that are due."""
+        routes = _Routes()
+        if anchor:
+            await self._route(made, None, self._coding(None, delta=False), routes)
+        for span, hash in self._history.due(before.hash):
+            try:
+                target = await self._manifests.read(hash)
+                old = self._history.chunks(span, before.weights, target)
+                await self._route(made, (hash, target), self._coding(old, delta=True, undo=False), routes)
+            except (NotFound, Corrupt) as error:
+                logger.warning("no delta over %d versions to %s: %s", span, made.version.root, error)
+        return routes
+
+    async def _route(self, made: _Made, parent: _Parent | None, coding: Coding, routes: _Routes) -> None:
+        packed = await pack(self._store, made.weights, made.version.hashes, coding)
+        manifest = _manifest(_Made(made.version, made.weights, packed), parent, full=parent is None)
         data = stored(manifest)
         hash = await self._store.put(data)
-        await self._name(version.root, hash)
-        elements = sum(chunk.elements for tensor in packed.tensors for chunk in tensor.chunks)
-        changed = None if packed.changed is None else packed.changed / max(elements, 1)
-        return _Written(hash, manifest, payload + len(data), changed, reason)
+        base = None if parent is None else parent[1].root
+        routes.found.append(Route(manifest=hash, base=base, bytes=packed.payload_bytes))
+        routes.bytes += packed.payload_bytes + len(data)
 
     async def _name(self, root: str, hash: str) -> None:
         """Point ``version/<root>`` to the manifest. Another publisher of the same weights may win: the content is the same."""
@@ -178,7 +240,7 @@ class Publisher:
             logger.info("another publisher named version %s first; its manifest describes the same weights", root)
 
     async def _base(self, base: PolicyVersion | None, weights: Weights) -> tuple[Loaded | None, str]:
-        """The base from memory, if it is still what was published, or from the store; and why a full snapshot is due."""
+        """The base from memory, if it is still what was published, or from the store; and why there can be no delta to it."""
         if base is None:
             return None, "no base"
         try:
@@ -191,13 +253,7 @@ class Publisher:
         except (NotFound, Corrupt) as error:
             return None, f"the base cannot be used: {error}"
         self._last = loaded
-        if not _same_form(loaded.weights, weights):
-            return loaded, "the tensors are not those of the base"
-        if manifest.links >= self._config.anchor_every:
-            return loaded, f"{manifest.links} deltas since the last full snapshot"
-        if manifest.chain_bytes > self._config.anchor_share * manifest.full_bytes:
-            return loaded, f"the deltas since the last full snapshot have {manifest.chain_bytes} bytes"
-        return loaded, ""
+        return loaded, "" if _same_form(loaded.weights, weights) else "the tensors are not those of the base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +264,33 @@ class _Version:
 
 
 @dataclass(frozen=True, slots=True)
+class _Made:
+    version: _Version
+    weights: Weights
+    packed: Packed
+
+
+@dataclass(slots=True)
+class _Routes:
+    found: list[Route] = field(default_factory=list[Route])
+    bytes: int = 0  # manifests included
+
+
+@dataclass(frozen=True, slots=True)
 class _Written:
     hash: str
     manifest: Manifest
     bytes: int
+    stored: int
     changed: float | None
     reason: str
+
+
+_Parent = tuple[str, Manifest]  # with its hash
+
+
+def _chunks(weights: Weights) -> OldChunk:
+    return lambda name, index: chunk_of(weights[name], index)
 
 
 def _root(weights: Weights, hashes: Hashes) -> str:
@@ -230,25 +307,26 @@ def _same_form(old: Weights, new: Weights) -> bool:
     }
 
 
-def _manifest(
-    version: _Version, tensors: tuple[Tensor, ...], payload: int, before: Loaded | None, full: bool
-) -> Manifest:
-    parent = None if before is None or full else before.manifest
+def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()) -> Manifest:
+    """`parent` with its hash; a full snapshot may have one too: what it was compared with."""
+    said, payload = made.version.about, made.packed.payload_bytes
+    anchors = [route.manifest for route in routes if route.base is None]
+    first = full or bool(anchors)
     return Manifest(
         format=FORMAT,
-        run=version.about.run,
-        number=version.about.number,
-        meta=version.about.meta,
-        parent=None if before is None else before.hash,
+        run=said.run,
+        number=said.number,
+        meta=said.meta,
+        parent=None if parent is None else parent[0],
         kind="full" if full else "delta",
-        links=parent.links + 1 if parent is not None else 0,
+        links=0 if first or parent is None else parent[1].links + 1,
         payload_bytes=payload,
-        chain_bytes=parent.chain_bytes + payload if parent is not None else 0,
-        anchor=None if before is None or parent is None else parent.anchor or before.hash,
-        numerics="",
-        root=version.root,
-        routes=(),
-        tensors=tensors,
+        chain_bytes=0 if first or parent is None else parent[1].chain_bytes + payload,
+        anchor=anchors[0] if anchors else None if full or parent is None else parent[1].anchor or parent[0],
+        numerics=said.numerics,
+        root=made.version.root,
+        routes=tuple(routes),
+        tensors=made.packed.tensors,
     )
 
 
@@ -258,6 +336,7 @@ def _published(written: _Written, total: int, seconds: float) -> Published:
         manifest=written.hash,
         kind=written.manifest.kind,
         bytes=written.bytes,
+        stored=written.stored,
         full_bytes=total,
         ratio=total / max(written.bytes, 1),
         changed=written.changed,

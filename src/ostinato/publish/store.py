@@ -100,6 +100,10 @@ class DirectoryStore:
         """The bytes with this hash, verified. Raises NotFound or Corrupt."""
         return await asyncio.to_thread(self._get, check_hash(hash))
 
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        """A part of an object, not verified. Raises NotFound, or Corrupt if the object is shorter."""
+        return await asyncio.to_thread(self._get_range, check_hash(hash), start, length)
+
     async def has(self, hash: str) -> bool:
         return await asyncio.to_thread(self._object(check_hash(hash)).is_file)
 
@@ -159,6 +163,19 @@ class DirectoryStore:
             raise Corrupt(f"object {name} cannot be read: {error}. {remedy}") from error
         if hash_of(data) != name:
             raise Corrupt(f"object {name} does not have the bytes that its name promises. {remedy}")
+        return data
+
+    def _get_range(self, name: str, start: int, length: int) -> bytes:
+        try:
+            with self._object(name).open("rb") as file:
+                file.seek(start)
+                data = file.read(length)
+        except FileNotFoundError:
+            raise NotFound(f"object {name} is not in the weight store", field="hash") from None
+        except OSError as error:
+            raise Corrupt(f"object {name} cannot be read: {error}") from error
+        if len(data) != length:
+            raise Corrupt(f"object {name} is shorter than {start + length} bytes")
         return data
 
     # ------------------------------------------------------------ refs

@@ -111,6 +111,11 @@ class FaultyStore:
         data = await self.inner.get(hash)
         return self._damage(data) if self.gets == self.fail_get else data
 
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        self.gets += 1
+        data = await self.inner.get_range(hash, start, length)
+        return self._damage(data) if self.gets == self.fail_get else data
+
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
         self._count_put()
         await self.inner.move_ref(ref, old, new)

@@ -29,6 +29,14 @@ class MemoryStore:
             raise Corrupt(f"object {hash} does not have the bytes that its name promises")
         return data
 
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        if check_hash(hash) not in self.objects:
+            raise NotFound(f"object {hash} is not in the weight store", field="hash")
+        part = self.objects[hash][start : start + length]
+        if len(part) != length:
+            raise Corrupt(f"object {hash} is shorter than {start + length} bytes")
+        return part
+
     async def has(self, hash: str) -> bool:
         return check_hash(hash) in self.objects
 

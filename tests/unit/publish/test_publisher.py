@@ -102,13 +102,79 @@ async def test_weights_with_nan_or_infinity_leave_no_trace(code):
 async def test_an_anchor_is_published_after_so_many_deltas():
     store = MemoryStore()
     publisher = Publisher(store, PublisherConfig(anchor_every=3))
-    weights, base, kinds = model(), None, []
+    weights, base, versions = model(), None, []
     for number in range(9):
         done = await publisher.publish(number, weights, run="r", base=base, ref="candidate")
-        kinds.append(done.kind[0])
+        versions.append((done, weights))
         base, weights = done.policy, nudged(weights)
-    assert "".join(kinds) == "fdddfdddf"
-    assert [m.number for m in await Follower(store).log("candidate")] == list(range(8, -1, -1))
+    log = await Follower(store).log("candidate")
+    assert [m.number for m in log] == list(range(8, -1, -1))
+    assert [m.links for m in reversed(log)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert (
+        "".join(done.kind[0] for done, _ in versions) == "fdddddddd"
+    )  # who follows never fetches a full snapshot again
+    done, weights = versions[8]
+    assert done.stored > done.bytes
+    assert same(await Follower(store).fetch(done.policy), weights)
+
+
+@pytest.mark.parametrize("at", [4, 8])
+async def test_a_version_with_a_full_snapshot_needs_nothing_from_before(at):
+    store = MemoryStore()
+    publisher = Publisher(store, PublisherConfig(anchor_every=3))
+    weights, base = model(), None
+    for number in range(at):
+        base = (await publisher.publish(number, weights, run="r", base=base, ref="candidate")).policy
+        weights = nudged(weights)
+    old = set(store.objects)
+    policy = (await publisher.publish(at, weights, run="r", base=base, ref="candidate")).policy
+    for name in old:
+        del store.objects[name]
+    assert same(await Follower(store).fetch(policy), weights)
+    assert [m.number for m in await Follower(store).log("candidate")] == [at]
+
+
+async def history(skips, length):
+    store = MemoryStore()
+    publisher = Publisher(store, PublisherConfig(skips=skips, anchor_share=50.0))
+    versions, base, weights = [], None, model()
+    for number in range(length):
+        base = (await publisher.publish(number, weights, run="r", base=base, ref="candidate")).policy
+        versions.append((base, weights))
+        weights = nudged(weights, 0.05)
+    return store, versions
+
+
+async def test_squashed_deltas_are_published_every_so_many_versions():
+    store, versions = await history((2, 4), 13)
+    number = {policy.hash: policy.number for policy, _ in versions}
+    for manifest in await Follower(store).log("candidate"):
+        at = manifest.number
+        assert [number[route.base] for route in manifest.routes] == [at - s for s in (2, 4) if at and at % s == 0]
+        for route in manifest.routes:
+            apart = sum(m.payload_bytes for m in await Follower(store).log("candidate") if at - 4 < m.number <= at)
+            assert 0 < route.bytes < apart
+
+
+@pytest.mark.parametrize("have", range(12))
+async def test_a_follower_behind_takes_the_cheapest_way_and_gets_the_same_bits(have):
+    store, versions = await history((2, 4), 13)
+    payloads = []
+
+    class Counting(FaultyStore):
+        async def get_range(self, hash, start, length):
+            payloads.append(hash)
+            return await super().get_range(hash, start, length)
+
+    follower = Follower(Counting(store))
+    assert same(await follower.fetch(versions[have][0]), versions[have][1])
+    payloads.clear()
+    assert same(await follower.fetch(versions[12][0]), versions[12][1])
+    at, hops = 12, 0
+    while at > have:  # as far back as a squashed delta from here goes without going past what is held
+        at -= next(span for span in (4, 2, 1) if at % span == 0 and at - span >= have)
+        hops += 1
+    assert len(payloads) == hops
 
 
 async def test_an_anchor_is_published_once_the_deltas_are_large():
@@ -116,7 +182,7 @@ async def test_an_anchor_is_published_once_the_deltas_are_large():
     weights, base, kinds = model(), None, []
     for number in range(6):
         done = await publisher.publish(number, weights, run="r", base=base)
-        kinds.append(done.kind[0])
+        kinds.append("f" if done.reason else "d")
         base, weights = done.policy, nudged(weights, 0.3)
     assert "".join(kinds) in ("fddfdd", "fdfdfd", "fdddfd")
     assert done.changed is not None
