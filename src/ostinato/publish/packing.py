@@ -48,7 +48,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """How to code: changes are counted against `base`; `delta` says whether payloads may refer to it, `undo` whether to code the way back."""
+    """How to code: changes are counted against `base`. `delta`: payloads may refer to it. `undo`: code the way back to it too."""
 
     base: OldChunk | None
     delta: bool
