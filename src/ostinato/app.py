@@ -264,8 +264,17 @@ class ThreadedTrainer:
 class Candidates:
     """The loop's `Publisher` over the weight store: each version is stored, every few are named by the ref `candidate`."""
 
-    def __init__(self, publisher: Publisher, run: str, every: int, on_published: Callable[[Published], None]) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        run: str,
+        every: int,
+        on_published: Callable[[Published], None],
+        *,
+        numerics: str = "",
+    ) -> None:
         self._publisher, self._run, self._every, self._on_published = publisher, run, every, on_published
+        self._numerics = numerics
         self.last: PolicyVersion | None = None
 
     async def publish(self, learned: Learned) -> PolicyVersion:
@@ -276,6 +285,7 @@ class Candidates:
             run=self._run,
             base=self.last,
             meta={"step": learned.step},
+            numerics=self._numerics,
             ref="candidate" if learned.step % self._every == 0 else None,
         )
         self.last = done.policy

@@ -19,6 +19,7 @@ from ostinato.core.records import Snapshot
 from ostinato.launch.prepare import prepare
 from ostinato.launch.progress import Progress
 from ostinato.launch.stopping import until_stopped
+from ostinato.publish.journal import Journal
 from ostinato.record.lock import hold
 from ostinato.serve.auth import check_bind
 from ostinato.serve.engine import TorchEngine
@@ -71,7 +72,7 @@ async def _run(config: Config, path: app.Path, log: app.SqlLog, stopping: asynci
     gateway = create_app(
         engine=engine, renderer=renderer, log=log, config=settings, clock=wall_clock, model_name=config.model.served_as
     )
-    follower = app.Follower(app.open_store(config), config.follow)
+    follower = app.Follower(app.open_store(config), config.follow, Journal(place.root / "follow.json"))
     async with asyncio.TaskGroup() as group:
         progress = Progress(place.root / "serve.jsonl")
         following = group.create_task(follow(engine, follower, gateway, progress))

@@ -49,6 +49,7 @@ class TrainWorker:
             run_name(config),
             config.learn.publish_every,
             self.progress.published,
+            numerics=contract.id,
         )
         self.learner = Learner(
             source=self.source,

@@ -7,6 +7,7 @@ a loud refusal that names it; whoever served old weights goes on serving them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from ostinato.core.records import PolicyVersion, Snapshot, Weights
 from ostinato.core.seams import WeightStore
 from ostinato.publish.chain import Manifests, rebuild
 from ostinato.publish.export import write_model
+from ostinato.publish.journal import Journal
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.shadow import Loaded
 
@@ -54,8 +56,11 @@ class Follower:
         weights = await follower.fetch(live)
     """
 
-    def __init__(self, store: WeightStore, config: FollowerConfig | None = None) -> None:
+    def __init__(
+        self, store: WeightStore, config: FollowerConfig | None = None, journal: Journal | None = None
+    ) -> None:
         self._store = store
+        self._journal = journal
         self._config = config or FollowerConfig()
         self._manifests = Manifests(store)
         self._kept: OrderedDict[str, Loaded] = OrderedDict()
@@ -100,7 +105,8 @@ class Follower:
         """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled.
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
-        once per different message, and tried again; the others go on. Unverified weights are never delivered.
+        once per different message, and tried again; the others go on. Unverified weights are never delivered. With a journal, a
+        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched.
         """
         delivered: dict[str, PolicyVersion] = {}
         reported: dict[str, str] = {}
@@ -113,14 +119,30 @@ class Follower:
                     if reported.get(ref) != str(error):
                         on_error(ref, error)
                     reported[ref] = str(error)
+                    await self._fall_back(ref, delivered, on_change)
             await asyncio.sleep(self._config.interval_s if interval_s is None else interval_s)
 
     async def _deliver(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
         policy = await self.resolve(ref)
         if policy is None or delivered.get(ref) == policy:
             return
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.want, ref, policy)
         await on_change(ref, Snapshot(policy=policy, weights=await self.fetch(policy)))
         delivered[ref] = policy
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.have, ref, policy)
+
+    async def _fall_back(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
+        """Nothing was delivered for `ref` since the start: better what was served before than nothing."""
+        entry = self._journal.entries.get(ref) if self._journal is not None else None
+        if ref in delivered or entry is None or entry.have is None:
+            return
+        had = entry.have.policy
+        with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported already
+            await on_change(ref, Snapshot(policy=had, weights=await self.fetch(had)))
+            delivered[ref] = had
+            logger.warning("ref %s: serving %s, which was served before", ref, had)
 
     async def log(self, ref: str, limit: int = 100) -> list[Manifest]:
         """The version that a ref points to and its ancestors, newest first. Raises NotFound if there is no such ref."""

@@ -11,6 +11,7 @@ from ostinato.publish.chain import version_ref
 from ostinato.publish.checking import verify
 from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower, FollowerConfig
+from ostinato.publish.journal import Journal
 from ostinato.publish.manifest import canonical, plain
 from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.testing.faults import FaultyStore, dropped, flipped, truncated
@@ -247,6 +248,41 @@ async def test_watch_survives_damage_reports_it_once_and_delivers_when_it_is_rep
         assert watch.seen == [("live", 0)]
         store.objects[payloads] = good
         await watch.until(lambda: watch.seen == [("live", 0), ("live", 1)])
+
+
+async def test_a_follower_that_starts_beside_damage_serves_what_it_served_before(tmp_path):
+    store = MemoryStore()
+    (old, _), (new, _) = await chain(store, 2)
+    await store.move_ref("live", new.hash, old.hash)
+    async with Watch(Follower(store, journal=Journal(tmp_path / "j")), ["live"]) as watch:
+        await watch.until(lambda: watch.seen == [("live", 0)])
+        await asyncio.sleep(0.01)
+    await store.move_ref("live", old.hash, new.hash)
+    (payloads,) = (await Follower(store).log(f"version/{new.hash}"))[0].objects()
+    good = store.objects[payloads]
+    store.objects[payloads] = flipped(good)
+    journal = Journal(tmp_path / "j")
+    assert journal.entries["live"].have.policy == old
+    async with Watch(Follower(store, journal=journal), ["live"]) as watch:
+        await watch.until(lambda: watch.seen == [("live", 0)])
+        assert payloads in watch.errors[0]
+        assert (journal.entries["live"].have.policy, journal.entries["live"].want.policy) == (old, new)
+        store.objects[payloads] = good
+        await watch.until(lambda: watch.seen == [("live", 0), ("live", 1)])
+        await watch.until(lambda: journal.entries["live"].have.policy == new)
+        assert journal.entries["live"].want is None
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, lambda data: b"", lambda data: b'{"live":{}}'])
+def test_a_damaged_journal_is_left_aside(tmp_path, damage):
+    journal = Journal(tmp_path / "j")
+    journal.want("live", PolicyVersion(number=3, hash="a" * 64))
+    assert Journal(tmp_path / "j").entries["live"].want is not None
+    (tmp_path / "j").write_bytes(damage((tmp_path / "j").read_bytes()))
+    again = Journal(tmp_path / "j")
+    assert not again.entries
+    again.have("live", PolicyVersion(number=4, hash="b" * 64))
+    assert Journal(tmp_path / "j").entries["live"].have.number == 4
 
 
 async def test_watch_tries_again_when_the_engine_refused_and_goes_on_with_other_refs():
