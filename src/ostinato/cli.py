@@ -218,6 +218,22 @@ def fsck(common: Common | None = None) -> None:
 
 
 @weights.command
+def key(path: Path) -> None:
+    """Make a key that signs versions: the publisher's `publish.key` names the file, followers list the public key in `follow.trusted`.
+
+    Parameters
+    ----------
+    path
+        A new file; only its owner may read it.
+    """
+    from ostinato.publish.signing import Signer
+
+    console = Console()
+    console.print(f"the key is in {path}; set publish.key to it", highlight=False)
+    console.print(f'followers: follow.trusted = ["{Signer.create(path).public}"]', highlight=False, soft_wrap=True)
+
+
+@weights.command
 def export(target: Path, *, ref: str = "live", common: Common | None = None) -> None:
     """Write a version as a plain Hugging Face directory (safetensors, config, tokenizer).
 

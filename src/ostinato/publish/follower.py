@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -23,6 +24,7 @@ from ostinato.publish.export import write_model
 from ostinato.publish.journal import Journal
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.shadow import Loaded
+from ostinato.publish.signing import check_signature
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,10 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
 
     keep: int = Field(
         default=3, ge=1, le=64, description="How many versions stay in memory to build the next ones from."
+    )
+    trusted: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")], ...] = Field(
+        default=(),
+        description="Public keys; a version that none of them signed is refused. Empty: signatures are not looked at.",
     )
     interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
     max_bytes: int = Field(
@@ -85,7 +91,8 @@ class Follower:
             if policy.hash in self._kept:
                 self._kept.move_to_end(policy.hash)
                 return self._kept[policy.hash].weights
-            hash, _ = await self._manifests.of_root(policy.hash)
+            hash, manifest = await self._manifests.of_root(policy.hash)
+            check_signature(manifest, hash, self._config.trusted)
             loaded = await rebuild(self._store, self._manifests, hash, self._known, self._config.max_bytes)
             self._kept[policy.hash] = loaded
             while len(self._kept) > self._config.keep:

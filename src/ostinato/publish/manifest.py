@@ -95,6 +95,13 @@ class Route(_Strict):
     bytes: _Count
 
 
+class Signature(_Strict):
+    """Ed25519: the signer's public key, and the signature of the manifest without it (`signing`)."""
+
+    key: _Hash
+    value: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}\z")]
+
+
 class About(_Strict):
     """What the caller says about a version. `numerics` is the id of the contract that it was trained under, "" if unknown."""
 
@@ -119,6 +126,7 @@ class Manifest(About):
     chain_bytes: _Count
     anchor: _Hash | None
     root: _Hash
+    signature: Signature | None
     routes: Annotated[tuple[Route, ...], Field(max_length=MAX_ROUTES, strict=False)]
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, strict=False)]
 

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
@@ -26,6 +27,7 @@ from ostinato.publish.history import History
 from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Route, about, stored
 from ostinato.publish.packing import Coding, OldChunk, Packed, pack
 from ostinato.publish.shadow import Loaded
+from ostinato.publish.signing import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
         default=True, description="Decode every payload before it is stored and compare it with the weights."
     )
     finite: bool = Field(default=True, description="Refuse weights that hold NaN or infinity.")
+    key: Path | None = Field(
+        default=None, description="File with the key that signs versions (`ostinato weights key`)."
+    )
     threads: int = Field(default=2, ge=1, le=64, description="Threads that code chunks.")
     max_bytes: int = Field(
         default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
@@ -99,6 +104,7 @@ class Publisher:
     def __init__(self, store: WeightStore, config: PublisherConfig | None = None) -> None:
         self._store = store
         self._config = config or PublisherConfig()
+        self._signer = Signer.load(self._config.key) if self._config.key else None
         self._manifests = Manifests(store)
         self._last: Loaded | None = None
         self._history = History(self._config.skips, _PAST_BYTES)
@@ -177,7 +183,7 @@ class Publisher:
             reason = self._anchor_due(before.manifest, packed.payload_bytes)
             routes = await self._routes(made, before, anchor=bool(reason))
             manifest = _manifest(made, parent, full=False, routes=routes.found)
-        data = stored(manifest)
+        data = stored(self._signer.sign(manifest) if self._signer else manifest)
         hash = await self._store.put(data)
         await self._name(version.root, hash)
         self._history.add(manifest.parent, hash, None if alone else packed.undo)
@@ -325,6 +331,7 @@ def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequen
         anchor=anchors[0] if anchors else None if full or parent is None else parent[1].anchor or parent[0],
         numerics=said.numerics,
         root=made.version.root,
+        signature=None,
         routes=tuple(routes),
         tensors=made.packed.tensors,
     )
