@@ -84,11 +84,18 @@ class Manifests:
         return hash, manifest
 
     async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """A manifest and its ancestors, newest first."""
+        """A manifest and its ancestors, newest first. It may end at a full snapshot: what lies before may have been collected."""
         at: str | None = hash
+        needed = True
         while at is not None:
-            manifest = await self.read(at)
+            try:
+                manifest = await self.read(at)
+            except NotFound:
+                if needed:
+                    raise
+                return
             yield at, manifest
+            needed = needed and manifest.links > 0
             at = manifest.parent
 
 

@@ -75,7 +75,7 @@ async def _reach(
     lengths: dict[str, int | None],
     findings: Findings,
 ) -> None:
-    """Verify the manifests from `start` back to the first that was seen, and their objects."""
+    """Verify the manifests from `start` back to a full snapshot or to the first that was seen, and their objects."""
     async for hash, manifest in manifests.walk(start):
         if hash in seen:
             return
@@ -87,6 +87,8 @@ async def _reach(
             have = lengths[name]
             if have is not None and have < need:
                 findings.problems.append(f"manifest {hash}: object {name} has {have} bytes, the manifest needs {need}")
+        if manifest.links == 0:
+            return
 
 
 async def _length(store: RefStore, name: str, findings: Findings) -> int | None:
