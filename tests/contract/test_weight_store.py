@@ -4,14 +4,20 @@ import asyncio
 from pathlib import Path
 
 import boto3
+import numpy as np
 import obstore
 import pytest
 from moto.server import ThreadedMotoServer
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, Unavailable
+from ostinato.core.records import WeightArray
 from ostinato.core.seams import WeightStore
 from ostinato.publish.bucket import BucketConfig, BucketStore
+from ostinato.publish.checking import verify
+from ostinato.publish.collecting import CollectConfig, collect
 from ostinato.publish.content import hash_of
+from ostinato.publish.holding import hold, pin
+from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.publish.store import DirectoryStore
 from ostinato.testing.faults import flipped
 from ostinato.testing.store import MemoryStore
@@ -51,7 +57,7 @@ def store(request, tmp_path):
         case "directory":
             return DirectoryStore(tmp_path / "store")
         case "bucket":
-            return BucketStore(BucketConfig(url="memory:///"), inside=obstore.store.MemoryStore())
+            return BucketStore(BucketConfig(url="memory:///", renew_s=0), inside=obstore.store.MemoryStore())
         case "s3":
             return bucket(request.getfixturevalue("s3"), tmp_path.name, renew_s=0)
         case _:
@@ -197,6 +203,25 @@ async def test_of_many_who_delete_or_move_a_ref_one_wins(store):
         assert await store.read_ref("live") == (TWO if moved else None)
         if moved:
             await store.delete_ref("live", TWO)
+
+
+async def test_a_collection_leaves_what_is_needed_and_nothing_else(store):
+    publisher, made = Publisher(store, PublisherConfig(anchor_every=2, anchor_share=100)), []
+    for number in range(6):  # full: v0 and v3
+        codes = np.arange(500, dtype=np.uint16)
+        codes[: 9 * number] += number
+        weights = {"w": WeightArray("U16", (500,), codes.view(np.uint8))}
+        base = made[-1] if made else None
+        made.append((await publisher.publish(number, weights, run="r", base=base, ref="candidate")).policy)
+    await pin(store, "first", made[0].hash)
+    await hold(store, "reader", made[4].hash)
+    found = await collect(store, CollectConfig(keep=1, grace_hours=0))
+    assert [policy.number for policy in found.gone] == [1, 2]
+    assert [policy.number for policy in found.reasons] == [5, 4, 3, 0]
+    assert found.kept.objects == len(await listed(store)) == 8
+    findings = await verify(store, every=True)
+    assert (findings.problems, findings.rebuilt, findings.objects) == ([], 4, 4)
+    assert (await collect(store, CollectConfig(keep=1, grace_hours=0))).deleted.objects == 0
 
 
 async def test_a_ref_moves_only_from_where_it_is(store):

@@ -129,6 +129,18 @@ async def test_a_pin_or_lease_that_comes_at_any_instant_holds_or_is_refused():
         assert held_ > 5
 
 
+async def test_an_expired_lease_that_is_renewed_at_any_instant_is_not_deleted():
+    async def expired(store, made):
+        await hold(store, "x", made[8].hash)
+
+    async def work(store, made):
+        await hold(store, "x", made[8].hash)
+
+    async for store, made in interrupted(work, expired):
+        assert store.links["lease/x"] == made[8].hash
+        assert "lease/x" not in (await collect(store, FEW)).leases
+
+
 async def test_a_publication_at_any_instant_is_whole():
     """Weights that were published and collected before, or whose objects a killed publisher left: all are old when it comes."""
 

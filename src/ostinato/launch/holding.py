@@ -82,7 +82,7 @@ class _Screen:
     def show(self, step: Step) -> None:
         """Move the stage's bar."""
         if step.stage not in self._tasks:
-            self._tasks[step.stage] = self._progress.add_task(step.stage, size="")
+            self._tasks[step.stage] = self._progress.add_task(step.stage, total=None, size="")
         task = self._tasks[step.stage]
         elapsed = self._progress.tasks[task].elapsed
         rate = f", {decimal(int(step.bytes / elapsed))}/s" if elapsed else ""

@@ -359,3 +359,23 @@ async def test_a_holders_name_that_many_share_is_said_so():
     made = await history(store, 1)
     with pytest.raises(Conflict, match="a name of its own"):
         await hold(store, "same", made[0].hash)
+
+
+@pytest.mark.parametrize("take", [pin, hold])
+async def test_a_version_that_goes_while_it_is_taken_is_said_so(take):
+    class Collecting(MemoryStore):
+        async def move_ref(self, ref, old, new):
+            await super().move_ref(ref, old, new)
+            if ref.endswith("/x") and new == made[1].hash:
+                del self.links[version_ref(new)]
+
+    store, made = Collecting(), []
+    made += await history(store, 2)
+    for before in (None, made[0].hash):
+        if before:
+            await store.move_ref(version_ref(made[1].hash), None, hash_of(b"published again"))
+            await take(store, "x", before)
+        with pytest.raises(NotFound, match=made[1].hash):
+            await take(store, "x", made[1].hash)
+        held_ = {value for ref, value in store.links.items() if ref.endswith("/x")}
+        assert held_ == ({before} if before and take is pin else set())
