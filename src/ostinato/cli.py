@@ -234,6 +234,64 @@ def key(path: Path) -> None:
 
 
 @weights.command
+def gc(
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    keep: int | None = None,
+    grace_hours: float | None = None,
+    common: Common | None = None,
+) -> None:
+    """Delete the versions that nothing needs: no ref, no pin, no lease, not among the newest or the last released.
+
+    Safe while the run is up: what a kept delta builds on stays, and nothing that is younger than the grace is touched.
+
+    Parameters
+    ----------
+    dry_run
+        Only say what would be deleted.
+    keep
+        Keep so many of the newest versions (default: collect.keep, 20).
+    grace_hours
+        Delete nothing younger (default: collect.grace_hours, 24). Longer than any publication takes.
+    """
+    from ostinato.launch.holding import collect_garbage
+
+    named = {"keep": keep, "grace_hours": grace_hours}
+    config = (common or Common()).load(*(f"collect.{key}={value}" for key, value in named.items() if value is not None))
+    _run(collect_garbage(config, dry_run, Console()))
+
+
+@weights.command
+def pin(name: str, version: str, *, common: Common | None = None) -> None:
+    """Keep a version through every collection, whatever becomes of the refs; a pin of this name moves.
+
+    Parameters
+    ----------
+    name
+        What to call the pin: a-z, 0-9, '.', '_', '-'.
+    version
+        A ref, a number such as v12, or the first digits of a root.
+    """
+    from ostinato.launch.holding import pin_version
+
+    _run(pin_version((common or Common()).load(), name, version, Console()))
+
+
+@weights.command
+def unpin(name: str, *, common: Common | None = None) -> None:
+    """Take a pin away; the next collection may delete its version.
+
+    Parameters
+    ----------
+    name
+        The pin's name; a wrong one lists those that there are.
+    """
+    from ostinato.launch.holding import unpin_version
+
+    _run(unpin_version((common or Common()).load(), name, Console()))
+
+
+@weights.command
 def export(target: Path, *, ref: str = "live", common: Common | None = None) -> None:
     """Write a version as a plain Hugging Face directory (safetensors, config, tokenizer).
 

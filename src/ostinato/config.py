@@ -18,6 +18,7 @@ from ostinato.evaluate.gate import GateConfig
 from ostinato.evaluate.runner import RunnerConfig
 from ostinato.model.settings import ModelConfig
 from ostinato.publish.bucket import BucketConfig
+from ostinato.publish.collecting import CollectConfig
 from ostinato.publish.follower import FollowerConfig
 from ostinato.publish.publisher import PublisherConfig
 from ostinato.release.controller import ReleaseConfig
@@ -82,6 +83,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     weights: BucketConfig = Field(default_factory=BucketConfig, description="Where versions are kept.")
     publish: PublisherConfig = Field(default_factory=PublisherConfig, description="Snapshots and deltas.")
     follow: FollowerConfig = Field(default_factory=FollowerConfig, description="How engines follow refs.")
+    collect: CollectConfig = Field(default_factory=CollectConfig, description="What garbage collection keeps.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")

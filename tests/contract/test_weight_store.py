@@ -4,14 +4,20 @@ import asyncio
 from pathlib import Path
 
 import boto3
+import numpy as np
 import obstore
 import pytest
 from moto.server import ThreadedMotoServer
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, Unavailable
+from ostinato.core.records import WeightArray
 from ostinato.core.seams import WeightStore
 from ostinato.publish.bucket import BucketConfig, BucketStore
+from ostinato.publish.checking import verify
+from ostinato.publish.collecting import CollectConfig, collect
 from ostinato.publish.content import hash_of
+from ostinato.publish.holding import hold, pin
+from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.publish.store import DirectoryStore
 from ostinato.testing.faults import flipped
 from ostinato.testing.store import MemoryStore
@@ -31,7 +37,7 @@ def s3():
         server.stop()
 
 
-def bucket(url: str, prefix: str) -> BucketStore:
+def bucket(url: str, prefix: str, **settings) -> BucketStore:
     options = {
         "aws_endpoint": url,
         "aws_region": "us-east-1",
@@ -41,7 +47,8 @@ def bucket(url: str, prefix: str) -> BucketStore:
     boto3.client(
         "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
     ).create_bucket(Bucket="weights")
-    return BucketStore(BucketConfig(url=f"s3://weights/{prefix}", options=options, retries=2, part_bytes=5 << 20))
+    settings |= {"url": f"s3://weights/{prefix}", "options": options, "retries": 2, "part_bytes": 5 << 20}
+    return BucketStore(BucketConfig(**settings))
 
 
 @pytest.fixture(params=["directory", "memory", "bucket", "s3"])
@@ -50,11 +57,18 @@ def store(request, tmp_path):
         case "directory":
             return DirectoryStore(tmp_path / "store")
         case "bucket":
-            return BucketStore(BucketConfig(url="memory:///"), inside=obstore.store.MemoryStore())
+            return BucketStore(BucketConfig(url="memory:///", renew_s=0), inside=obstore.store.MemoryStore())
         case "s3":
-            return bucket(request.getfixturevalue("s3"), tmp_path.name)
+            return bucket(request.getfixturevalue("s3"), tmp_path.name, renew_s=0)
         case _:
             return MemoryStore()
+
+
+@pytest.fixture
+def tick(store):
+    """Lets the store's clock move on by more than its resolution."""
+    slow = isinstance(store, BucketStore) and store.url.startswith("s3:")
+    return lambda: asyncio.sleep(1.05 if slow else 0.02)
 
 
 def spoil(store, name: str, data: bytes) -> None:
@@ -96,6 +110,120 @@ async def test_a_damaged_object_is_corrupt_and_writing_it_again_repairs_it(store
     assert await store.get(name) == data
 
 
+async def test_parts_of_an_object_come_as_asked_for_or_are_refused(store):
+    data = bytes(range(256)) * 40
+    name = await store.put(data)
+    for start, length in ((0, len(data)), (0, 1), (300, 500), (len(data) - 1, 1), (len(data), 0), (0, 0)):
+        assert await store.get_range(name, start, length) == data[start : start + length]
+    for start, length in ((0, len(data) + 1), (len(data), 1), (len(data) + 5, 2), (len(data) + 1, 0)):
+        with pytest.raises(Corrupt, match=name):
+            await store.get_range(name, start, length)
+    for start, length in ((-1, 2), (0, -1), (0, (1 << 30) + 1)):
+        with pytest.raises(BadRequest, match="no part"):
+            await store.get_range(name, start, length)
+    for length in (0, 1):
+        with pytest.raises(NotFound, match=ONE):
+            await store.get_range(ONE, 0, length)
+    spoil(store, name, flipped(data))
+    assert await store.get_range(name, 0, len(data)) == flipped(data)  # whoever asks for a part checks it
+
+
+async def listed(store):
+    return {found.hash: found async for found in store.list_objects()}
+
+
+async def test_objects_are_listed_and_deleted(store):
+    assert await listed(store) == {}
+    names = [await store.put(bytes([n]) * n) for n in range(1, 6)]
+    found = await listed(store)
+    assert {name: found[name].bytes for name in found} == {name: n for n, name in enumerate(names, 1)}
+    assert all(0 <= item.age_s < 60 for item in found.values())
+    assert await store.delete(names[0])
+    assert await store.delete(names[1], found[names[1]].stamp)
+    assert not await store.delete(names[0])
+    assert not await store.delete(names[1], found[names[1]].stamp)
+    assert not await store.has(names[0])
+    assert set(await listed(store)) == set(names[2:])
+
+
+async def test_what_was_put_again_since_the_listing_is_not_deleted(store, tick):
+    data = b"relied on"
+    name = await store.put(data)
+    old = (await listed(store))[name]
+    await tick()
+    assert await store.put(data) == name
+    new = (await listed(store))[name]
+    assert new.stamp != old.stamp
+    assert not await store.delete(name, old.stamp)
+    assert await store.get(name) == data
+    assert await store.delete(name, new.stamp)
+
+
+async def test_refs_are_deleted_only_from_where_they_are(store):
+    await store.move_ref("a/b", None, ONE)
+    for ref, old in (("a/b", TWO), ("a", ONE), ("none", ONE)):
+        with pytest.raises(Conflict, match=ref):
+            await store.delete_ref(ref, old)
+    await store.delete_ref("a/b", ONE)
+    assert await store.read_ref("a/b") is None
+    assert await store.refs() == {}
+    with pytest.raises(Conflict):
+        await store.delete_ref("a/b", ONE)
+    await store.move_ref("a", None, TWO)  # its child is gone, so the name is free
+    await store.delete_ref("a", TWO)
+    await store.move_ref("a/b", None, TWO)
+    assert await store.refs() == {"a/b": TWO}
+
+
+async def test_a_ref_that_was_moved_to_where_it_is_counts_as_new(store, tick):
+    await store.move_ref("lease/x", None, ONE)
+    old = (await store.list_refs())["lease/x"]
+    assert old.value == ONE
+    assert 0 <= old.age_s < 60
+    await tick()
+    await store.move_ref("lease/x", ONE, ONE)
+    new = (await store.list_refs())["lease/x"]
+    assert new.stamp != old.stamp
+    with pytest.raises(Conflict, match="lease/x"):
+        await store.delete_ref("lease/x", ONE, old.stamp)
+    await store.delete_ref("lease/x", ONE, new.stamp)
+    assert await store.list_refs() == {}
+
+
+async def test_of_many_who_delete_or_move_a_ref_one_wins(store):
+    for _ in range(3):
+        await store.move_ref("live", None, ONE)
+        done = await asyncio.gather(
+            *(store.delete_ref("live", ONE) for _ in range(3)),
+            *(store.move_ref("live", ONE, TWO) for _ in range(3)),
+            return_exceptions=True,
+        )
+        assert [isinstance(result, Conflict) for result in done].count(False) == 1
+        moved = None in done[3:]
+        assert await store.read_ref("live") == (TWO if moved else None)
+        if moved:
+            await store.delete_ref("live", TWO)
+
+
+async def test_a_collection_leaves_what_is_needed_and_nothing_else(store):
+    publisher, made = Publisher(store, PublisherConfig(anchor_every=2, anchor_share=100)), []
+    for number in range(6):  # full: v0 and v3
+        codes = np.arange(500, dtype=np.uint16)
+        codes[: 9 * number] += number
+        weights = {"w": WeightArray("U16", (500,), codes.view(np.uint8))}
+        base = made[-1] if made else None
+        made.append((await publisher.publish(number, weights, run="r", base=base, ref="candidate")).policy)
+    await pin(store, "first", made[0].hash)
+    await hold(store, "reader", made[4].hash)
+    found = await collect(store, CollectConfig(keep=1, grace_hours=0))
+    assert [policy.number for policy in found.gone] == [1, 2]
+    assert [policy.number for policy in found.reasons] == [5, 4, 3, 0]
+    assert found.kept.objects == len(await listed(store)) == 12  # v3 has a full snapshot too, v4 a delta from v0
+    findings = await verify(store, every=True)
+    assert (findings.problems, findings.rebuilt, findings.objects) == ([], 4, 6)
+    assert (await collect(store, CollectConfig(keep=1, grace_hours=0))).deleted.objects == 0
+
+
 async def test_a_ref_moves_only_from_where_it_is(store):
     assert await store.read_ref("live") is None
     await store.move_ref("live", None, ONE)
@@ -131,6 +259,10 @@ async def test_names_that_could_leave_the_store_are_refused(store, bad):
         store.move_ref(bad, None, ONE),
         store.get(bad),
         store.has(bad),
+        store.get_range(bad, 0, 1),
+        store.delete(bad),
+        store.delete_ref(bad, ONE),
+        store.delete_ref("live", bad),
         store.move_ref("live", None, bad),
     ):
         with pytest.raises(BadRequest):
@@ -161,8 +293,18 @@ async def test_large_objects_travel_in_parts_and_whole_ones_are_not_sent_again(s
     data = bytes(range(256)) * (12 << 12)  # 12 MB: three parts of at most 5 MB
     name = await store.put(data)
     assert await store.get(name) == data
-    monkeypatch.setattr(obstore, "put_async", None)  # a second transfer would fail
+    sent, put = [], obstore.put_async
+
+    async def counted(inside, path, *args, **kwargs):
+        sent.append(path)
+        return await put(inside, path, *args, **kwargs)
+
+    monkeypatch.setattr(obstore, "put_async", counted)
     assert await store.put(data) == name
+    assert sent == ["clock"]
+    store._config = store._config.model_copy(update={"renew_s": 0.0})
+    assert await store.put(data) == name  # old: sent again
+    assert sent[-1] == f"objects/{name[:2]}/{name[2:]}"
 
 
 async def test_of_two_publishers_one_wins(s3, tmp_path):
@@ -199,3 +341,69 @@ async def test_a_bucket_that_cannot_be_reached_or_does_not_exist_says_so(s3):
         await BucketStore(missing).put(b"x")
     with pytest.raises(BadConfig, match=r"weights\.url"):
         BucketStore(BucketConfig(url="ftp://somewhere"))
+
+
+@pytest.fixture
+def plain_bucket():
+    return BucketStore(BucketConfig(url="memory:///"), inside=obstore.store.MemoryStore())
+
+
+async def test_in_a_bucket_an_object_that_is_put_while_it_is_deleted_is_there_afterwards(plain_bucket, monkeypatch):
+    """The collector has looked at the old object and is about to delete it; the publisher relies on it just then."""
+    store, data = plain_bucket, b"relied on"
+    name = await store.put(data)
+    old = (await listed(store))[name]
+    delete, publishers = obstore.delete_async, []
+
+    async def late(inside, path):
+        if path.startswith("objects/"):
+            publishers.append(asyncio.create_task(store.put(data)))
+            await asyncio.sleep(0.05)
+            assert not publishers[0].done()  # it saw the mark
+        return await delete(inside, path)
+
+    monkeypatch.setattr(obstore, "delete_async", late)
+    assert await store.delete(name, old.stamp)
+    assert await publishers[0] == name
+    assert await store.get(name) == data
+
+
+async def test_in_a_bucket_a_ref_that_is_made_while_it_is_deleted_is_there_afterwards(plain_bucket, monkeypatch):
+    store = plain_bucket
+    await store.move_ref("live", None, ONE)
+    delete, movers = obstore.delete_async, []
+
+    async def late(inside, path):
+        assert await store.read_ref("live") is None
+        assert await store.refs() == {}
+        movers.append(asyncio.create_task(store.move_ref("live", None, TWO)))
+        await asyncio.sleep(0.05)
+        return await delete(inside, path)
+
+    monkeypatch.setattr(obstore, "delete_async", late)
+    await store.delete_ref("live", ONE)
+    await movers[0]
+    assert await store.read_ref("live") == TWO
+
+
+async def test_in_a_bucket_the_marks_of_a_killed_collector_do_not_hold_for_ever(plain_bucket, monkeypatch):
+    store, delete = plain_bucket, obstore.delete_async
+    name = await store.put(b"x")
+    await store.move_ref("live", None, ONE)
+
+    async def killed(*_):
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(obstore, "delete_async", killed)
+    for work in (store.delete(name), store.delete_ref("live", ONE)):
+        with pytest.raises(asyncio.CancelledError):
+            await work
+    monkeypatch.setattr(obstore, "delete_async", delete)
+    for work in (store.put(b"x"), store.move_ref("live", None, TWO)):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.05)
+    monkeypatch.setattr("ostinato.publish.condemned.OBEYED_S", 0.0)
+    await asyncio.wait_for(store.put(b"x"), 2)
+    await asyncio.wait_for(store.move_ref("live", None, TWO), 2)
+    assert await store.read_ref("live") == TWO
+    assert await store.get(name) == b"x"

@@ -88,7 +88,10 @@ class WeightStore(Protocol):
         ...
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        """A part of an object, NOT verified: the caller knows what it must be. Raises NotFound, or Corrupt if it is shorter."""
+        """A part of an object, `length` bytes from `start`; not verified: the caller checks them.
+
+        Raises NotFound; Corrupt if the object is shorter; BadRequest for a negative start or length.
+        """
         ...
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:

@@ -27,7 +27,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 async def show_version(config: Config, name: str, console: Console) -> None:
     """What one version is made of. Raises NotFound."""
-    manifest = await _find(config, name)
+    manifest = await find_version(config, name)
     table = Table(show_header=False, box=None, pad_edge=False)
     codecs: dict[str, tuple[int, int]] = {}
     for chunk in (chunk for tensor in manifest.tensors for chunk in tensor.chunks):
@@ -53,7 +53,7 @@ async def diff_versions(config: Config, one: str, other: str, html: Path | None,
     """Which elements changed from one version to the other, per layer. Raises NotFound, BadRequest."""
     follower = app.Follower(app.open_store(config), config.follow)
     with console.status("fetching both versions"):
-        policies = [(await _find(config, name)).policy for name in (one, other)]
+        policies = [(await find_version(config, name)).policy for name in (one, other)]
         old, new = [await follower.fetch(policy) for policy in policies]
         changes = await asyncio.to_thread(compare, old, new)
     title = f"{_name(policies[0])} → {_name(policies[1])}"
@@ -87,8 +87,8 @@ def picture(changes: Sequence[Change]) -> list[Text]:
     return lines
 
 
-async def _find(config: Config, name: str) -> Manifest:
-    """The version that a ref, a number (v12), or the first digits of a root stand for."""
+async def find_version(config: Config, name: str) -> Manifest:
+    """The version that a ref, a number (v12), or the first digits of a root stand for. Raises NotFound, BadRequest."""
     store = app.open_store(config)
     manifests, refs = Manifests(store), await store.refs()
     if name in refs:

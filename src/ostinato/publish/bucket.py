@@ -1,7 +1,8 @@
 """The weight store in a bucket: S3, Google Cloud Storage or Azure Blob Storage by URL, through obstore.
 
 The layout is the directory's: ``objects/ab/cdef...`` and ``refs/live``. Refs move by conditional writes (If-Match, If-None-Match), so
-publishers on different continents need no lock. Nothing here trusts the bucket: bytes are hashed after every read.
+publishers on different continents need no lock; each holds its hash and a random word, so that no two writes are alike. What is about
+to be deleted is marked (see `condemned`). Nothing here trusts the bucket: bytes are hashed after every read.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Generator
-from typing import Any, Final
+import re
+import uuid
+from collections.abc import AsyncIterator, Generator
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import obstore
 from obstore import exceptions as errors
@@ -18,10 +22,13 @@ from obstore.store import from_url
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
+from ostinato.publish.condemned import OBEYED_S, Condemned
 from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
-from ostinato.publish.store import MAX_OBJECT_BYTES
+from ostinato.publish.store import MAX_OBJECT_BYTES, ListedObject, ListedRef, check_range
 
 _REF_BYTES: Final = 200
+_REF: Final = re.compile(r"([0-9a-f]{64}|deleted)(?: [0-9a-f]{32})?")
+_LOST: Final = (errors.PreconditionError, errors.AlreadyExistsError, FileExistsError)
 
 
 class BucketConfig(BaseModel, frozen=True, extra="forbid"):
@@ -37,9 +44,23 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
     parallel: int = Field(default=8, ge=1, le=64, description="Parts under way at once.")
     timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request.")
     retries: int = Field(default=10, ge=0, description="Attempts after a failed request, further and further apart.")
+    renew_s: float = Field(
+        default=3600.0,
+        ge=0,
+        description="An object that is there and older than this is sent again, so that no collection takes it meanwhile.",
+    )
     options: dict[str, str] = Field(
         default_factory=dict, description="obstore's own settings, such as aws_region or aws_endpoint."
     )
+
+
+class _Ref(NamedTuple):
+    """A ref as read: its hash (None if it is not there or being deleted), its text, and what a condition names."""
+
+    value: str | None
+    text: str
+    tag: str | None
+    modified: datetime | None
 
 
 class BucketStore:
@@ -60,27 +81,25 @@ class BucketStore:
     def __init__(self, config: BucketConfig, *, inside: Any = None) -> None:
         self.url, self._config = config.url, config
         self._store = inside if inside is not None else _open(config)
+        self._condemned = Condemned(self._store)
+
+    @property
+    def renews_s(self) -> float:
+        return self._config.renew_s
 
     async def put(self, data: bytes | memoryview) -> str:
-        """Store bytes under their hash and return it; what is there whole is not sent again."""
+        """Store bytes under their hash and return it; what is there whole, and not old, is not sent again."""
         view = memoryview(data).cast("B")
         if view.nbytes > MAX_OBJECT_BYTES:
             raise TooLarge(f"an object of {view.nbytes} bytes; the limit is {MAX_OBJECT_BYTES}: split it", field="data")
         name = await asyncio.to_thread(hash_of, view)
         path = _object(name)
         with self._refusals(f"writing object {name}"):
-            if await self._is_whole(path, view):
-                return name
-            part = self._config.part_bytes
-            await obstore.put_async(
-                self._store,
-                path,
-                bytes(view),
-                use_multipart=view.nbytes > part,
-                chunk_size=part,
-                max_concurrency=self._config.parallel,
-            )
-        return name
+            while True:
+                if not await self._is_whole_and_young(path, view):
+                    await self._send(path, view)
+                if not await self._condemned.waited(name):
+                    return name
 
     async def get(self, hash: str) -> bytes:
         """The bytes with this hash, verified; large ones are read in parts. Raises NotFound or Corrupt."""
@@ -97,23 +116,50 @@ class BucketStore:
         return data
 
     async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        """A part of an object, not verified; large ones are read in parts. Raises NotFound, or Corrupt if the object is shorter."""
+        check_range(start, length)
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
-            data = await self._read_parts(path, start, length)
-        if len(data) != length:
-            raise Corrupt(f"object {hash} is shorter than {start + length} bytes")
-        return data
+            data = b""
+            try:
+                if length:  # no request can ask for nothing
+                    data = await self._read_parts(path, start, length)
+            except errors.GenericError:
+                if (await obstore.head_async(self._store, path))["size"] >= start + length:
+                    raise
+            else:
+                size = start + len(data) if length else (await obstore.head_async(self._store, path))["size"]
+                if size >= start + length:
+                    return data
+        raise Corrupt(f"object {hash} ends before byte {start + length}. Restore it, or publish again")
 
     async def has(self, hash: str) -> bool:
-        """True if an object of this name is there; its bytes are not verified."""
         path = _object(check_hash(hash))
         with self._refusals(f"looking for object {hash}"):
-            try:
-                await obstore.head_async(self._store, path)
-            except FileNotFoundError:
-                return False
-        return True
+            return await self._head(path) is not None
+
+    async def delete(self, hash: str, stamp: str | None = None) -> bool:
+        path = _object(check_hash(hash))
+        clock = asyncio.get_running_loop().time
+        with self._refusals(f"deleting object {hash}"):
+            started, mark = clock(), await self._condemned.mark(hash)
+            meta = await self._head(path)  # after the mark: whoever puts the object from here on sees it and waits
+            wanted = meta is not None and stamp in (None, _stamp(meta["last_modified"]))
+            if wanted and clock() - started < OBEYED_S / 2:
+                await obstore.delete_async(self._store, path)
+            else:
+                wanted = False
+            await self._condemned.clear(mark)  # not after an error: the deletion may still be under way
+        return wanted
+
+    async def list_objects(self) -> AsyncIterator[ListedObject]:
+        with self._refusals("listing objects/"):
+            now = await self._condemned.now()
+            async for page in obstore.list(self._store, prefix="objects/", chunk_size=1000):
+                for item in page:
+                    name = str(item["path"]).removeprefix("objects/").replace("/", "")
+                    if is_hash(name):
+                        modified = item["last_modified"]
+                        yield ListedObject(name, item["size"], _age(modified, now), _stamp(modified))
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
         """Compare-and-swap by a conditional write; `old` None means the ref must not exist. Raises Conflict."""
@@ -123,42 +169,84 @@ class BucketStore:
         check_ref(ref)
         if old is None and (taken := await self._parent_or_child(ref)):
             raise Conflict(f"ref {ref} cannot be made: there is a ref {taken}")
-        now, tag = await self._at(ref)
-        if now != old:
-            raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}: another publisher moved it")
-        mode: Any = "create" if tag is None else {"e_tag": tag}
-        with self._refusals(f"moving ref {ref}"):
-            try:
-                await obstore.put_async(self._store, f"refs/{ref}", new.encode() + b"\n", mode=mode)
-            except (errors.PreconditionError, errors.AlreadyExistsError, FileExistsError) as error:
-                # a write whose answer got lost is repeated below us and then refused: it has happened all the same
-                if (await self._at(ref))[0] != new:
-                    raise Conflict(f"ref {ref} moved meanwhile: another publisher was faster") from error
+        at = await self._at(ref)
+        if at.value != old:
+            raise Conflict(
+                f"ref {ref} is at {at.value or 'nothing'}, not at {old or 'nothing'}: another publisher moved it"
+            )
+        if at.value is None and at.tag is not None:
+            at = await self._after_deletion(ref)
+        await self._exchange(ref, at, new)
 
     async def read_ref(self, ref: str) -> str | None:
         """The hash that a ref points to, or None. Raises Corrupt if the ref does not hold a hash."""
-        return (await self._at(check_ref(ref)))[0]
+        return (await self._at(check_ref(ref))).value
 
     async def refs(self) -> dict[str, str]:
         """Every ref and the hash that it points to, sorted by name."""
-        names = await self._list("refs/")
-        values = await asyncio.gather(*(self.read_ref(name) for name in names))
-        return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        return {ref: at.value for ref, at in (await self._all_refs()).items() if at.value is not None}
+
+    async def list_refs(self) -> dict[str, ListedRef]:
+        with self._refusals("reading the bucket's clock"):
+            now = await self._condemned.now()
+        found: dict[str, ListedRef] = {}
+        for ref, at in (await self._all_refs()).items():
+            if at.value is not None and at.modified is not None:
+                found[ref] = ListedRef(at.value, _age(at.modified, now), str(at.tag))
+        return found
+
+    async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
+        check_hash(old, "old")
+        at = await self._at(check_ref(ref))
+        if at.value != old or stamp not in (None, at.tag):
+            raise Conflict(
+                f"ref {ref} is at {at.value or 'nothing'}, not at {old}, or was moved again since it was listed"
+            )
+        await self._exchange(ref, at, "deleted")
+        with self._refusals(f"deleting ref {ref}"):  # nobody writes over the word before it is gone
+            await obstore.delete_async(self._store, f"refs/{ref}")
 
     # ------------------------------------------------------------ within
 
-    async def _at(self, ref: str) -> tuple[str | None, str | None]:
-        """What the ref holds and the tag that a conditional write names; None and None without it."""
+    async def _at(self, ref: str) -> _Ref:
         with self._refusals(f"reading ref {ref}"):
             try:
                 found = await obstore.get_async(self._store, f"refs/{ref}")
             except FileNotFoundError:
-                return None, None
+                return _Ref(None, "", None, None)
             data = bytes(await found.bytes_async()) if found.meta["size"] <= _REF_BYTES else b""
-        value = data.decode("ascii", "replace").strip()
-        if not is_hash(value):
-            raise Corrupt(f"ref {ref} holds {value[:80]!r}, which is not a hash. Delete it, or move it by hand")
-        return value, found.meta["e_tag"]
+        text = data.decode("ascii", "replace").strip()
+        if (match := _REF.fullmatch(text)) is None:
+            raise Corrupt(f"ref {ref} holds {text[:80]!r}, which is not a hash. Delete it, or move it by hand")
+        value = match[1] if is_hash(match[1]) else None
+        return _Ref(value, text, found.meta["e_tag"], found.meta["last_modified"])
+
+    async def _exchange(self, ref: str, at: _Ref, word: str) -> None:
+        """Write `word` over what was read. Raises Conflict if the ref is not there any more as it was read."""
+        mode: Any = "create" if at.tag is None else {"e_tag": at.tag}
+        text = f"{word} {uuid.uuid4().hex}"
+        with self._refusals(f"moving ref {ref}"):
+            try:
+                await obstore.put_async(self._store, f"refs/{ref}", text.encode() + b"\n", mode=mode)
+            except _LOST as error:
+                # a write whose answer got lost is repeated below us and then refused: it has happened all the same
+                if (await self._at(ref)).text != text:
+                    raise Conflict(f"ref {ref} moved meanwhile: another publisher was faster") from error
+
+    async def _after_deletion(self, ref: str) -> _Ref:
+        """The ref once its deletion is through. If whoever deleted it died, it is free to be written over."""
+        while True:
+            at = await self._at(ref)
+            if at.value is not None or at.modified is None:
+                return at
+            with self._refusals(f"waiting for ref {ref} to be deleted"):
+                if await self._condemned.is_old(at.modified):
+                    return at
+            await asyncio.sleep(0.2)
+
+    async def _all_refs(self) -> dict[str, _Ref]:
+        names = await self._list("refs/")
+        return dict(zip(names, await asyncio.gather(*(self._at(name) for name in names)), strict=True))
 
     async def _list(self, prefix: str) -> list[str]:
         with self._refusals(f"listing {prefix}"):
@@ -184,25 +272,41 @@ class BucketStore:
             async with gate:
                 length = min(part, size - at)
                 data = await obstore.get_range_async(self._store, path, start=start + at, length=length)
-                if len(data) != length:
-                    raise Corrupt(f"object {path} is shorter than {start + size} bytes")
                 room[at : at + length] = bytes(data)
 
+        if (await obstore.head_async(self._store, path))["size"] < start + size:
+            return b""
         async with asyncio.TaskGroup() as group:
             for at in range(0, size, part):
                 group.create_task(fetch(at))
         return bytes(room)
 
-    async def _is_whole(self, path: str, data: memoryview) -> bool:
-        """True if the bucket says, by size and MD5 tag, that it holds just this. Where tags are no MD5 the object is sent again."""
+    async def _send(self, path: str, data: memoryview) -> None:
+        part = self._config.part_bytes
+        await obstore.put_async(
+            self._store,
+            path,
+            bytes(data),
+            use_multipart=data.nbytes > part,
+            chunk_size=part,
+            max_concurrency=self._config.parallel,
+        )
+
+    async def _head(self, path: str) -> Any:
         try:
-            meta = await obstore.head_async(self._store, path)
+            return await obstore.head_async(self._store, path)
         except FileNotFoundError:
+            return None
+
+    async def _is_whole_and_young(self, path: str, data: memoryview) -> bool:
+        """True if the bucket says, by size and MD5 tag, that it holds just this. Where tags are no MD5 the object is sent again."""
+        meta = await self._head(path)
+        tag = (meta["e_tag"] or "").strip('"') if meta else ""
+        if meta is None or meta["size"] != data.nbytes or len(tag) < 32:
             return False
-        tag = (meta["e_tag"] or "").strip('"')
-        if meta["size"] != data.nbytes or len(tag) < 32:
+        if tag != await asyncio.to_thread(_tag, data, self._config.part_bytes):
             return False
-        return tag == await asyncio.to_thread(_tag, data, self._config.part_bytes)
+        return _age(meta["last_modified"], await self._condemned.now()) < self._config.renew_s
 
     @contextlib.contextmanager
     def _refusals(self, doing: str, missing: str = "") -> Generator[None]:
@@ -239,6 +343,14 @@ def _open(config: BucketConfig) -> Any:
 
 def _object(hash: str) -> str:
     return f"objects/{hash[:2]}/{hash[2:]}"
+
+
+def _age(modified: datetime, now: datetime) -> float:
+    return max(0.0, (now - modified).total_seconds())
+
+
+def _stamp(modified: datetime) -> str:
+    return modified.isoformat()
 
 
 def _tag(data: memoryview, part: int) -> str:

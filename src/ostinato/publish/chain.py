@@ -88,9 +88,10 @@ class Manifests:
         return hash, manifest
 
     async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """A manifest and its ancestors, newest first, as far as they are kept: nothing before a full snapshot has to be."""
-        at, needed = hash, True
-        while True:
+        """A manifest and its ancestors, newest first. It may end at a full snapshot: what lies before may have been collected."""
+        at: str | None = hash
+        needed = True
+        while at is not None:
             try:
                 manifest = await self.read(at)
             except NotFound:
@@ -98,9 +99,8 @@ class Manifests:
                     raise
                 return
             yield at, manifest
-            if manifest.parent is None:
-                return
-            at, needed = manifest.parent, manifest.links > 0
+            needed = needed and manifest.links > 0
+            at = manifest.parent
 
 
 async def rebuild(store: WeightStore, manifests: Manifests, hash: str, known: Known, max_bytes: int) -> Loaded:

@@ -76,7 +76,7 @@ async def _reach(
     lengths: dict[str, int | None],
     findings: Findings,
 ) -> None:
-    """Verify the manifests from `start` back to the first that was seen, and their objects."""
+    """Verify the manifests from `start` back to a full snapshot or to the first that was seen, and their objects."""
     async for hash, manifest in manifests.walk(start):
         if hash in seen:
             return
@@ -86,6 +86,8 @@ async def _reach(
                 await _check_objects(store, way, await manifests.read(way), lengths, findings)
             except OstinatoError as error:
                 findings.problems.append(f"version {manifest.policy}: {error}")
+        if manifest.links == 0:
+            return
 
 
 async def _check_objects(

@@ -12,7 +12,7 @@ from typing import Any
 from ostinato.core.errors import NotFound
 from ostinato.core.records import Weights
 from ostinato.publish.content import ITEMSIZES
-from ostinato.publish.store import storage_refusals
+from ostinato.publish.disk import storage_refusals
 
 
 def write_model(weights: Weights, directory: Path, files: Sequence[Path], notes: Mapping[str, str]) -> Path:

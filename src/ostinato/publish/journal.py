@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ostinato.core.records import PolicyVersion
 from ostinato.publish.content import hash_of
+from ostinato.publish.disk import Disk, storage_refusals
 from ostinato.publish.manifest import canonical
-from ostinato.publish.store import Disk, storage_refusals
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ Layout::
     objects/ab/cdef...   bytes whose BLAKE3-256 is abcdef...
     refs/live            64 hex digits
     tmp/                 files that are being written
-    refs.lock, tmp.lock  locks between processes; a killed process lets go of them
+    *.lock               locks between processes; a killed process lets go of them
 
 Every write is: temporary file in the same file system, fsync, rename, fsync of the directory. Whoever is killed, at any
 instant, leaves whole objects and whole refs. An object store behind the same seam replaces this file at scale.
@@ -15,58 +15,90 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
-import itertools
 import os
-from collections.abc import Generator
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound, StorageFull, TooLarge
+from ostinato.core.errors import BadRequest, Conflict, Corrupt, NotFound, TooLarge
 from ostinato.core.seams import WeightStore
 from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
+from ostinato.publish.disk import Disk, Files, stamp_of, storage_refusals
 
 MAX_OBJECT_BYTES: Final = 1 << 30
 """No object is larger; a reader refuses a larger file before reading it."""
 
-_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS})
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object as a listing saw it: its size, its age by the store's own clock, and a stamp that changes when it is put again.
+
+    Example: ``ListedObject(hash="9f3a...", bytes=4_300_000, age_s=90_000.0, stamp="1760000000000000000.77")``
+    """
+
+    hash: str
+    bytes: int
+    age_s: float
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRef:
+    """A ref as a listing saw it: the hash that it points to, the seconds since it was last moved there, and its stamp."""
+
+    value: str
+    age_s: float
+    stamp: str
 
 
 class RefStore(WeightStore, Protocol):
-    """A weight store that can also list its refs and say whether it has an object: what checking and listing need."""
+    """A weight store that can also list what it has, read parts and delete: what checking, listing and collecting need.
+
+    Ages are measured with the store's own clock; a reader's clock decides nothing. They are never negative.
+    """
+
+    @property
+    def renews_s(self) -> float:
+        """`put` makes an object that is there already young again, if it is older than this."""
+        ...
 
     async def has(self, hash: str) -> bool:
         """True if an object of this name is there; its bytes are not verified."""
+        ...
+
+    async def delete(self, hash: str, stamp: str | None = None) -> bool:
+        """Remove an object; with `stamp`, only if it was not put again since the listing that gave the stamp.
+
+        True if it was removed; False if it stays or was not there, which is no error.
+        """
+        ...
+
+    def list_objects(self) -> AsyncIterator[ListedObject]:
+        """Every object, in no order. What is put or deleted meanwhile may or may not be among them."""
         ...
 
     async def refs(self) -> dict[str, str]:
         """Every ref and the hash that it points to, sorted by name."""
         ...
 
+    async def list_refs(self) -> dict[str, ListedRef]:
+        """Like `refs`, with ages and stamps."""
+        ...
 
-class Disk:
-    """The system calls of a durable write, one method each, so that a test can make any of them fail."""
+    async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
+        """Compare-and-delete: only from `old`, and only if it was not moved (even to the same hash) since `stamp` was listed.
 
-    def create(self, path: Path) -> int:
-        """A new file, open for writing; it must not exist."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        Raises Conflict.
+        """
+        ...
 
-    def write(self, fd: int, data: memoryview) -> int:
-        """Write some of `data`; returns how much."""
-        return os.write(fd, data)
 
-    def fsync(self, fd: int) -> None:
-        """Force a file or directory to the device."""
-        os.fsync(fd)
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Put `source` in the place of `target`, atomically."""
-        os.replace(source, target)
-
-    def mkdir(self, path: Path) -> None:
-        """Make one directory; it may exist."""
-        path.mkdir(exist_ok=True)
+def check_range(start: int, length: int) -> None:
+    """Refuse what is no part of an object. Raises BadRequest."""
+    if start < 0 or not 0 <= length <= MAX_OBJECT_BYTES:
+        raise BadRequest(f"bytes {start} to {start + length} are no part of an object", field="length")
 
 
 class DirectoryStore:
@@ -84,13 +116,16 @@ class DirectoryStore:
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self._root = root
-        self._disk = disk or Disk()
-        self._serial = itertools.count()
+        self._files = Files(root, disk or Disk())
         with storage_refusals(f"making the store in {root}"):
             root.mkdir(parents=True, exist_ok=True)
             for name in ("objects", "refs", "tmp"):
-                self._directory(root / name)
-            self._clear_leftovers()
+                self._files.directory(root / name)
+            self._files.clear_leftovers()
+
+    @property
+    def renews_s(self) -> float:
+        return 0.0
 
     async def put(self, data: bytes | memoryview) -> str:
         """Store bytes durably under their hash and return it. An object that rotted on disk is written anew."""
@@ -100,12 +135,24 @@ class DirectoryStore:
         """The bytes with this hash, verified. Raises NotFound or Corrupt."""
         return await asyncio.to_thread(self._get, check_hash(hash))
 
-    async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        """A part of an object, not verified. Raises NotFound, or Corrupt if the object is shorter."""
-        return await asyncio.to_thread(self._get_range, check_hash(hash), start, length)
-
     async def has(self, hash: str) -> bool:
         return await asyncio.to_thread(self._object(check_hash(hash)).is_file)
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        return await asyncio.to_thread(self._get_range, check_hash(hash), start, length)
+
+    async def delete(self, hash: str, stamp: str | None = None) -> bool:
+        path = self._object(check_hash(hash))
+        with storage_refusals(f"deleting object {hash}"):
+            return await asyncio.to_thread(self._files.remove, path, stamp)
+
+    async def list_objects(self) -> AsyncIterator[ListedObject]:
+        with storage_refusals(f"reading the clock of {self._root}"):
+            now = await asyncio.to_thread(self._files.now)
+        for directory in await asyncio.to_thread(lambda: sorted((self._root / "objects").iterdir())):
+            for listed in await asyncio.to_thread(self._list_directory, directory, now):
+                yield listed
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
         """Compare-and-swap across processes; `old` None means the ref must not exist. Raises Conflict.
@@ -123,7 +170,17 @@ class DirectoryStore:
         return await asyncio.to_thread(self._read_ref, check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
-        return await asyncio.to_thread(self._refs)
+        listed = await asyncio.to_thread(
+            self._list_refs, 0
+        )  # needs no clock, so a store that cannot be written is listed too
+        return {ref: found.value for ref, found in listed.items()}
+
+    async def list_refs(self) -> dict[str, ListedRef]:
+        with storage_refusals(f"reading the clock of {self._root}"):
+            return await asyncio.to_thread(lambda: self._list_refs(self._files.now()))
+
+    async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
+        await asyncio.to_thread(self._delete_ref, check_ref(ref), check_hash(old, "old"), stamp)
 
     # ------------------------------------------------------------ objects
 
@@ -137,10 +194,12 @@ class DirectoryStore:
         name = hash_of(data)
         path = self._object(name)
         with storage_refusals(f"writing object {name}"):
-            self._directory(path.parent)
-            if not self._is_whole(path, name, size):
-                self._write(path, data)
-            self._sync_directory(path.parent)  # also when it was there: whoever renamed it may have died before this
+            self._files.directory(path.parent)
+            if not self._files.renew(path) or not self._is_whole(path, name, size):
+                self._files.write(path, data)
+            self._files.sync_directory(
+                path.parent
+            )  # also when it was there: whoever renamed it may have died before this
         return name
 
     def _is_whole(self, path: Path, name: str, size: int) -> bool:
@@ -168,15 +227,27 @@ class DirectoryStore:
     def _get_range(self, name: str, start: int, length: int) -> bytes:
         try:
             with self._object(name).open("rb") as file:
+                short = os.fstat(file.fileno()).st_size < start + length
                 file.seek(start)
-                data = file.read(length)
-        except FileNotFoundError:
+                data = b"" if short else file.read(length)
+        except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"object {name} is not in the weight store", field="hash") from None
         except OSError as error:
             raise Corrupt(f"object {name} cannot be read: {error}") from error
-        if len(data) != length:
-            raise Corrupt(f"object {name} is shorter than {start + length} bytes")
+        if short or len(data) < length:
+            raise Corrupt(f"object {name} ends before byte {start + length}. Restore it, or publish again")
         return data
+
+    def _list_directory(self, directory: Path, now: int) -> list[ListedObject]:
+        found: list[ListedObject] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+            for entry in entries:
+                name = directory.name + entry.name
+                with contextlib.suppress(FileNotFoundError):  # another collector was faster
+                    if is_hash(name) and entry.is_file(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        found.append(ListedObject(name, stat.st_size, _age(stat, now), stamp_of(stat)))
+        return found
 
     # ------------------------------------------------------------ refs
 
@@ -193,24 +264,43 @@ class DirectoryStore:
 
     def _move_ref(self, ref: str, old: str | None, new: str) -> None:
         path = self._root / "refs" / ref
-        with storage_refusals(f"moving ref {ref}"), self._locked("refs.lock", fcntl.LOCK_EX):
+        with storage_refusals(f"moving ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
             now = self._read_ref(ref)
             if now != old:
                 raise Conflict(
                     f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide anew"
                 )
             try:
-                self._directory(path.parent)
+                self._files.directory(path.parent)
                 if path.is_dir():
                     raise Conflict(f"ref {ref} cannot be made: other refs live under {ref}/")
-                self._write(path, new.encode() + b"\n")
+                self._files.write(path, new.encode() + b"\n")
             except (FileExistsError, NotADirectoryError) as error:
                 raise Conflict(f"ref {ref} cannot be made: a ref has the name of one of its parents") from error
             try:
-                self._sync_directory(path.parent)
+                self._files.sync_directory(path.parent)
             except OSError:
                 self._undo(path, old)
                 raise
+
+    def _delete_ref(self, ref: str, old: str, stamp: str | None) -> None:
+        path = self._root / "refs" / ref
+        with storage_refusals(f"deleting ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
+            if (now := self._read_ref(ref)) != old:
+                raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old}; read it again and decide anew")
+            try:
+                removed = self._files.remove(path, stamp)
+            except OSError:
+                if not path.exists():
+                    self._undo(path, old)
+                raise
+            if not removed:
+                raise Conflict(f"ref {ref} was moved to {old} again since it was listed")
+            for parent in path.parents:  # an empty directory would stand in the way of a ref of its name
+                if parent == self._root / "refs":
+                    break
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
 
     def _undo(self, path: Path, old: str | None) -> None:
         """Best effort on a failing disk: the caller is told that the ref did not move."""
@@ -218,77 +308,21 @@ class DirectoryStore:
             if old is None:
                 path.unlink()
             else:
-                self._write(path, old.encode() + b"\n")
+                self._files.write(path, old.encode() + b"\n")
 
-    def _refs(self) -> dict[str, str]:
+    def _list_refs(self, now: int) -> dict[str, ListedRef]:
         base = self._root / "refs"
-        found: dict[str, str] = {}
-        for path in sorted(base.rglob("*")):
-            if path.is_file() and (value := self._read_ref(path.relative_to(base).as_posix())) is not None:
-                found[path.relative_to(base).as_posix()] = value
+        paths = sorted(Path(directory) / name for directory, _, names in os.walk(base) for name in names)
+        found: dict[str, ListedRef] = {}
+        for path in paths:
+            ref = path.relative_to(base).as_posix()
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                stat = path.stat()  # before its value: an old stamp deletes nothing
+                if (value := self._read_ref(ref)) is not None:
+                    found[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))
         return found
 
-    # ------------------------------------------------------------ durable files
 
-    def _write(self, path: Path, data: bytes | memoryview) -> None:
-        """Temporary file, fsync, rename. The caller syncs the directory."""
-        with self._locked("tmp.lock", fcntl.LOCK_SH):
-            temporary = self._root / "tmp" / f"{os.getpid()}-{id(self):x}-{next(self._serial)}"
-            fd = self._disk.create(temporary)
-            try:
-                try:
-                    rest = memoryview(data).cast("B")
-                    while rest:
-                        rest = rest[self._disk.write(fd, rest) :]
-                    self._disk.fsync(fd)
-                finally:
-                    os.close(fd)
-                self._disk.rename(temporary, path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
-                raise
-
-    def _directory(self, path: Path) -> None:
-        """Make `path` and the parents that are missing; each is durable in its parent."""
-        if path.is_dir():
-            return
-        if not path.parent.exists():
-            self._directory(path.parent)
-        self._disk.mkdir(path)
-        self._sync_directory(path.parent)
-
-    def _sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._disk.fsync(fd)
-        finally:
-            os.close(fd)
-
-    @contextlib.contextmanager
-    def _locked(self, name: str, how: int) -> Generator[None]:
-        fd = os.open(self._root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, how)
-            yield
-        finally:
-            os.close(fd)  # lets go of the lock
-
-    def _clear_leftovers(self) -> None:
-        """Delete what killed writers left in tmp/, if no writer is at work anywhere."""
-        with contextlib.suppress(BlockingIOError), self._locked("tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
-            for path in (self._root / "tmp").iterdir():
-                path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def storage_refusals(doing: str) -> Generator[None]:
-    """A disk that refuses becomes StorageFull; other OS errors stay what they are."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _REFUSED or isinstance(error, StorageFull):
-            raise
-        raise StorageFull(
-            f"{doing}: {os.strerror(error.errno or 0)}. Nothing was acknowledged; free some space and try again"
-        ) from error
+def _age(stat: os.stat_result, now: int) -> float:
+    """Seconds; a file from the future is new."""
+    return max(0.0, (now - stat.st_mtime_ns) / 1e9)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.seams import WeightStore
-from ostinato.publish.store import Disk
+from ostinato.publish.disk import Disk
 
 
 class FaultyDisk(Disk):
@@ -62,6 +62,16 @@ class FaultyDisk(Disk):
         if self._fails("mkdir", path):
             raise self._fail()
         super().mkdir(path)
+
+    def touch(self, path: Path) -> None:
+        if self._fails("touch", path):
+            raise self._fail()
+        super().touch(path)
+
+    def unlink(self, path: Path) -> None:
+        if self._fails("unlink", path):
+            raise self._fail()
+        super().unlink(path)
 
 
 def _kind_of(fd: int) -> str:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import AsyncIterator
+
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.publish.content import check_hash, check_ref, hash_of
+from ostinato.publish.store import ListedObject, ListedRef, check_range
 
 
 class MemoryStore:
-    """A `WeightStore` for tests. `objects` and `links` may be read and damaged by a test.
+    """A `RefStore` for tests. `objects` and `links` may be read and damaged by a test; `now` is its clock, in seconds.
 
-    Example: ``store = MemoryStore(); name = await store.put(b"x"); store.objects[name] = b"rotten"``
+    Example: ``store = MemoryStore(); name = await store.put(b"x"); store.objects[name] = b"rotten"; store.now += 86_400``
     """
+
+    renews_s = 0.0
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.links: dict[str, str] = {}
+        self.now = 0.0
+        self._times: dict[str, tuple[float, int]] = {}  # of objects and refs: when, and which write it was
+        self._writes = itertools.count()
 
     async def put(self, data: bytes | memoryview) -> str:
         name = hash_of(data)
         self.objects[name] = bytes(data)
+        self._touch(name)
         return name
 
     async def get(self, hash: str) -> bytes:
@@ -29,16 +39,27 @@ class MemoryStore:
             raise Corrupt(f"object {hash} does not have the bytes that its name promises")
         return data
 
-    async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        if check_hash(hash) not in self.objects:
-            raise NotFound(f"object {hash} is not in the weight store", field="hash")
-        part = self.objects[hash][start : start + length]
-        if len(part) != length:
-            raise Corrupt(f"object {hash} is shorter than {start + length} bytes")
-        return part
-
     async def has(self, hash: str) -> bool:
         return check_hash(hash) in self.objects
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        if check_hash(hash) not in self.objects:
+            raise NotFound(f"object {hash} is not in the weight store", field="hash")
+        if len(self.objects[hash]) < start + length:
+            raise Corrupt(f"object {hash} ends before byte {start + length}")
+        return self.objects[hash][start : start + length]
+
+    async def delete(self, hash: str, stamp: str | None = None) -> bool:
+        if check_hash(hash) not in self.objects or (stamp is not None and stamp != self._stamp(hash)):
+            return False
+        del self.objects[hash]
+        return True
+
+    async def list_objects(self) -> AsyncIterator[ListedObject]:
+        now = self.now
+        for name, data in list(self.objects.items()):
+            yield ListedObject(name, len(data), self._age(name, now), self._stamp(name))
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
         check_hash(new, "new")
@@ -50,9 +71,33 @@ class MemoryStore:
         if any(name.startswith(f"{ref}/") or ref.startswith(f"{name}/") for name in self.links):
             raise Conflict(f"ref {ref} cannot be made: it would be both a ref and the parent of one")
         self.links[ref] = new
+        self._touch(ref)
 
     async def read_ref(self, ref: str) -> str | None:
         return self.links.get(check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
         return dict(sorted(self.links.items()))
+
+    async def list_refs(self) -> dict[str, ListedRef]:
+        return {
+            ref: ListedRef(value, self._age(ref, self.now), self._stamp(ref))
+            for ref, value in sorted(self.links.items())
+        }
+
+    async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
+        now = self.links.get(check_ref(ref))
+        if now != check_hash(old, "old"):
+            raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old}")
+        if stamp is not None and stamp != self._stamp(ref):
+            raise Conflict(f"ref {ref} was moved to {old} again since it was listed")
+        del self.links[ref]
+
+    def _touch(self, name: str) -> None:
+        self._times[name] = (self.now, next(self._writes))
+
+    def _age(self, name: str, now: float) -> float:
+        return max(0.0, now - self._times.get(name, (0.0, 0))[0])
+
+    def _stamp(self, name: str) -> str:
+        return str(self._times.get(name, (0.0, 0))[1])

@@ -32,7 +32,7 @@ async def test_an_object_that_was_there_is_synced_again_but_not_rewritten(tmp_pa
     await store.put(b"data")
     disk.calls.clear()
     await store.put(b"data")
-    assert [call for call, _ in disk.calls] == ["fsync"]
+    assert [call for call, _ in disk.calls] == ["touch", "fsync"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
@@ -80,7 +80,7 @@ def test_a_store_that_cannot_be_made_says_so(tmp_path):
 async def test_leftovers_of_a_killed_writer_are_cleared_but_not_those_of_a_live_one(tmp_path):
     store = DirectoryStore(tmp_path)
     (tmp_path / "tmp" / "123-1").write_bytes(b"half")
-    with store._locked("tmp.lock", module.fcntl.LOCK_SH):
+    with store._files.locked("tmp.lock", module.fcntl.LOCK_SH):
         DirectoryStore(tmp_path)
         assert (tmp_path / "tmp" / "123-1").exists()
     DirectoryStore(tmp_path)
@@ -115,3 +115,81 @@ async def test_an_object_that_is_not_a_file_is_corrupt(tmp_path):
     os.mkdir(path)
     with pytest.raises(Corrupt, match=name):
         await store.get(name)
+
+
+def aged(path, seconds):
+    then = path.stat().st_mtime_ns - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+async def listed(store):
+    return {found.hash: found async for found in store.list_objects()}
+
+
+async def test_ages_are_the_files_and_putting_or_moving_again_makes_young(tmp_path):
+    store = DirectoryStore(tmp_path)
+    name = await store.put(b"data")
+    await store.move_ref("live", None, ONE)
+    for path in (tmp_path / "objects" / name[:2] / name[2:], tmp_path / "refs" / "live"):
+        aged(path, 5000)
+    assert 4990 < (await listed(store))[name].age_s < 5100
+    assert 4990 < (await store.list_refs())["live"].age_s < 5100
+    await store.put(b"data")
+    await store.move_ref("live", ONE, ONE)
+    assert (await listed(store))[name].age_s < 60
+    assert (await store.list_refs())["live"].age_s < 60
+
+
+async def test_files_from_the_future_are_new_and_the_clock_leaves_nothing_behind(tmp_path):
+    store = DirectoryStore(tmp_path)
+    name = await store.put(b"data")
+    await store.move_ref("live", None, ONE)
+    for path in (tmp_path / "objects" / name[:2] / name[2:], tmp_path / "refs" / "live"):
+        aged(path, -5000)
+    assert (await listed(store))[name].age_s == 0
+    assert (await store.list_refs())["live"].age_s == 0
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+async def test_what_is_no_object_is_not_listed(tmp_path):
+    store = DirectoryStore(tmp_path)
+    name = await store.put(b"data")
+    for path in ("objects/README", "objects/zz/x", "objects/ab/" + "c" * 61, f"objects/{ONE[:2]}/{ONE[2:]}/x"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"?")
+    assert list(await listed(store)) == [name]
+
+
+async def test_a_deletion_is_durable_and_one_that_the_disk_refuses_changes_nothing(tmp_path):
+    disk = FaultyDisk()
+    store = DirectoryStore(tmp_path, disk)
+    name = await store.put(b"data")
+    await store.move_ref("x/live", None, ONE)
+    for nth in (1, 2):  # unlink, fsync of the directory
+        disk.fail_at = len(disk.calls) + nth
+        with pytest.raises(StorageFull, match="x/live"):
+            await store.delete_ref("x/live", ONE)
+        assert await store.read_ref("x/live") == ONE
+    disk.fail_at = len(disk.calls) + 1
+    with pytest.raises(StorageFull, match=name):
+        await store.delete(name)
+    assert await store.get(name) == b"data"
+    for work in (store.delete(name), store.delete_ref("x/live", ONE)):
+        disk.calls.clear()
+        await work
+        assert [call for call, _ in disk.calls] == ["unlink", "fsync"]
+
+
+async def test_an_object_of_somebody_else_is_written_anew(tmp_path):
+    """Whoever may not touch a file cannot make it young; a new one takes its place."""
+
+    class Foreign(FaultyDisk):
+        def touch(self, path):
+            raise PermissionError(errno.EPERM, "not yours")
+
+    disk = Foreign()
+    store = DirectoryStore(tmp_path, disk)
+    name = await store.put(b"data")
+    aged(tmp_path / "objects" / name[:2] / name[2:], 5000)
+    assert await store.put(b"data") == name
+    assert (await listed(store))[name].age_s < 60

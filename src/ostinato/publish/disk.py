@@ -1,0 +1,165 @@
+"""Durable files in a directory that many processes share: temporary file, fsync, rename, fsync of the directory.
+
+Whoever is killed, at any instant, leaves whole files. Locks are held by open files; a killed process lets go of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final
+
+from ostinato.core.errors import StorageFull
+
+_REFUSED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS})
+
+
+class Disk:
+    """The system calls of a durable change, one method each, so that a test can make any of them fail."""
+
+    def create(self, path: Path) -> int:
+        """A new file, open for writing; it must not exist."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Write some of `data`; returns how much."""
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        """Force a file or directory to the device."""
+        os.fsync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Put `source` in the place of `target`, atomically."""
+        os.replace(source, target)
+
+    def mkdir(self, path: Path) -> None:
+        """Make one directory; it may exist."""
+        path.mkdir(exist_ok=True)
+
+    def touch(self, path: Path) -> None:
+        """Set the file's time to now, by the clock of whoever keeps the file."""
+        os.utime(path)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; it must exist."""
+        path.unlink()
+
+
+class Files:
+    """Files under `root` that are written whole or not at all. `root` must hold `tmp/`."""
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self._root = root
+        self.disk = disk
+        self._serial = itertools.count()
+
+    def write(self, path: Path, data: bytes | memoryview) -> None:
+        """Temporary file, fsync, rename. The caller syncs the directory."""
+        with self.locked("tmp.lock", fcntl.LOCK_SH):
+            temporary = self._temporary()
+            fd = self.disk.create(temporary)
+            try:
+                try:
+                    rest = memoryview(data).cast("B")
+                    while rest:
+                        rest = rest[self.disk.write(fd, rest) :]
+                    self.disk.fsync(fd)
+                finally:
+                    os.close(fd)
+                with self.locked("ages.lock", fcntl.LOCK_SH):
+                    self.disk.rename(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
+
+    def renew(self, path: Path) -> bool:
+        """Make a file young, so that nobody who saw its old age removes it. False if it is not there or not ours to touch."""
+        try:
+            with self.locked("ages.lock", fcntl.LOCK_SH):
+                self.disk.touch(path)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return False
+        return True
+
+    def remove(self, path: Path, stamp: str | None) -> bool:
+        """Remove a file durably; with `stamp`, only if it was neither written nor renewed since. False if it stays or is not there."""
+        try:
+            with self.locked("ages.lock", fcntl.LOCK_EX):
+                if stamp is not None and stamp_of(path.stat()) != stamp:
+                    return False
+                self.disk.unlink(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        self.sync_directory(path.parent)
+        return True
+
+    def now(self) -> int:
+        """Nanoseconds, by the clock that gives files their times: that of a file made for this."""
+        with self.locked("tmp.lock", fcntl.LOCK_SH):
+            probe = self._temporary()
+            os.close(self.disk.create(probe))
+            try:
+                return probe.stat().st_mtime_ns
+            finally:
+                probe.unlink()
+
+    def directory(self, path: Path) -> None:
+        """Make `path` and the parents that are missing; each is durable in its parent."""
+        if path.is_dir():
+            return
+        if not path.parent.exists():
+            self.directory(path.parent)
+        self.disk.mkdir(path)
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make renames and removals in a directory durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.disk.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def locked(self, name: str, how: int) -> Generator[None]:
+        """Hold a lock between processes: `how` is LOCK_SH or LOCK_EX, with LOCK_NB to not wait."""
+        fd = os.open(self._root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, how)
+            yield
+        finally:
+            os.close(fd)  # lets go of the lock
+
+    def clear_leftovers(self) -> None:
+        """Delete what killed writers left in tmp/, if no writer is at work anywhere."""
+        with contextlib.suppress(BlockingIOError), self.locked("tmp.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for path in (self._root / "tmp").iterdir():
+                path.unlink(missing_ok=True)
+
+    def _temporary(self) -> Path:
+        return self._root / "tmp" / f"{os.getpid()}-{id(self):x}-{next(self._serial)}"
+
+
+def stamp_of(stat: os.stat_result) -> str:
+    """What changes whenever a file is written or renewed."""
+    return f"{stat.st_mtime_ns}.{stat.st_ino}"
+
+
+@contextlib.contextmanager
+def storage_refusals(doing: str) -> Generator[None]:
+    """A disk that refuses becomes StorageFull; other OS errors stay what they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED or isinstance(error, StorageFull):
+            raise
+        raise StorageFull(
+            f"{doing}: {os.strerror(error.errno or 0)}. Nothing was acknowledged; free some space and try again"
+        ) from error
