@@ -29,7 +29,8 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
 
     url: str = Field(
         default="",
-        description="s3://bucket/path, gs://bucket/path, az://container/path or a directory; empty: inside the run's directory.",
+        description="s3://bucket/path, gs://bucket/path, az://container/path, a relay (http://host:port, read only) or a directory; "
+        "empty: inside the run's directory.",
     )
     part_bytes: int = Field(
         default=1 << 24, ge=5 << 20, le=1 << 28, description="Larger objects travel in parts of this size, in parallel."
@@ -38,7 +39,8 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
     timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request.")
     retries: int = Field(default=10, ge=0, description="Attempts after a failed request, further and further apart.")
     options: dict[str, str] = Field(
-        default_factory=dict, description="obstore's own settings, such as aws_region or aws_endpoint."
+        default_factory=dict,
+        description="obstore's own settings, such as aws_region or aws_endpoint; for http(s): headers to send.",
     )
 
 

@@ -34,6 +34,9 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
         default=3, ge=1, le=64, description="How many versions stay in memory to build the next ones from."
     )
     interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
+    cache: Path | None = Field(
+        default=None, description="A directory of this engine alone that keeps objects it read, up to relay.max_bytes."
+    )
     max_bytes: int = Field(
         default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
     )

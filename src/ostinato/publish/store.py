@@ -92,6 +92,11 @@ class DirectoryStore:
                 self._directory(root / name)
             self._clear_leftovers()
 
+    @property
+    def root(self) -> Path:
+        """The directory that holds everything."""
+        return self._root
+
     async def put(self, data: bytes | memoryview) -> str:
         """Store bytes durably under their hash and return it. An object that rotted on disk is written anew."""
         return await asyncio.to_thread(self._put, data)

@@ -208,6 +208,19 @@ async def test_a_chain_or_route_that_contradicts_itself_is_refused():
     assert len(routes) == 2
 
 
+async def test_an_object_that_is_shorter_than_its_manifest_says_is_refused():
+    source, policies = await published(1)
+    _, manifest = await Manifests(source).of_root(policies[0].hash)
+    first, *rest = manifest.tensors
+    beyond = first.chunks[0].model_copy(update={"offset": 1 << 20})
+    tensors = (first.model_copy(update={"chunks": (beyond, *first.chunks[1:])}), *rest)
+    name = await source.put(stored(manifest.model_copy(update={"tensors": tensors})))
+    target = MemoryStore()
+    with pytest.raises(Corrupt, match=r"has \d+ bytes"):
+        await transfer(source, target, name)
+    assert target.links == {}
+
+
 async def test_what_does_not_exist_is_not_found():
     source, _ = await published(1)
     for version, error in (("nothing", NotFound), (hash_of(b"x"), NotFound), ("../x", BadRequest)):
