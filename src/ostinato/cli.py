@@ -234,6 +234,77 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
 
 
 @weights.command
+def pull(
+    url: str,
+    *,
+    ref: str = "live",
+    to: str | None = None,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    common: Common | None = None,
+) -> None:
+    """Copy a version from another store into the run's. Only what is missing travels; call it again after an interruption.
+
+    Parameters
+    ----------
+    url
+        s3://bucket/path, gs://..., az://..., http://relay:port or a directory.
+    ref
+        What to copy: a ref of the other store, or the hash of a version.
+    to
+        The ref that names it here afterwards (default: the same; none for a hash).
+    option
+        A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a header.
+    """
+    from ostinato.launch.transfers import pull as run
+
+    _run(run((common or Common()).load(), url, ref, to, option, console))
+
+
+@weights.command
+def push(
+    url: str,
+    *,
+    ref: str = "live",
+    to: str | None = None,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    common: Common | None = None,
+) -> None:
+    """Copy a version from the run's store into another. Only what is missing travels; call it again after an interruption.
+
+    Parameters
+    ----------
+    url
+        s3://bucket/path, gs://..., az://... or a directory.
+    ref
+        What to copy: a ref of the run, or the hash of a version.
+    to
+        The ref that names it there afterwards (default: the same; none for a hash).
+    option
+        A setting of the other store, as in --option aws_region=eu-west-1; may be repeated.
+    """
+    from ostinato.launch.transfers import push as run
+
+    _run(run((common or Common()).load(), url, ref, to, option, console))
+
+
+@weights.command
+def relay(*, listen: str | None = None, common: Common | None = None) -> None:
+    """Serve the run's weights to followers nearby: each object is fetched once, kept on disk, and served from there.
+
+    Followers set weights.url to the address that it prints. They verify everything, so they need not trust it; but whoever
+    reaches it can read the weights, so bind it to a private network.
+
+    Parameters
+    ----------
+    listen
+        HOST:PORT (default: relay.host and relay.port, 127.0.0.1:8330).
+    """
+    from ostinato.launch.transfers import relay as run
+
+    _run(run((common or Common()).load(), listen, console))
+
+
+@weights.command
 def replay(common: Common | None = None) -> None:
     """Train again from the log alone and compare every version bit for bit with what was published."""
     from ostinato.launch.weights import replay_run
