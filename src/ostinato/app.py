@@ -25,10 +25,12 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
-from ostinato.publish.bucket import BucketStore
+from ostinato.publish.bucket import BucketConfig, BucketStore
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Published, Publisher
-from ostinato.publish.store import DirectoryStore, RefStore
+from ostinato.publish.readonly import HttpStore
+from ostinato.publish.relay import RelayStore
+from ostinato.publish.store import DirectoryStore, KeptStore, RefStore
 from ostinato.record.log import SqlLog
 from ostinato.release.controller import ReleaseController
 from ostinato.reward.desk import RewardDesk
@@ -102,14 +104,25 @@ def open_log(config: Config) -> SqlLog:
     return SqlLog.open(home(config).log, wall_clock)
 
 
-def open_store(config: Config) -> RefStore:
-    """The run's weight store: a directory, or the bucket that `weights.url` names."""
-    url = config.weights.url
-    if not url:
-        return DirectoryStore(home(config).weights)
+def open_store(config: Config) -> KeptStore:
+    """The run's weight store: a directory, or what `weights.url` names."""
+    return open_weights(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
+
+
+def open_weights(weights: BucketConfig) -> KeptStore:
+    """The store at `weights.url`: a directory, a bucket, or a relay (http, https), which can only be read."""
+    url = weights.url
     if "://" not in url or url.startswith("file://"):
         return DirectoryStore(Path(url.removeprefix("file://")).expanduser())
-    return BucketStore(config.weights)
+    return HttpStore(weights) if url.startswith(("http://", "https://")) else BucketStore(weights)
+
+
+def open_cached_store(config: Config) -> RefStore:
+    """The run's weight store for one who only reads, through the directory `follow.cache` if that is set."""
+    store = open_store(config)
+    if config.follow.cache is None:
+        return store
+    return RelayStore(store, DirectoryStore(config.follow.cache.expanduser()), config.relay)
 
 
 def model_path(config: Config, progress: Callable[[str], None] | None = None) -> Path:

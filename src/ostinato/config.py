@@ -21,6 +21,7 @@ from ostinato.publish.bucket import BucketConfig
 from ostinato.publish.collecting import CollectConfig
 from ostinato.publish.follower import FollowerConfig
 from ostinato.publish.publisher import PublisherConfig
+from ostinato.publish.relay import RelayConfig
 from ostinato.release.controller import ReleaseConfig
 from ostinato.reward.config import RewardConfig
 from ostinato.serve.settings import EngineConfig, ServeConfig
@@ -84,6 +85,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     publish: PublisherConfig = Field(default_factory=PublisherConfig, description="Snapshots and deltas.")
     follow: FollowerConfig = Field(default_factory=FollowerConfig, description="How engines follow refs.")
     collect: CollectConfig = Field(default_factory=CollectConfig, description="What garbage collection keeps.")
+    relay: RelayConfig = Field(default_factory=RelayConfig, description="A relay, and the cache of a follower.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import socket
 
-import uvicorn
 from pydantic import SecretStr
 from starlette.applications import Starlette
 
@@ -16,6 +13,7 @@ from ostinato import app
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Snapshot
+from ostinato.launch.listening import bind, listen
 from ostinato.launch.prepare import prepare
 from ostinato.launch.progress import Progress
 from ostinato.launch.stopping import until_stopped
@@ -26,23 +24,6 @@ from ostinato.serve.engine import TorchEngine
 from ostinato.serve.gateway import create_app
 
 logger = logging.getLogger(__name__)
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the worker decides when to stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # noqa: ANN201 (uvicorn's own signature)
-        yield
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; the port may be 0. The protocol is named, or asyncio would leave Nagle's delay on."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(512)
-    return listener
 
 
 async def serve(config: Config) -> None:
@@ -72,7 +53,7 @@ async def _run(config: Config, path: app.Path, log: app.SqlLog, stopping: asynci
     gateway = create_app(
         engine=engine, renderer=renderer, log=log, config=settings, clock=wall_clock, model_name=config.model.served_as
     )
-    follower = app.Follower(app.open_store(config), config.follow, Journal(place.root / "follow.json"))
+    follower = app.Follower(app.open_cached_store(config), config.follow, Journal(place.root / "follow.json"))
     async with asyncio.TaskGroup() as group:
         progress = Progress(place.root / "serve.jsonl")
         following = group.create_task(follow(engine, follower, gateway, progress))
@@ -95,17 +76,12 @@ async def follow(engine: TorchEngine, follower: app.Follower, gateway: Starlette
 
 
 async def _listen(config: Config, gateway: Starlette, stopping: asyncio.Event) -> None:
-    listener = bind(config.listen.host, config.listen.port)
-    host, port = listener.getsockname()[:2]
-    server = Server(uvicorn.Config(gateway, log_level="warning", lifespan="on", timeout_graceful_shutdown=5))
-    running = asyncio.ensure_future(server.serve(sockets=[listener]))
     address = app.home(config).address
-    partial = address.with_suffix(f".{os.getpid()}")
-    partial.write_text(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    partial.replace(address)
-    logger.info("serving on %s", address.read_text())
-    stop = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stop.cancel()
-    await running
+
+    def say(url: str) -> None:
+        partial = address.with_suffix(f".{os.getpid()}")
+        partial.write_text(url)
+        partial.replace(address)
+        logger.info("serving on %s", url)
+
+    await listen(gateway, bind(config.listen.host, config.listen.port), stopping, say)

@@ -36,7 +36,8 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
 
     url: str = Field(
         default="",
-        description="s3://bucket/path, gs://bucket/path, az://container/path or a directory; empty: inside the run's directory.",
+        description="s3://bucket/path, gs://bucket/path, az://container/path, a relay (http://host:port, read only) or a directory; "
+        "empty: inside the run's directory.",
     )
     part_bytes: int = Field(
         default=1 << 24, ge=5 << 20, le=1 << 28, description="Larger objects travel in parts of this size, in parallel."
@@ -50,7 +51,8 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
         description="An object that is there and older than this is sent again, so that no collection takes it meanwhile.",
     )
     options: dict[str, str] = Field(
-        default_factory=dict, description="obstore's own settings, such as aws_region or aws_endpoint."
+        default_factory=dict,
+        description="obstore's own settings, such as aws_region or aws_endpoint; for http(s): headers to send.",
     )
 
 

@@ -22,7 +22,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.publish.chain import Manifests
 from ostinato.publish.holding import VERSIONS
 from ostinato.publish.marking import Node, Rules, Starts, expired, marked, starts, versions_of
-from ostinato.publish.store import ListedObject, ListedRef, RefStore
+from ostinato.publish.store import KeptStore, ListedObject, ListedRef
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Collected:
 
 
 async def collect(
-    store: RefStore,
+    store: KeptStore,
     config: CollectConfig | None = None,
     *,
     roots: Sequence[str] = (),
@@ -135,7 +135,7 @@ class _Look:
 
 @dataclass(slots=True)
 class _Collection:
-    store: RefStore
+    store: KeptStore
     rules: Rules
     parallel: int
     on_step: OnStep

@@ -43,6 +43,9 @@ class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
         description="Public keys; a version that none of them signed is refused. Empty: signatures are not looked at.",
     )
     interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
+    cache: Path | None = Field(
+        default=None, description="A directory of this engine alone that keeps objects it read, up to relay.max_bytes."
+    )
     max_bytes: int = Field(
         default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
     )

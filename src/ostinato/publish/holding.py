@@ -13,7 +13,7 @@ from typing import Final
 
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.publish.chain import version_ref
-from ostinato.publish.store import RefStore
+from ostinato.publish.store import KeptStore
 
 PINS: Final = "pin/"
 LEASES: Final = "lease/"
@@ -22,7 +22,7 @@ VERSIONS: Final = "version/"
 _TRIES: Final = 8
 
 
-async def pin(store: RefStore, name: str, root: str) -> str | None:
+async def pin(store: KeptStore, name: str, root: str) -> str | None:
     """Keep a version until `unpin`; a pin of this name moves. Returns the root that it held before, or None.
 
     Raises: NotFound if the version is not in the store (the pin stays where it was); BadRequest for a name that is no ref's;
@@ -33,7 +33,7 @@ async def pin(store: RefStore, name: str, root: str) -> str | None:
     return await _set(store, PINS + name, root)
 
 
-async def unpin(store: RefStore, name: str) -> str:
+async def unpin(store: KeptStore, name: str) -> str:
     """Take a pin away and return the root that it held. Raises NotFound, which names the pins that there are; Conflict."""
     root = await store.read_ref(PINS + name)
     if root is None:
@@ -43,7 +43,7 @@ async def unpin(store: RefStore, name: str) -> str:
     return root
 
 
-async def hold(store: RefStore, name: str, root: str) -> None:
+async def hold(store: KeptStore, name: str, root: str) -> None:
     """Take or renew the lease of one holder; call it again well before `collect.lease_s` has passed.
 
     Hold before you read: what is read afterwards stays. Raises NotFound if the version is not in the store any more (the lease is
@@ -54,7 +54,7 @@ async def hold(store: RefStore, name: str, root: str) -> None:
     await _set(store, LEASES + name, root)
 
 
-async def let_go(store: RefStore, name: str) -> None:
+async def let_go(store: KeptStore, name: str) -> None:
     """End a lease; one that is not there, or that its holder has just renewed elsewhere, is no error."""
     root = await store.read_ref(LEASES + name)
     if root is not None:
@@ -63,7 +63,7 @@ async def let_go(store: RefStore, name: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def held(store: RefStore, name: str, root: str) -> AsyncGenerator[None]:
+async def held(store: KeptStore, name: str, root: str) -> AsyncGenerator[None]:
     """Hold a version while a piece of work that is shorter than a lease needs it.
 
     Example: ``async with held(store, f"publisher-{uuid4().hex}", base.hash): ...``
@@ -75,7 +75,7 @@ async def held(store: RefStore, name: str, root: str) -> AsyncGenerator[None]:
         await let_go(store, name)
 
 
-async def _set(store: RefStore, ref: str, root: str) -> str | None:
+async def _set(store: KeptStore, ref: str, root: str) -> str | None:
     for _ in range(_TRIES):
         before = await store.read_ref(ref)
         if await store.read_ref(version_ref(root)) is None:
@@ -95,7 +95,7 @@ async def _set(store: RefStore, ref: str, root: str) -> str | None:
     raise NotFound(f"version {root} is not in the weight store (any more); publish it again", field="root")
 
 
-async def _undo(store: RefStore, ref: str, before: str | None, root: str) -> None:
+async def _undo(store: KeptStore, ref: str, before: str | None, root: str) -> None:
     with contextlib.suppress(Conflict):
         if before is None:
             await store.delete_ref(ref, root)

@@ -54,7 +54,19 @@ class ListedRef:
 
 
 class RefStore(WeightStore, Protocol):
-    """A weight store that can also list what it has, read parts and delete: what checking, listing and collecting need.
+    """A weight store that can also list its refs and say whether it has an object: what checking, copying and listing need."""
+
+    async def has(self, hash: str) -> bool:
+        """True if an object of this name is there; its bytes are not verified."""
+        ...
+
+    async def refs(self) -> dict[str, str]:
+        """Every ref and the hash that it points to, sorted by name."""
+        ...
+
+
+class KeptStore(RefStore, Protocol):
+    """A weight store of one's own, which can also list all it has and delete: what collecting and holding need.
 
     Ages are measured with the store's own clock; a reader's clock decides nothing. They are never negative.
     """
@@ -62,10 +74,6 @@ class RefStore(WeightStore, Protocol):
     @property
     def renews_s(self) -> float:
         """`put` makes an object that is there already young again, if it is older than this."""
-        ...
-
-    async def has(self, hash: str) -> bool:
-        """True if an object of this name is there; its bytes are not verified."""
         ...
 
     async def delete(self, hash: str, stamp: str | None = None) -> bool:
@@ -77,10 +85,6 @@ class RefStore(WeightStore, Protocol):
 
     def list_objects(self) -> AsyncIterator[ListedObject]:
         """Every object, in no order. What is put or deleted meanwhile may or may not be among them."""
-        ...
-
-    async def refs(self) -> dict[str, str]:
-        """Every ref and the hash that it points to, sorted by name."""
         ...
 
     async def list_refs(self) -> dict[str, ListedRef]:
@@ -126,6 +130,11 @@ class DirectoryStore:
     @property
     def renews_s(self) -> float:
         return 0.0
+
+    @property
+    def root(self) -> Path:
+        """The directory that holds everything."""
+        return self._root
 
     async def put(self, data: bytes | memoryview) -> str:
         """Store bytes durably under their hash and return it. An object that rotted on disk is written anew."""

@@ -1,17 +1,19 @@
-"""A weight store in memory with the same behaviour as the one in a directory."""
+"""A weight store in memory with the same behaviour as the one in a directory, and one that watches another."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 
-from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.errors import Conflict, Corrupt, NotFound, Unavailable
 from ostinato.publish.content import check_hash, check_ref, hash_of
-from ostinato.publish.store import ListedObject, ListedRef, check_range
+from ostinato.publish.store import ListedObject, ListedRef, RefStore, check_range
 
 
 class MemoryStore:
-    """A `RefStore` for tests. `objects` and `links` may be read and damaged by a test; `now` is its clock, in seconds.
+    """A `KeptStore` for tests. `objects` and `links` may be read and damaged by a test; `now` is its clock, in seconds.
 
     Example: ``store = MemoryStore(); name = await store.put(b"x"); store.objects[name] = b"rotten"; store.now += 86_400``
     """
@@ -101,3 +103,64 @@ class MemoryStore:
 
     def _stamp(self, name: str) -> str:
         return str(self._times.get(name, (0.0, 0))[1])
+
+
+class WatchedStore:
+    """A store that counts what is asked of it, can be away, slow, or give other bytes than it has.
+
+    `gets` counts by hash, `asked` counts looks at refs, `most` is the largest number of reads at one time. While `away`, everything
+    raises Unavailable; while `gate` is not set, reads wait; `damage` changes what is read.
+    Example: ``upstream = WatchedStore(MemoryStore()); upstream.away = True``
+    """
+
+    def __init__(self, inner: RefStore) -> None:
+        self.inner = inner
+        self.gets: Counter[str] = Counter()
+        self.asked = self.most = self._now = 0
+        self.away = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.damage: Callable[[bytes], bytes] = bytes
+
+    async def put(self, data: bytes | memoryview) -> str:
+        await self._pass()
+        return await self.inner.put(data)
+
+    async def get(self, hash: str) -> bytes:
+        self.gets[hash] += 1
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            await self._pass()
+            return self.damage(await self.inner.get(hash))
+        finally:
+            self._now -= 1
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        self.gets[hash] += 1
+        await self._pass()
+        return self.damage(await self.inner.get_range(hash, start, length))
+
+    async def has(self, hash: str) -> bool:
+        await self._pass()
+        return await self.inner.has(hash)
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        await self._pass()
+        await self.inner.move_ref(ref, old, new)
+
+    async def read_ref(self, ref: str) -> str | None:
+        self.asked += 1
+        await self._pass()
+        return await self.inner.read_ref(ref)
+
+    async def refs(self) -> dict[str, str]:
+        self.asked += 1
+        await self._pass()
+        return await self.inner.refs()
+
+    async def _pass(self) -> None:
+        await asyncio.sleep(0)
+        await self.gate.wait()
+        if self.away:
+            raise Unavailable("the store was told by a test to be away")

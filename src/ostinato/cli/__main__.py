@@ -1,0 +1,5 @@
+"""`python -m ostinato.cli`."""
+
+from ostinato.cli import main
+
+main()

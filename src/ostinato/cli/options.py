@@ -1,0 +1,36 @@
+"""The options that every command takes, and how a command runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from ostinato.config import Config, load
+
+console = Console(stderr=True)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options that every command takes."""
+
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None
+    """TOML file; none: defaults."""
+    overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = ()
+    """Override one key, as in --set train.lr=1e-5; may be repeated."""
+
+    def load(self, *more: str) -> Config:
+        """The checked configuration."""
+        return load(self.config, (*more, *self.overrides))
+
+
+def run_to_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command's coroutine."""
+    asyncio.run(work)

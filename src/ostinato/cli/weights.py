@@ -1,0 +1,230 @@
+"""`ostinato weights`: look into the weight store, move versions between stores, make room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from ostinato.cli.options import Common, console, run_to_end
+
+weights = App(name="weights", help="Look into the weight store: every version, by hash.")
+
+
+@weights.command(name="log")
+def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
+    """The chain of versions behind a ref: number, hash, kind, bytes."""
+    from ostinato.launch.weights import print_chain
+
+    run_to_end(print_chain((common or Common()).load(), ref, Console()))
+
+
+@weights.command
+def show(version: str = "live", *, common: Common | None = None) -> None:
+    """What a version is made of: kind, size, parent, codecs, and what its publisher said about it.
+
+    Parameters
+    ----------
+    version
+        A ref, a number such as v12, or the first digits of a root.
+    """
+    from ostinato.launch.versions import show_version
+
+    run_to_end(show_version((common or Common()).load(), version, Console()))
+
+
+@weights.command
+def diff(one: str, other: str, *, html: Path | None = None, common: Common | None = None) -> None:
+    """What changed from one version to another, layer by layer.
+
+    Parameters
+    ----------
+    one
+        A ref, a number such as v12, or the first digits of a root.
+    other
+        The same.
+    html
+        Also write a page with every tensor.
+    """
+    from ostinato.launch.versions import diff_versions
+
+    run_to_end(diff_versions((common or Common()).load(), one, other, html, Console()))
+
+
+@weights.command
+def fsck(common: Common | None = None) -> None:
+    """Verify every object that a ref can reach."""
+    from ostinato.launch.weights import check_store
+
+    run_to_end(check_store((common or Common()).load(), Console()))
+
+
+@weights.command
+def key(path: Path) -> None:
+    """Make a key that signs versions: the publisher's `publish.key` names the file, followers list the public key in `follow.trusted`.
+
+    Parameters
+    ----------
+    path
+        A new file; only its owner may read it.
+    """
+    from ostinato.publish.signing import Signer
+
+    out = Console()
+    out.print(f"the key is in {path}; set publish.key to it", highlight=False)
+    out.print(f'followers: follow.trusted = ["{Signer.create(path).public}"]', highlight=False, soft_wrap=True)
+
+
+@weights.command
+def gc(
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    keep: int | None = None,
+    grace_hours: float | None = None,
+    common: Common | None = None,
+) -> None:
+    """Delete the versions that nothing needs: no ref, no pin, no lease, not among the newest or the last released.
+
+    Safe while the run is up: what a kept delta builds on stays, and nothing that is younger than the grace is touched.
+
+    Parameters
+    ----------
+    dry_run
+        Only say what would be deleted.
+    keep
+        Keep so many of the newest versions (default: collect.keep, 20).
+    grace_hours
+        Delete nothing younger (default: collect.grace_hours, 24). Longer than any publication takes.
+    """
+    from ostinato.launch.holding import collect_garbage
+
+    named = {"keep": keep, "grace_hours": grace_hours}
+    config = (common or Common()).load(*(f"collect.{key}={value}" for key, value in named.items() if value is not None))
+    run_to_end(collect_garbage(config, dry_run, Console()))
+
+
+@weights.command
+def pin(name: str, version: str, *, common: Common | None = None) -> None:
+    """Keep a version through every collection, whatever becomes of the refs; a pin of this name moves.
+
+    Parameters
+    ----------
+    name
+        What to call the pin: a-z, 0-9, '.', '_', '-'.
+    version
+        A ref, a number such as v12, or the first digits of a root.
+    """
+    from ostinato.launch.holding import pin_version
+
+    run_to_end(pin_version((common or Common()).load(), name, version, Console()))
+
+
+@weights.command
+def unpin(name: str, *, common: Common | None = None) -> None:
+    """Take a pin away; the next collection may delete its version.
+
+    Parameters
+    ----------
+    name
+        The pin's name; a wrong one lists those that there are.
+    """
+    from ostinato.launch.holding import unpin_version
+
+    run_to_end(unpin_version((common or Common()).load(), name, Console()))
+
+
+@weights.command
+def export(target: Path, *, ref: str = "live", common: Common | None = None) -> None:
+    """Write a version as a plain Hugging Face directory (safetensors, config, tokenizer).
+
+    Parameters
+    ----------
+    target
+        A new or empty directory.
+    ref
+        Which version.
+    """
+    from ostinato.launch.weights import export_model
+
+    run_to_end(export_model((common or Common()).load(), ref, target, Console()))
+
+
+@weights.command
+def pull(
+    url: str,
+    *,
+    ref: str = "live",
+    to: str | None = None,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    common: Common | None = None,
+) -> None:
+    """Copy a version from another store into the run's. Only what is missing travels; call it again after an interruption.
+
+    Parameters
+    ----------
+    url
+        s3://bucket/path, gs://..., az://..., http://relay:port or a directory.
+    ref
+        What to copy: a ref of the other store, or the hash of a version.
+    to
+        The ref that names it here afterwards (default: the same; none for a hash).
+    option
+        A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a header.
+    """
+    from ostinato.launch.transfers import pull as run
+
+    run_to_end(run((common or Common()).load(), url, ref, to, option, console))
+
+
+@weights.command
+def push(
+    url: str,
+    *,
+    ref: str = "live",
+    to: str | None = None,
+    option: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    common: Common | None = None,
+) -> None:
+    """Copy a version from the run's store into another. Only what is missing travels; call it again after an interruption.
+
+    Parameters
+    ----------
+    url
+        s3://bucket/path, gs://..., az://... or a directory.
+    ref
+        What to copy: a ref of the run, or the hash of a version.
+    to
+        The ref that names it there afterwards (default: the same; none for a hash).
+    option
+        A setting of the other store, as in --option aws_region=eu-west-1; may be repeated.
+    """
+    from ostinato.launch.transfers import push as run
+
+    run_to_end(run((common or Common()).load(), url, ref, to, option, console))
+
+
+@weights.command
+def relay(*, listen: str | None = None, common: Common | None = None) -> None:
+    """Serve the run's weights to followers nearby: each object is fetched once, kept on disk, and served from there.
+
+    Followers set weights.url to the address that it prints. They verify everything, so they need not trust it; but whoever
+    reaches it can read the weights, so bind it to a private network.
+
+    Parameters
+    ----------
+    listen
+        HOST:PORT (default: relay.host and relay.port, 127.0.0.1:8330).
+    """
+    from ostinato.launch.transfers import relay as run
+
+    run_to_end(run((common or Common()).load(), listen, console))
+
+
+@weights.command
+def replay(common: Common | None = None) -> None:
+    """Train again from the log alone and compare every version bit for bit with what was published."""
+    from ostinato.launch.weights import replay_run
+
+    run_to_end(replay_run((common or Common()).load(), Console()))
