@@ -37,6 +37,15 @@ def test_help_names_every_command():
     assert [command for command in COMMANDS if f" {command} " not in text] == []
 
 
+def test_a_plan_says_what_does_not_fit():
+    text = ostinato("weights", "plan", "--parameters", "1e12", "--changed", "0.01")
+    assert "10.1 GB" in text
+    assert "does not fit" in text
+    assert "8 shards fit" in text
+    assert "does not fit" not in ostinato("weights", "plan", "--parameters", "1e12", "--shards", "16")
+    assert "changed" in ostinato("weights", "plan", "--parameters", "1e12", "--changed", "0.5", code=2)
+
+
 @pytest.mark.parametrize("command", ["demo", "rollback", "eval"])
 def test_each_commands_help_explains_its_options(command):
     text = ostinato(command, "--help")

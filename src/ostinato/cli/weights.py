@@ -222,6 +222,46 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     run_to_end(run((common or Common()).load(), listen, console))
 
 
+@weights.command(name="plan")
+def weights_plan(
+    *,
+    parameters: float,
+    changed: float = 0.01,
+    shards: int = 1,
+    cores: int | None = None,
+    gbit: float = 10.0,
+    rtt_ms: float = 150.0,
+    streams: int = 16,
+    keep: int = 100,
+) -> None:
+    """What a deployment would move, keep and wait for: bytes, objects, requests and seconds, before there is one.
+
+    Parameters
+    ----------
+    parameters
+        How many the model has, of 16 bits each: 1e12.
+    changed
+        The share of them that one version changes.
+    shards
+        Parts that are published as chains of their own, each by its own cores.
+    cores
+        Cores per shard.
+    gbit
+        The line between publisher and follower, Gbit/s.
+    rtt_ms
+        Its delay, there and back.
+    streams
+        Connections at once.
+    keep
+        Versions that stay in the store.
+    """
+    from ostinato.launch.plan import print_plan
+    from ostinato.publish.plan import Deployment, Link
+
+    deployment = Deployment(parameters=parameters, changed=changed, shards=shards, keep=keep)
+    print_plan(deployment, Link(gbit_s=gbit, rtt_s=rtt_ms / 1e3, streams=streams), Console(), cores)
+
+
 @weights.command
 def replay(common: Common | None = None) -> None:
     """Train again from the log alone and compare every version bit for bit with what was published."""

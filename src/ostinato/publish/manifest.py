@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import zstandard
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import from_json
 
 from ostinato.core.errors import BadRequest, Corrupt
 from ostinato.core.records import PolicyVersion
@@ -35,6 +36,21 @@ MAX_LINKS: Final = 4096
 """A chain of deltas is never longer than this."""
 
 MAX_ROUTES: Final = 16
+MAX_ABOUT_BYTES: Final = 1 << 16
+"""What a caller says about a version (run, number, meta) has at most this many bytes."""
+
+_MAX_KEYS: Final = 16
+_DENSEST: Final = {
+    b",": 5,
+    b'":': 14,
+    b"[": 28,
+    b"{": 56,
+    b" ": 1 << 30,
+    b"\t": 1 << 30,
+    b"\n": 1 << 30,
+    b"\r": 1 << 30,
+}
+"""No manifest has one of these in fewer bytes on average, what its publisher says left out: a tensor without elements is the densest."""
 
 _Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 _Part = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
@@ -42,10 +58,20 @@ _Side = Annotated[int, Field(ge=0, le=MAX_ELEMENTS)]
 _Count = Annotated[int, Field(ge=0, le=1 << 53)]
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
 Meta = dict[_Text, str | int | float | bool | None]
+# One wrong item ends the parsing: a list of all that is wrong would take many times the memory of the document.
+_First = FailFast()
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        """Each key that is not known would be one more error to keep."""
+        if isinstance(value, dict) and len(value) > _MAX_KEYS:
+            raise ValueError(f"has more than {_MAX_KEYS} keys")
+        return value
 
 
 class Chunk(_Strict):
@@ -68,8 +94,8 @@ class Tensor(_Strict):
 
     name: Annotated[str, Field(max_length=512)]
     dtype: Annotated[str, Field(max_length=16)]
-    shape: Annotated[tuple[_Side, ...], Field(max_length=MAX_RANK, strict=False)]
-    chunks: Annotated[tuple[Chunk, ...], Field(strict=False)]
+    shape: Annotated[tuple[_Side, ...], Field(max_length=MAX_RANK, strict=False), _First]
+    chunks: Annotated[tuple[Chunk, ...], Field(strict=False), _First]
 
     @property
     def itemsize(self) -> int:
@@ -107,7 +133,7 @@ class About(_Strict):
 
     run: _Text
     number: _Count
-    meta: Annotated[Meta, Field(max_length=64)]
+    meta: Annotated[Meta, Field(max_length=64), _First]
     numerics: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f]*\z")]
 
 
@@ -127,8 +153,8 @@ class Manifest(About):
     anchor: _Hash | None
     root: _Hash
     signature: Signature | None
-    routes: Annotated[tuple[Route, ...], Field(max_length=MAX_ROUTES, strict=False)]
-    tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, strict=False)]
+    routes: Annotated[tuple[Route, ...], Field(max_length=MAX_ROUTES, strict=False), _First]
+    tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, strict=False), _First]
 
     @property
     def policy(self) -> PolicyVersion:
@@ -159,7 +185,7 @@ def about(run: str, number: int, meta: Mapping[str, Any] | None, numerics: str =
     """The caller's words, checked before anything is written. Raises BadRequest, which names the field."""
     try:
         said = About(run=run, number=number, meta=dict(meta or {}), numerics=numerics)
-        canonical(said.model_dump())
+        size = len(canonical(said.model_dump()))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -168,6 +194,8 @@ def about(run: str, number: int, meta: Mapping[str, Any] | None, numerics: str =
         ) from None
     except UnicodeEncodeError:
         raise BadRequest("meta: holds text that is not Unicode (a lone surrogate)", field="meta") from None
+    if size > MAX_ABOUT_BYTES:
+        raise BadRequest(f"meta: {size} bytes with run and number; at most {MAX_ABOUT_BYTES} are kept", field="meta")
     return said
 
 
@@ -202,16 +230,27 @@ def parse(data: bytes, where: str = "manifest") -> Manifest:
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise Corrupt(f"{where}: {len(data)} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+    _check_density(data, where)
     try:
-        manifest = Manifest.model_validate_json(data)
+        # Not model_validate_json: each of its errors holds a copy of all that it is about.
+        manifest = Manifest.model_validate(from_json(data, allow_inf_nan=False))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "document"
         raise Corrupt(f"{where}: field {field[:200]}: {first['msg'][:200]}; refused") from None
+    except ValueError as error:
+        raise Corrupt(f"{where}: field document: Invalid JSON: {str(error)[:200]}; refused") from None
     if to_bytes(manifest) != data:
         raise Corrupt(f"{where}: not in canonical form (sorted keys, no spaces, no repeated key); refused")
     _check(manifest, where)
     return manifest
+
+
+def _check_density(data: bytes, where: str) -> None:
+    """A tree of JSON values takes up to a hundred times the memory of its text; a manifest's own text is never so dense."""
+    for mark, apart in _DENSEST.items():
+        if data.count(mark) > MAX_ABOUT_BYTES + len(data) // apart:
+            raise Corrupt(f"{where}: has {mark.decode()!r} more often than any manifest of {len(data)} bytes; refused")
 
 
 def _check(manifest: Manifest, where: str) -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -140,6 +141,19 @@ def test_encode_refuses_what_is_not_one_chunk():
         delta.encode(bits([1]), bits([1, 2]), dtype="BF16")
     with pytest.raises(ValueError, match="multiple"):
         delta.encode(None, np.zeros(3, np.uint8), dtype="BF16")
+
+
+@pytest.mark.parametrize("codec", [delta.PLANES, delta.XOR])
+@pytest.mark.parametrize("size", [0, 8])
+def test_a_frame_to_be_skipped_is_no_payload_and_takes_no_memory_for_its_length(codec, size):
+    payload = b"\x50\x2a\x4d\x18" + b"\xff\xff\xff\x7f" + zstandard.compress(bytes(size))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="does not start with a zstd frame"):
+            decoded(codec, None if codec == delta.PLANES else np.zeros(size, np.uint8), payload, size)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_steps_are_for_16_bit_floats_only():

@@ -1,13 +1,15 @@
 import json
+import re
+import tracemalloc
 
 import numpy as np
 import pytest
 import zstandard
 
-from ostinato.core.errors import Corrupt
+from ostinato.core.errors import BadRequest, Corrupt
 from ostinato.core.records import WeightArray
 from ostinato.publish.chain import Manifests
-from ostinato.publish.manifest import canonical, parse, plain, stored, to_bytes
+from ostinato.publish.manifest import about, canonical, parse, plain, stored, to_bytes
 from ostinato.publish.publisher import Publisher
 from ostinato.testing.store import MemoryStore
 
@@ -182,3 +184,57 @@ async def test_a_stored_manifest_is_small_and_comes_back():
 def test_what_does_not_decompress_is_corrupt(data):
     with pytest.raises(Corrupt, match="m7"):
         plain(data, "m7")
+
+
+def tensors(count: int) -> bytes:
+    """A document of as many of the densest tensors that there can be."""
+    one = '{"chunks":[],"dtype":"U8","name":"%05d","shape":[0,1,1,1,1,1,1,1]}'
+    return ('{"tensors":[' + ",".join(one % at for at in range(count)) + "]}").encode()
+
+
+async def test_the_densest_manifest_is_not_refused_for_its_density():
+    document = (await documents())[0] | json.loads(tensors(4000))
+    document["payload_bytes"] = 0
+    with pytest.raises(Corrupt, match="field root"):
+        parse(canonical(document))
+
+
+@pytest.mark.parametrize(
+    ("unit", "mark"),
+    [(b"1,", ","), (b'[],"00000000000",', "["), (b'{},"0000000000000",', "{"), (b'{"a":1},', '":'), (b"1111 ,", " ")],
+)
+def test_a_document_denser_than_any_manifest_is_refused_before_it_is_read(unit, mark):
+    data = b'{"tensors":[' + unit * (4_000_000 // len(unit)) + b"0]}"
+    assert len(zstandard.compress(data)) < 2000
+    with pytest.raises(Corrupt, match=re.escape(f"has {mark!r} more often")):
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"zz":[' + b"1111," * 50_000 + b"1]}", "Field required"),
+        (b'{"tensors":[' + b'"aaaaaaaaaaaaaaaa",' * 50_000 + b'""]}', "Field required"),
+        (b"{" + b",".join(b'"%015d":1' % at for at in range(50_000)) + b"}", "more than 16 keys"),
+        (b'{"meta":{' + b",".join(b'"%015d":null' % at for at in range(50_000)) + b"}}", "Field required"),
+        (tensors(4_000), "Field required"),
+        (b'{"number":' + b"9" * 1_000_000 + b"}", "Invalid JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_document_takes_little_memory_to_say(data, message):
+    """Errors used to hold a copy of all that they were about, each."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match=message):
+            parse(data)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_publisher_says_is_bounded_as_its_readers_bound_it():
+    assert about("r", 1, {"note": "," * 60_000}).meta["note"] == "," * 60_000
+    with pytest.raises(BadRequest, match="meta"):
+        about("r", 1, {"note": "x" * 70_000})
+    with pytest.raises(BadRequest, match="meta"):
+        about("r", 1, {f"k{at}": 1 for at in range(65)})

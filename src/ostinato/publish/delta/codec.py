@@ -150,6 +150,10 @@ def _compress(data: Bytes, itemsize: int, level: int) -> bytes:
 
 
 def _decompress(payload: bytes | memoryview, size: int) -> Bytes:
+    if (
+        payload[:4] != zstandard.FRAME_HEADER
+    ):  # a skippable frame has no content, but zstandard takes memory for its length
+        raise Corrupt(f"a chunk of {size} bytes does not start with a zstd frame")
     try:
         declared = zstandard.frame_content_size(payload)
         # -1 (not declared) is refused too: zstandard believes the frame, so the frame must be right.
