@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Generator
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Final, TypeVar
 
 import obstore
 from obstore import exceptions as errors
@@ -22,6 +22,8 @@ from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
 from ostinato.publish.store import MAX_OBJECT_BYTES
 
 _REF_BYTES: Final = 200
+_AGAIN_S: Final = 0.1
+_T = TypeVar("_T")
 
 
 class BucketConfig(BaseModel, frozen=True, extra="forbid"):
@@ -32,9 +34,9 @@ class BucketConfig(BaseModel, frozen=True, extra="forbid"):
         description="s3://bucket/path, gs://bucket/path, az://container/path or a directory; empty: inside the run's directory.",
     )
     part_bytes: int = Field(
-        default=1 << 24, ge=5 << 20, le=1 << 28, description="Larger objects travel in parts of this size, in parallel."
+        default=1 << 23, ge=5 << 20, le=1 << 28, description="Larger objects travel in parts of this size, in parallel."
     )
-    parallel: int = Field(default=8, ge=1, le=64, description="Parts under way at once.")
+    parallel: int = Field(default=16, ge=1, le=64, description="Parts under way at once.")
     timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request.")
     retries: int = Field(default=10, ge=0, description="Attempts after a failed request, further and further apart.")
     options: dict[str, str] = Field(
@@ -60,6 +62,7 @@ class BucketStore:
     def __init__(self, config: BucketConfig, *, inside: Any = None) -> None:
         self.url, self._config = config.url, config
         self._store = inside if inside is not None else _open(config)
+        self._gate = asyncio.Semaphore(config.parallel)  # one for all objects: what was asked for first comes first
 
     async def put(self, data: bytes | memoryview) -> str:
         """Store bytes under their hash and return it; what is there whole is not sent again."""
@@ -72,26 +75,25 @@ class BucketStore:
             if await self._is_whole(path, view):
                 return name
             part = self._config.part_bytes
-            await obstore.put_async(
-                self._store,
-                path,
-                bytes(view),
-                use_multipart=view.nbytes > part,
-                chunk_size=part,
-                max_concurrency=self._config.parallel,
-            )
+            try:
+                await obstore.put_async(
+                    self._store,
+                    path,
+                    bytes(view),
+                    use_multipart=view.nbytes > part,
+                    chunk_size=part,
+                    max_concurrency=self._config.parallel,
+                )
+            except FileNotFoundError:  # the end of an upload, repeated below us as its answer was lost: it had happened
+                if not await self._is_whole(path, view):
+                    raise
         return name
 
     async def get(self, hash: str) -> bytes:
         """The bytes with this hash, verified; large ones are read in parts. Raises NotFound or Corrupt."""
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
-            found = await obstore.get_async(self._store, path)  # one round trip for small objects
-            size = int(found.meta["size"])
-            if size > MAX_OBJECT_BYTES:
-                raise Corrupt(f"object {hash} has {size} bytes; no object has more than {MAX_OBJECT_BYTES}")
-            small = size <= self._config.part_bytes
-            data = bytes(await found.bytes_async()) if small else await self._read_parts(path, size)
+            data = await self._read(path, hash)
         if await asyncio.to_thread(hash_of, data) != hash:
             raise Corrupt(f"object {hash} does not have the bytes that its name promises. Restore it, or publish again")
         return data
@@ -142,19 +144,38 @@ class BucketStore:
         """What the ref holds and the tag that a conditional write names; None and None without it."""
         with self._refusals(f"reading ref {ref}"):
             try:
-                found = await obstore.get_async(self._store, f"refs/{ref}")
+                found = await self._again(lambda: self._small(f"refs/{ref}"))
             except FileNotFoundError:
                 return None, None
-            data = bytes(await found.bytes_async()) if found.meta["size"] <= _REF_BYTES else b""
+        data, tag = found
         value = data.decode("ascii", "replace").strip()
         if not is_hash(value):
             raise Corrupt(f"ref {ref} holds {value[:80]!r}, which is not a hash. Delete it, or move it by hand")
-        return value, found.meta["e_tag"]
+        return value, tag
+
+    async def _small(self, path: str) -> tuple[bytes, str | None]:
+        found = await obstore.get_async(self._store, path)
+        data = bytes(await found.bytes_async()) if found.meta["size"] <= _REF_BYTES else b""
+        return data, found.meta["e_tag"]
 
     async def _list(self, prefix: str) -> list[str]:
+        async def pages() -> list[Any]:
+            return [item async for page in obstore.list(self._store, prefix=prefix) for item in page]
+
         with self._refusals(f"listing {prefix}"):
-            pages = [page async for page in obstore.list(self._store, prefix=prefix)]
-        return sorted(str(item["path"]).removeprefix(prefix) for page in pages for item in page)
+            found = await self._again(pages)
+        return sorted(str(item["path"]).removeprefix(prefix) for item in found)
+
+    async def _again(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat what is not repeated below us: a listing or a 404 that was cut, a ref that moved before its rest was read."""
+        for _ in range(self._config.retries):
+            try:
+                return await read()
+            except errors.GenericError as error:
+                if "body error" not in str(error):
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+        return await read()
 
     async def _parent_or_child(self, ref: str) -> str | None:
         parts = ref.split("/")
@@ -165,21 +186,26 @@ class BucketStore:
         below = await self._list(f"refs/{ref}/")
         return f"{ref}/{below[0]}" if below else None
 
-    async def _read_parts(self, path: str, size: int) -> bytes:
+    async def _read(self, path: str, hash: str) -> bytes:
+        """The whole object. The first part tells how long it is, so that none is asked for twice; the others come side by side."""
         part = self._config.part_bytes
-        room, gate = bytearray(size), asyncio.Semaphore(self._config.parallel)
-
-        async def fetch(start: int) -> None:
-            async with gate:
-                length = min(part, size - start)
-                room[start : start + length] = bytes(
-                    await obstore.get_range_async(self._store, path, start=start, length=length)
-                )
-
+        try:
+            first = await self._again(lambda: obstore.get_async(self._store, path, options={"range": (0, part)}))
+        except errors.GenericError as error:  # an empty object has no first byte to ask for
+            if "range" not in str(error).lower() or (await obstore.head_async(self._store, path))["size"]:
+                raise
+            return b""
+        size = int(first.meta["size"])
+        if size > MAX_OBJECT_BYTES:
+            raise Corrupt(f"object {hash} has {size} bytes; no object has more than {MAX_OBJECT_BYTES}")
         async with asyncio.TaskGroup() as group:
-            for start in range(0, size, part):
-                group.create_task(fetch(start))
-        return bytes(room)
+            parts = [group.create_task(_body(first))]
+            parts += [group.create_task(self._part(path, at, min(part, size - at))) for at in range(part, size, part)]
+        return b"".join(done.result() for done in parts)
+
+    async def _part(self, path: str, start: int, length: int) -> Any:
+        async with self._gate:
+            return await obstore.get_range_async(self._store, path, start=start, length=length)
 
     async def _is_whole(self, path: str, data: memoryview) -> bool:
         """True if the bucket says, by size and MD5 tag, that it holds just this. Where tags are no MD5 the object is sent again."""
@@ -223,6 +249,10 @@ def _open(config: BucketConfig) -> Any:
         raise BadConfig(
             f"weights.url {config.url!r}: {_short(error)}; give s3://bucket/path, gs://..., az://... or a directory"
         ) from error
+
+
+async def _body(found: Any) -> Any:
+    return await found.bytes_async()
 
 
 def _object(hash: str) -> str:
