@@ -22,7 +22,7 @@ from ostinato.publish.content import CHUNK_ELEMENTS, check_hash, hash_of, part_h
 from ostinato.publish.manifest import MAX_LINKS, Chunk, Manifest, Tensor, parse, plain
 
 _KEPT_MANIFESTS = 64
-_AHEAD = 2  # objects that are on their way at the same time
+_AHEAD = 4  # objects that are on their way at the same time
 _THREADS = 2  # that decode; their memory is the result's own
 _Item = tuple[Tensor, int, Chunk]  # a tensor, the number of one of its chunks, and the chunk
 
