@@ -18,42 +18,16 @@ from typing import Any, Final, NamedTuple
 
 import obstore
 from obstore import exceptions as errors
-from obstore.store import from_url
-from pydantic import BaseModel, Field
 
-from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
+from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
 from ostinato.publish.condemned import OBEYED_S, Condemned
 from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
+from ostinato.publish.location import BucketConfig, again, connect, short
 from ostinato.publish.store import MAX_OBJECT_BYTES, ListedObject, ListedRef, check_range
 
 _REF_BYTES: Final = 200
 _REF: Final = re.compile(r"([0-9a-f]{64}|deleted)(?: [0-9a-f]{32})?")
 _LOST: Final = (errors.PreconditionError, errors.AlreadyExistsError, FileExistsError)
-
-
-class BucketConfig(BaseModel, frozen=True, extra="forbid"):
-    """Where weights are kept, and how a bucket is talked to."""
-
-    url: str = Field(
-        default="",
-        description="s3://bucket/path, gs://bucket/path, az://container/path, a relay (http://host:port, read only) or a directory; "
-        "empty: inside the run's directory.",
-    )
-    part_bytes: int = Field(
-        default=1 << 24, ge=5 << 20, le=1 << 28, description="Larger objects travel in parts of this size, in parallel."
-    )
-    parallel: int = Field(default=8, ge=1, le=64, description="Parts under way at once.")
-    timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request.")
-    retries: int = Field(default=10, ge=0, description="Attempts after a failed request, further and further apart.")
-    renew_s: float = Field(
-        default=3600.0,
-        ge=0,
-        description="An object that is there and older than this is sent again, so that no collection takes it meanwhile.",
-    )
-    options: dict[str, str] = Field(
-        default_factory=dict,
-        description="obstore's own settings, such as aws_region or aws_endpoint; for http(s): headers to send.",
-    )
 
 
 class _Ref(NamedTuple):
@@ -82,8 +56,9 @@ class BucketStore:
 
     def __init__(self, config: BucketConfig, *, inside: Any = None) -> None:
         self.url, self._config = config.url, config
-        self._store = inside if inside is not None else _open(config)
-        self._condemned = Condemned(self._store)
+        self._store = inside if inside is not None else connect(config)
+        self._gate = asyncio.Semaphore(config.parallel)  # one for all objects: what was asked for first comes first
+        self._condemned = Condemned(self._store, config.retries)
 
     @property
     def renews_s(self) -> float:
@@ -107,12 +82,7 @@ class BucketStore:
         """The bytes with this hash, verified; large ones are read in parts. Raises NotFound or Corrupt."""
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
-            found = await obstore.get_async(self._store, path)  # one round trip for small objects
-            size = int(found.meta["size"])
-            if size > MAX_OBJECT_BYTES:
-                raise Corrupt(f"object {hash} has {size} bytes; no object has more than {MAX_OBJECT_BYTES}")
-            small = size <= self._config.part_bytes
-            data = bytes(await found.bytes_async()) if small else await self._read_parts(path, 0, size)
+            data = await self._read(path, hash)
         if await asyncio.to_thread(hash_of, data) != hash:
             raise Corrupt(f"object {hash} does not have the bytes that its name promises. Restore it, or publish again")
         return data
@@ -124,7 +94,7 @@ class BucketStore:
             data = b""
             try:
                 if length:  # no request can ask for nothing
-                    data = await self._read_parts(path, start, length)
+                    data = await self._read_range(path, start, length)
             except errors.GenericError:
                 if (await obstore.head_async(self._store, path))["size"] >= start + length:
                     raise
@@ -213,15 +183,15 @@ class BucketStore:
     async def _at(self, ref: str) -> _Ref:
         with self._refusals(f"reading ref {ref}"):
             try:
-                found = await obstore.get_async(self._store, f"refs/{ref}")
+                found = await again(self._config.retries, lambda: self._small(f"refs/{ref}"))
             except FileNotFoundError:
                 return _Ref(None, "", None, None)
-            data = bytes(await found.bytes_async()) if found.meta["size"] <= _REF_BYTES else b""
+        data, meta = found
         text = data.decode("ascii", "replace").strip()
         if (match := _REF.fullmatch(text)) is None:
             raise Corrupt(f"ref {ref} holds {text[:80]!r}, which is not a hash. Delete it, or move it by hand")
         value = match[1] if is_hash(match[1]) else None
-        return _Ref(value, text, found.meta["e_tag"], found.meta["last_modified"])
+        return _Ref(value, text, meta["e_tag"], meta["last_modified"])
 
     async def _exchange(self, ref: str, at: _Ref, word: str) -> None:
         """Write `word` over what was read. Raises Conflict if the ref is not there any more as it was read."""
@@ -250,10 +220,18 @@ class BucketStore:
         names = await self._list("refs/")
         return dict(zip(names, await asyncio.gather(*(self._at(name) for name in names)), strict=True))
 
+    async def _small(self, path: str) -> tuple[bytes, Any]:
+        found = await obstore.get_async(self._store, path)
+        data = bytes(await found.bytes_async()) if found.meta["size"] <= _REF_BYTES else b""
+        return data, found.meta
+
     async def _list(self, prefix: str) -> list[str]:
+        async def pages() -> list[Any]:
+            return [item async for page in obstore.list(self._store, prefix=prefix) for item in page]
+
         with self._refusals(f"listing {prefix}"):
-            pages = [page async for page in obstore.list(self._store, prefix=prefix)]
-        return sorted(str(item["path"]).removeprefix(prefix) for page in pages for item in page)
+            found = await again(self._config.retries, pages)
+        return sorted(str(item["path"]).removeprefix(prefix) for item in found)
 
     async def _parent_or_child(self, ref: str) -> str | None:
         parts = ref.split("/")
@@ -264,35 +242,56 @@ class BucketStore:
         below = await self._list(f"refs/{ref}/")
         return f"{ref}/{below[0]}" if below else None
 
-    async def _read_parts(self, path: str, start: int, size: int) -> bytes:
+    async def _read(self, path: str, hash: str) -> bytes:
+        """The whole object. The first part tells how long it is, so that none is asked for twice; the others come side by side."""
         part = self._config.part_bytes
-        if size <= part:
-            return bytes(await obstore.get_range_async(self._store, path, start=start, length=size))
-        room, gate = bytearray(size), asyncio.Semaphore(self._config.parallel)
+        try:
+            first = await again(
+                self._config.retries, lambda: obstore.get_async(self._store, path, options={"range": (0, part)})
+            )
+        except errors.GenericError as error:  # an empty object has no first byte to ask for
+            if "range" not in str(error).lower() or (await obstore.head_async(self._store, path))["size"]:
+                raise
+            return b""
+        size = int(first.meta["size"])
+        if size > MAX_OBJECT_BYTES:
+            raise Corrupt(f"object {hash} has {size} bytes; no object has more than {MAX_OBJECT_BYTES}")
+        async with asyncio.TaskGroup() as group:
+            parts = [group.create_task(_body(first))]
+            parts += [group.create_task(self._part(path, at, min(part, size - at))) for at in range(part, size, part)]
+        return b"".join(done.result() for done in parts)
 
-        async def fetch(at: int) -> None:
-            async with gate:
-                length = min(part, size - at)
-                data = await obstore.get_range_async(self._store, path, start=start + at, length=length)
-                room[at : at + length] = bytes(data)
-
-        if (await obstore.head_async(self._store, path))["size"] < start + size:
+    async def _read_range(self, path: str, start: int, length: int) -> bytes:
+        """Bytes of an object, in parts side by side; fewer than `length` if it is shorter."""
+        part = self._config.part_bytes
+        if length <= part:
+            return bytes(await self._part(path, start, length))
+        if (await obstore.head_async(self._store, path))["size"] < start + length:
             return b""
         async with asyncio.TaskGroup() as group:
-            for at in range(0, size, part):
-                group.create_task(fetch(at))
-        return bytes(room)
+            places = range(start, start + length, part)
+            parts = [group.create_task(self._part(path, at, min(part, start + length - at))) for at in places]
+        return b"".join(done.result() for done in parts)
+
+    async def _part(self, path: str, start: int, length: int) -> Any:
+        async with self._gate:
+            return await obstore.get_range_async(self._store, path, start=start, length=length)
 
     async def _send(self, path: str, data: memoryview) -> None:
         part = self._config.part_bytes
-        await obstore.put_async(
-            self._store,
-            path,
-            bytes(data),
-            use_multipart=data.nbytes > part,
-            chunk_size=part,
-            max_concurrency=self._config.parallel,
-        )
+        try:
+            await obstore.put_async(
+                self._store,
+                path,
+                bytes(data),
+                use_multipart=data.nbytes > part,
+                chunk_size=part,
+                max_concurrency=self._config.parallel,
+            )
+        except FileNotFoundError:  # the end of an upload, repeated below us as its answer was lost: it had happened
+            meta = await self._head(path)
+            if meta is None or meta["size"] != data.nbytes:
+                raise
 
     async def _head(self, path: str) -> Any:
         try:
@@ -323,24 +322,8 @@ class BucketStore:
         if isinstance(error, FileNotFoundError):
             return NotFound(missing or f"{doing}: there is nothing at {self.url}", field="hash")
         if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)):
-            return Unauthorized(f"{doing}: {self.url} refuses us; check its credentials ({_short(error)})")
-        return Unavailable(f"{doing}: {self.url} cannot be used now ({_short(error)}); nothing was acknowledged")
-
-
-def _open(config: BucketConfig) -> Any:
-    plain = any(value.startswith("http://") for value in config.options.values())  # whoever names it wants it
-    options: Any = dict(config.options) or None
-    try:
-        return from_url(
-            config.url,
-            config=options,
-            client_options={"timeout": f"{config.timeout_s}s", "allow_http": plain},
-            retry_config={"max_retries": config.retries},
-        )
-    except (errors.BaseError, ValueError) as error:
-        raise BadConfig(
-            f"weights.url {config.url!r}: {_short(error)}; give s3://bucket/path, gs://..., az://... or a directory"
-        ) from error
+            return Unauthorized(f"{doing}: {self.url} refuses us; check its credentials ({short(error)})")
+        return Unavailable(f"{doing}: {self.url} cannot be used now ({short(error)}); nothing was acknowledged")
 
 
 def _object(hash: str) -> str:
@@ -363,5 +346,5 @@ def _tag(data: memoryview, part: int) -> str:
     return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+async def _body(found: Any) -> Any:
+    return await found.bytes_async()

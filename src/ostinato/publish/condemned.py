@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import obstore
 
+from ostinato.publish.location import again
+
 OBEYED_S: Final = 600.0
 """How long a mark holds: longer than a request that is still under way can live."""
 
@@ -23,8 +25,8 @@ _PAUSE_S: Final = 0.2
 class Condemned:
     """The marks of one bucket, and its clock."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, retries: int) -> None:
+        self._store, self._retries = store, retries
 
     async def now(self) -> datetime:
         """The time by the bucket's clock: that of an object written for this."""
@@ -47,8 +49,12 @@ class Condemned:
 
     async def waited(self, hash: str) -> bool:
         """Wait until nobody is about to delete the object. False if nobody was."""
+
+        async def listed() -> list[Any]:
+            return [mark async for page in obstore.list(self._store, prefix=f"condemned/{hash}/") for mark in page]
+
         waited = False
-        while marks := [mark async for page in obstore.list(self._store, prefix=f"condemned/{hash}/") for mark in page]:
+        while marks := await again(self._retries, listed):
             waited = True
             for mark in marks:
                 if await self.is_old(mark["last_modified"]):

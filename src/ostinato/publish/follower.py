@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from ostinato.core.errors import NotFound, OstinatoError
+from ostinato.core.errors import Corrupt, NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion, Snapshot, Weights
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Manifests, rebuild
+from ostinato.publish.chain import Manifests, rebuild, version_ref
 from ostinato.publish.export import write_model
 from ostinato.publish.journal import Journal
 from ostinato.publish.manifest import Manifest
@@ -90,14 +90,17 @@ class Follower:
 
         Raises: NotFound for a version or object that is not in the store; Corrupt names the object that is damaged.
         """
+        return await self._fetch(policy.hash, None)
+
+    async def _fetch(self, root: str, found: tuple[str, Manifest] | None) -> Weights:
         async with self._lock:
-            if policy.hash in self._kept:
-                self._kept.move_to_end(policy.hash)
-                return self._kept[policy.hash].weights
-            hash, manifest = await self._manifests.of_root(policy.hash)
+            if root in self._kept:
+                self._kept.move_to_end(root)
+                return self._kept[root].weights
+            hash, manifest = found or await self._manifests.of_root(root)
             check_signature(manifest, hash, self._config.trusted)
             loaded = await rebuild(self._store, self._manifests, hash, self._known, self._config.max_bytes)
-            self._kept[policy.hash] = loaded
+            self._kept[root] = loaded
             while len(self._kept) > self._config.keep:
                 self._kept.popitem(last=False)
             return loaded.weights
@@ -118,7 +121,7 @@ class Follower:
         once per different message, and tried again; the others go on. Unverified weights are never delivered. With a journal, a
         follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched.
         """
-        delivered: dict[str, PolicyVersion] = {}
+        delivered: dict[str, str] = {}
         reported: dict[str, str] = {}
         while True:
             for ref in refs:
@@ -132,18 +135,23 @@ class Follower:
                     await self._fall_back(ref, delivered, on_change)
             await asyncio.sleep(self._config.interval_s if interval_s is None else interval_s)
 
-    async def _deliver(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
-        policy = await self.resolve(ref)
-        if policy is None or delivered.get(ref) == policy:
+    async def _deliver(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
+        value = await self._store.read_ref(ref)
+        if value is None or delivered.get(ref) == value:
             return
+        hash = await self._manifests.find(value)
+        manifest = await self._manifests.read(hash)
+        policy = manifest.policy
+        if value not in (hash, policy.hash):
+            raise Corrupt(f"ref {version_ref(value)} leads to manifest {hash}, which is of root {policy.hash}")
         if self._journal is not None:
             await asyncio.to_thread(self._journal.want, ref, policy)
-        await on_change(ref, Snapshot(policy=policy, weights=await self.fetch(policy)))
-        delivered[ref] = policy
+        await on_change(ref, Snapshot(policy=policy, weights=await self._fetch(policy.hash, (hash, manifest))))
+        delivered[ref] = value
         if self._journal is not None:
             await asyncio.to_thread(self._journal.have, ref, policy)
 
-    async def _fall_back(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
+    async def _fall_back(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
         """Nothing was delivered for `ref` since the start: better what was served before than nothing."""
         entry = self._journal.entries.get(ref) if self._journal is not None else None
         if ref in delivered or entry is None or entry.have is None:
@@ -151,7 +159,7 @@ class Follower:
         had = entry.have.policy
         with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported already
             await on_change(ref, Snapshot(policy=had, weights=await self.fetch(had)))
-            delivered[ref] = had
+            delivered[ref] = had.hash
             logger.warning("ref %s: serving %s, which was served before", ref, had)
 
     async def log(self, ref: str, limit: int = 100) -> list[Manifest]:

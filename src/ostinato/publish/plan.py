@@ -56,7 +56,7 @@ class Deployment:
     anchor_every: int = 25
     anchor_share: float = 0.4
     object_bytes: int = 1 << 26
-    part_bytes: int = 1 << 24
+    part_bytes: int = 1 << 23
     max_bytes: int = 1 << 38
     keep: int = 100
 

@@ -12,7 +12,7 @@ from obstore.store import HTTPStore
 from ostinato.core.errors import BadConfig, Corrupt
 from ostinato.publish.bucket import BucketConfig, BucketStore
 from ostinato.publish.content import check_hash, check_ref
-from ostinato.publish.store import ListedObject, ListedRef
+from ostinato.publish.store import MAX_OBJECT_BYTES, ListedObject, ListedRef
 
 _MAX_LISTING: Final = 1 << 26
 
@@ -59,6 +59,12 @@ class HttpStore(BucketStore):
         """Refused: raises BadConfig."""
         raise read_only(self.url)
         yield
+
+    async def _read(self, path: str, hash: str) -> bytes:
+        found = await obstore.get_async(self._store, path)  # in one go: a web server may know no ranges
+        if int(found.meta["size"]) > MAX_OBJECT_BYTES:
+            raise Corrupt(f"object {hash} has {found.meta['size']} bytes; no object has more than {MAX_OBJECT_BYTES}")
+        return bytes(await found.bytes_async())
 
     async def refs(self) -> dict[str, str]:
         """Every ref, sorted by name, from the relay's own listing. Raises Corrupt if it is none."""

@@ -21,7 +21,7 @@ from ostinato.publish.content import CHUNK_ELEMENTS, hash_of, part_hash
 from ostinato.publish.manifest import Chunk, Manifest, Tensor
 from ostinato.publish.store import MAX_OBJECT_BYTES
 
-_AHEAD = 2  # objects that are on their way at the same time
+_AHEAD = 4  # objects that are on their way at the same time
 _THREADS = 2  # that decode; their memory is the result's own
 _ATTEMPTS = 3  # to get a payload that is what the manifest names
 

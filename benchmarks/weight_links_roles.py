@@ -1,0 +1,121 @@
+"""The processes around the publisher in weight_links.py: the bucket, the lines, one follower. JSON lines on standard input and output.
+
+python benchmarks/weight_links_roles.py bucket | lines | follower
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from contender import quiet_stdout
+from weight_links_trainer import warm
+
+from ostinato.core.records import Snapshot
+from ostinato.publish.bucket import BucketConfig, BucketStore
+from ostinato.publish.content import weights_root
+from ostinato.publish.follower import Follower, FollowerConfig
+from ostinato.testing.link import Line, Link
+
+ANSWERS: Any = None
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), file=ANSWERS, flush=True)
+
+
+async def questions() -> AsyncIterator[dict[str, Any]]:
+    """What the benchmark asks, until it closes the line."""
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield json.loads(line)
+
+
+async def bucket() -> None:
+    """moto's server: the S3 API over HTTP, objects in memory."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    say(url=f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://{host}:{port}")
+    async for _ in questions():
+        pass
+    server.stop()
+
+
+async def lines() -> None:
+    """Links on demand: `open` replaces those before, `bytes` and `passed` tell what went through each."""
+    async with contextlib.AsyncExitStack() as stack:
+        links: list[Link] = []
+        async for asked in questions():
+            match asked["do"]:
+                case "open":
+                    await stack.aclose()
+                    links = [
+                        await stack.enter_async_context(Link(asked["server"], Line(**line))) for line in asked["lines"]
+                    ]
+                    say(urls=[link.url for link in links])
+                case "bytes":
+                    say(bytes=[sum(one.bytes for one in link.passed) for link in links])
+                case _:
+                    say(passed=[[asdict(one) for one in link.passed] for link in links])
+
+
+class Noted:
+    """A weight store that notes what a look at the refs asked of it: [what, name, began, ended, bytes]."""
+
+    def __init__(self, inner: BucketStore) -> None:
+        self._inner = inner
+        self.calls: list[tuple[str, str, float, float, int]] = []
+
+    async def read_ref(self, ref: str) -> str | None:
+        if ref == "live":
+            self.calls = []
+        began = time.monotonic()
+        value = await self._inner.read_ref(ref)
+        self.calls.append((f"ref {ref.split('/')[0]}", ref, began, time.monotonic(), 65))
+        return value
+
+    async def get(self, hash: str) -> bytes:
+        began = time.monotonic()
+        data = await self._inner.get(hash)
+        self.calls.append(("object", hash, began, time.monotonic(), len(data)))
+        return data
+
+    async def put(self, data: bytes | memoryview) -> str:
+        return await self._inner.put(data)
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        await self._inner.move_ref(ref, old, new)
+
+
+async def follower() -> None:
+    """`Follower.watch` with an engine that only takes the snapshot: notes the time, then hashes all that it was given."""
+    asked = await anext(questions())
+    store = Noted(BucketStore(BucketConfig.model_validate(asked["bucket"])))
+    watcher = Follower(store, FollowerConfig.model_validate(asked["follower"]))
+
+    async def take(ref: str, snapshot: Snapshot) -> None:
+        at = time.monotonic()
+        calls, root = list(store.calls), await asyncio.to_thread(weights_root, snapshot.weights)
+        say(number=snapshot.policy.number, hash=snapshot.policy.hash, root=root, at=at, calls=calls)
+
+    await warm()
+    say(ready=True)
+    await watcher.watch(["live"], take, on_error=lambda ref, error: say(error=str(error), at=time.monotonic()))
+
+
+if __name__ == "__main__":
+    ANSWERS = quiet_stdout()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run({"bucket": bucket, "lines": lines, "follower": follower}[sys.argv[1]]())
