@@ -25,7 +25,7 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
-from ostinato.publish.bucket import BucketStore
+from ostinato.publish.bucket import open_url
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Published, Publisher
 from ostinato.publish.store import DirectoryStore, RefStore
@@ -104,12 +104,7 @@ def open_log(config: Config) -> SqlLog:
 
 def open_store(config: Config) -> RefStore:
     """The run's weight store: a directory, or the bucket that `weights.url` names."""
-    url = config.weights.url
-    if not url:
-        return DirectoryStore(home(config).weights)
-    if "://" not in url or url.startswith("file://"):
-        return DirectoryStore(Path(url.removeprefix("file://")).expanduser())
-    return BucketStore(config.weights)
+    return open_url(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
 
 
 def model_path(config: Config, progress: Callable[[str], None] | None = None) -> Path:

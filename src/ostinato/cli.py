@@ -241,6 +241,36 @@ def replay(common: Common | None = None) -> None:
     _run(replay_run((common or Common()).load(), Console()))
 
 
+@weights.command(name="drive-vllm")
+def drive_vllm(
+    url: str,
+    *,
+    ref: str = "live",
+    kv: Literal["recompute", "keep"] = "recompute",
+    store: str = "",
+    common: Common | None = None,
+) -> None:
+    """Let a vLLM server follow a ref: it fetches and verifies beside its serving, then swaps under its open streams.
+
+    The server needs VLLM_SERVER_DEV_MODE=1, --weight-transfer-config '{"backend": "ostinato"}' and
+    --worker-extension-cls ostinato.publish.vllm.worker.StagingWorker; see the guide.
+
+    Parameters
+    ----------
+    url
+        The server, like http://127.0.0.1:8000.
+    ref
+        Which version it should serve.
+    kv
+        recompute: nothing that the old weights computed is read again. keep: open streams and cached prefixes stay as they are.
+    store
+        How the server names the weight store, if it sees it elsewhere than this command does.
+    """
+    from ostinato.launch.vllm import drive
+
+    _run(drive((common or Common()).load(), url, ref, kv, store, console))
+
+
 @app.command
 def doctor(common: Common | None = None) -> None:
     """Check this machine: Python, torch, SQLite, CPU features, sandbox, model, disk, port. Each failure names its remedy."""

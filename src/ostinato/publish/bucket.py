@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 
 import obstore
@@ -19,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
 from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
-from ostinato.publish.store import MAX_OBJECT_BYTES
+from ostinato.publish.store import MAX_OBJECT_BYTES, DirectoryStore, RefStore
 
 _REF_BYTES: Final = 200
 
@@ -207,6 +208,13 @@ class BucketStore:
         if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)):
             return Unauthorized(f"{doing}: {self.url} refuses us; check its credentials ({_short(error)})")
         return Unavailable(f"{doing}: {self.url} cannot be used now ({_short(error)}); nothing was acknowledged")
+
+
+def open_url(config: BucketConfig) -> RefStore:
+    """The store that `config.url` names: a bucket, or a directory. Raises BadConfig."""
+    if "://" not in config.url or config.url.startswith("file://"):
+        return DirectoryStore(Path(config.url.removeprefix("file://")).expanduser())
+    return BucketStore(config)
 
 
 def _open(config: BucketConfig) -> Any:
