@@ -104,7 +104,7 @@ class FakeVllm:
 
 
 class VllmServer:
-    """`vllm serve` on a free loopback port, in the environment of `python`, with this checkout's plug-in. A context manager.
+    """A vLLM API server on a free loopback port, in the environment of `python`, with this checkout's plug-in. A context manager.
 
     `source` is the checkout: its `src` goes onto the server's path, and its entry points become known without an installation.
 
@@ -134,8 +134,8 @@ class VllmServer:
             self._port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         self._log = log
-        self._command = [
-            *(str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+        self._command = [  # not `vllm serve`: under its CPU wheel's name that command does not find its own version
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
             *("--host", "127.0.0.1", "--port", str(self._port), "--dtype", "bfloat16", "--max-model-len", "2048"),
             *(
                 "--weight-transfer-config",
