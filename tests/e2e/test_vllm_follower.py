@@ -1,6 +1,7 @@
 """A real vLLM server follows the weight store: no stream is dropped, every bit is that of a fresh server, damage changes nothing.
 
 Needs vLLM's environment: `python benchmarks/peers.py vllm`. One server lives through one story; the tests look at what it told.
+OSTINATO_VLLM_COMPILE=1 lets vLLM compile the model, which takes minutes per server; without it the servers are eager.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin
 STREAMS, TOKENS = 6, 200
 PROMPTS = [" ".join(topics.topics[name].split())[:900] for name in ("assignment", "class", "exceptions", "strings")]
 LAYER = "model.layers.5."
+OPTIONS = [] if os.environ.get("OSTINATO_VLLM_COMPILE") == "1" else ["--enforce-eager"]
 
 
 def usable():
@@ -59,6 +61,7 @@ class Story:
     errors: dict[str, str] = field(default_factory=dict)
     fresh: dict[str, list] = field(default_factory=dict)
     streams: list = field(default_factory=list)
+    open: list[bool] = field(default_factory=list)
     swaps: dict[str, object] = field(default_factory=dict)
     paused: list[bool] = field(default_factory=list)
     log: str = ""
@@ -104,9 +107,7 @@ class Client:
 
 
 def start(model, work, name, **options):
-    return VllmServer(
-        PYTHON, model, source=ROOT, work=work, log=work / f"{name}.log", options=["--enforce-eager"], **options
-    )
+    return VllmServer(PYTHON, model, source=ROOT, work=work, log=work / f"{name}.log", options=OPTIONS, **options)
 
 
 async def versions(store, path):
@@ -166,6 +167,7 @@ async def tell(story, store, root, policies, path, work):
             streams = [asyncio.create_task(client.stream(number)) for number in range(STREAMS)]
             await asyncio.sleep(2.0)
             story.swaps["v3"] = await vllm.swap(policies[3])
+            story.open = [not stream.done() for stream in streams]
             story.streams = await asyncio.gather(*streams)
             story.answers["v3"] = await client.answers()
     story.log = (work / "follows.log").read_text(errors="replace")
@@ -212,6 +214,7 @@ def story(tmp_path_factory):
 
 
 def test_no_stream_is_dropped_by_a_swap_under_load(story):
+    assert story.open == [True] * STREAMS
     assert story.streams == [(["length"], TOKENS)] * STREAMS
 
 
