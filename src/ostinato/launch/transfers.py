@@ -87,7 +87,7 @@ def _elsewhere(config: Config, url: str, options: Sequence[str]) -> RefStore:
             raise BadConfig(f"--option {option!r}: write it as key=value, such as aws_region=eu-west-1")
         pairs[key] = value
     settings = config.weights.model_dump() | {"url": url, "options": pairs}
-    return app.open_weights(BucketConfig.model_validate(settings))
+    return app.open_url(BucketConfig.model_validate(settings))
 
 
 def _address(text: str) -> tuple[str, int]:

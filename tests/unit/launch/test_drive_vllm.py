@@ -1,0 +1,176 @@
+"""The driver against vLLM's control plane without a model: it pauses last, resumes always, and believes nobody."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from ostinato.core.errors import Conflict, Corrupt, Unavailable
+from ostinato.core.records import WeightArray
+from ostinato.launch.vllm import VllmFollower
+from ostinato.publish.follower import Follower
+from ostinato.publish.publisher import Publisher
+from ostinato.publish.staging import Staging
+from ostinato.testing.serving import serving
+from ostinato.testing.store import MemoryStore
+from ostinato.testing.vllm import FakeVllm
+
+UPDATE = ["start_weight_update", "update_weights", "finish_weight_update"]
+
+
+def model(seed):
+    data = np.random.default_rng(seed).integers(0, 200, 64, dtype=np.uint8)
+    return {"w": WeightArray("U8", (64,), data)}
+
+
+async def publish(store, count):
+    publisher, base, found = Publisher(store), None, []
+    for number in range(count):
+        done = await publisher.publish(number, model(number), run="r", base=base, ref="live")
+        base = done.policy
+        found.append(done.policy)
+    return found
+
+
+@asynccontextmanager
+async def driven(store, workers=1, **options):
+    staging = Staging(store)
+    fake = FakeVllm(staging, workers)
+    async with (
+        serving(fake.app) as url,
+        VllmFollower(url, Follower(store), {"url": "s"}, poll_s=0.002, **options) as vllm,
+    ):
+        yield fake, vllm
+    staging.close()
+
+
+async def test_a_swap_fetches_first_then_pauses_verifies_and_resumes():
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store, workers=2) as (fake, vllm):
+        assert await vllm.served() == "default"
+        swap = await vllm.swap(policy)
+        assert (fake.label, fake.served, fake.paused) == (policy.hash, [policy.hash] * 2, False)
+        steps = [call for call in fake.calls if call not in ("collective_rpc", "weight_info")]
+        assert steps == ["init_weight_transfer_engine", "pause", *UPDATE, "reset_prefix_cache", "resume"]
+        assert fake.calls.index("collective_rpc") < fake.calls.index("pause")
+        assert 0 < swap.load_s < swap.pause_s
+
+
+async def test_keeping_the_cache_is_a_choice():
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store, kv="keep") as (fake, vllm):
+        await vllm.swap(policy)
+        assert "reset_prefix_cache" not in fake.calls
+
+
+async def test_a_damaged_version_is_refused_without_a_pause():
+    store = MemoryStore()
+    first, second = await publish(store, 2)
+    async with driven(store) as (fake, vllm):
+        await vllm.swap(first)
+        for name in store.objects:
+            store.objects[name] = b"rotten"
+        fake.calls.clear()
+        with pytest.raises(Corrupt, match="goes on as it was"):
+            await vllm.swap(second)
+        assert "pause" not in fake.calls
+        assert (fake.label, fake.served) == (first.hash, [first.hash])
+
+
+@pytest.mark.parametrize("step", ["pause", *UPDATE, "reset_prefix_cache"])
+async def test_it_resumes_whichever_step_fails_and_the_next_swap_arrives(step):
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store) as (fake, vllm):
+        fake.fail[step] = "out of luck"
+        with pytest.raises(Unavailable, match=r"(?s)out of luck"):
+            await vllm.swap(policy)
+        assert fake.paused is False
+        assert fake.calls[-1] == "resume"
+        await vllm.swap(policy)
+        assert (fake.label, fake.paused, fake.active) == (policy.hash, False, False)
+
+
+async def test_a_resume_that_fails_is_tried_again():
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store) as (fake, vllm):
+        fake.fail["resume"] = "not now"
+        await vllm.swap(policy)
+        assert fake.paused is False
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda fake: setattr(fake, "_finish_weight_update", lambda body: setattr(fake, "label", "another") or {}),
+        lambda fake: setattr(fake, "broken", "restart this server"),
+        lambda fake: setattr(fake, "_update_weights", lambda body: fake.served.__setitem__(0, "0" * 64) or {}),
+    ],
+    ids=["the label is another's", "a worker is broken", "workers differ"],
+)
+async def test_nobody_is_answered_by_unknown_weights(harm):
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store, workers=2) as (fake, vllm):
+        harm(fake)
+        with pytest.raises(Conflict):
+            await vllm.swap(policy)
+        assert fake.paused is True
+
+
+async def test_it_follows_a_ref_and_takes_over_what_a_killed_driver_left():
+    store = MemoryStore()
+    first, second = await publish(store, 2)
+    async with driven(store) as (fake, vllm):
+        fake.paused = fake.active = True  # killed between start and update
+        swaps, errors = [], []
+        task = asyncio.create_task(
+            vllm.follow("live", swaps.append, lambda ref, error: errors.append(error), interval_s=0.005)
+        )
+        async with asyncio.timeout(5):
+            while fake.label != second.hash or fake.paused:
+                await asyncio.sleep(0.005)
+            await store.move_ref("live", second.hash, first.hash)
+            while len(swaps) < 2:
+                await asyncio.sleep(0.005)
+            fake.label, fake.served = "default", [""]  # the server was restarted
+            while len(swaps) < 3:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        assert [swap.policy for swap in swaps] == [second, first, first]
+        assert (fake.paused, errors) == (False, [])
+
+
+async def test_a_paused_server_that_serves_the_version_is_resumed():
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store) as (fake, vllm):
+        fake.label, fake.served, fake.paused = policy.hash, [policy.hash], True
+        task = asyncio.create_task(vllm.follow("live", print, interval_s=0.005))
+        async with asyncio.timeout(5):
+            while fake.paused:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        assert "update_weights" not in fake.calls
+
+
+async def test_an_error_is_reported_once_and_tried_again():
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store) as (fake, vllm):
+        fake.fail["init_weight_transfer_engine"] = "first"
+        swaps, errors = [], []
+        task = asyncio.create_task(
+            vllm.follow("live", swaps.append, lambda ref, error: errors.append(str(error)), interval_s=0.005)
+        )
+        async with asyncio.timeout(5):
+            while not swaps:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        assert len(errors) == 1
+        assert "first" in errors[0]
+        assert swaps[0].policy == policy
