@@ -74,7 +74,7 @@ class Follower:
         value = await self._store.read_ref(ref)
         if value is None:
             return None
-        return (await self._manifests.read(await self._manifests.find(value))).policy
+        return (await self._manifests.at(value))[1].policy
 
     async def fetch(self, policy: PolicyVersion) -> Weights:
         """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.
@@ -150,7 +150,7 @@ class Follower:
         if value is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
         found: list[Manifest] = []
-        async for _, manifest in self._manifests.walk(await self._manifests.find(value)):
+        async for _, manifest in self._manifests.walk((await self._manifests.at(value))[0]):
             found.append(manifest)
             if len(found) >= limit:
                 break

@@ -176,6 +176,24 @@ async def test_a_version_ref_that_leads_elsewhere_is_refused():
     assert any(one.hash in problem for problem in (await verify(store)).problems)
 
 
+async def test_a_ref_is_never_resolved_to_another_version_than_it_names():
+    """The version ref of what `live` names leads to another sound version: that one must not be served in its place."""
+    store = MemoryStore()
+    (one, _), (two, _) = await chain(store, 2)
+    good = store.links[version_ref(two.hash)]
+    store.links[version_ref(two.hash)] = store.links[version_ref(one.hash)]
+    with pytest.raises(Corrupt, match=two.hash):
+        await Follower(store).resolve("live")
+    store.links[version_ref(two.hash)] = "0" * 64
+    with pytest.raises(NotFound, match=f"{version_ref(two.hash)} leads to manifest {'0' * 64}"):
+        await Follower(store).resolve("live")
+    del store.links[version_ref(two.hash)]
+    with pytest.raises(NotFound, match=f"neither a ref {version_ref(two.hash)}"):
+        await Follower(store).resolve("live")
+    store.links[version_ref(two.hash)] = good
+    assert await Follower(store).resolve("live") == two
+
+
 async def test_a_version_beyond_the_limit_is_refused_before_memory_is_taken():
     store = MemoryStore()
     (policy, _), *_ = await chain(store, 1)
