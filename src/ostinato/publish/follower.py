@@ -106,7 +106,8 @@ class Follower:
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
         once per different message, and tried again; the others go on. Unverified weights are never delivered. With a journal, a
-        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched.
+        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched. A journal that
+        cannot be written is reported too and tried again, but holds nothing up.
         """
         delivered: dict[str, PolicyVersion] = {}
         reported: dict[str, str] = {}
@@ -124,21 +125,29 @@ class Follower:
 
     async def _deliver(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
         policy = await self.resolve(ref)
-        if policy is None or delivered.get(ref) == policy:
+        if policy is None:
+            if ref in delivered or self._had(ref) is not None:
+                raise NotFound(f"ref {ref} is no longer in the weight store; point it to a version again", field="ref")
             return
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.want, ref, policy)
-        await on_change(ref, Snapshot(policy=policy, weights=await self.fetch(policy)))
-        delivered[ref] = policy
+        if delivered.get(ref) != policy:
+            if self._journal is not None:
+                with contextlib.suppress(OSError):  # a disk that stays full is reported below
+                    await asyncio.to_thread(self._journal.want, ref, policy)
+            await on_change(ref, Snapshot(policy=policy, weights=await self.fetch(policy)))
+            delivered[ref] = policy
         if self._journal is not None:
             await asyncio.to_thread(self._journal.have, ref, policy)
 
+    def _had(self, ref: str) -> PolicyVersion | None:
+        """What the journal says was delivered last."""
+        entry = self._journal.entries.get(ref) if self._journal is not None else None
+        return entry.have.policy if entry is not None and entry.have is not None else None
+
     async def _fall_back(self, ref: str, delivered: dict[str, PolicyVersion], on_change: OnChange) -> None:
         """Nothing was delivered for `ref` since the start: better what was served before than nothing."""
-        entry = self._journal.entries.get(ref) if self._journal is not None else None
-        if ref in delivered or entry is None or entry.have is None:
+        had = self._had(ref)
+        if ref in delivered or had is None:
             return
-        had = entry.have.policy
         with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported already
             await on_change(ref, Snapshot(policy=had, weights=await self.fetch(had)))
             delivered[ref] = had
