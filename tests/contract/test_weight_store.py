@@ -224,6 +224,15 @@ async def test_a_collection_leaves_what_is_needed_and_nothing_else(store):
     assert (await collect(store, CollectConfig(keep=1, grace_hours=0))).deleted.objects == 0
 
 
+@pytest.mark.parametrize("keep", [1000, 400, 0])
+async def test_a_range_of_an_object_that_is_too_short_is_corrupt(store, keep):
+    name = await store.put(b"some weights" * 100)
+    spoil(store, name, (b"some weights" * 100)[:keep])
+    for start, length in ((0, 1200), (500, 700), (1100, 100)):
+        with pytest.raises(Corrupt, match=name):
+            await store.get_range(name, start, length)
+
+
 async def test_a_ref_moves_only_from_where_it_is(store):
     assert await store.read_ref("live") is None
     await store.move_ref("live", None, ONE)
@@ -235,6 +244,22 @@ async def test_a_ref_moves_only_from_where_it_is(store):
         await store.move_ref("canary", ONE, TWO)
     await store.move_ref("live", TWO, TWO)
     assert await store.refs() == {"live": TWO}
+
+
+@pytest.mark.parametrize("rotten", [b"", b"no hash", bytes(range(256)), ONE.encode()[:-1]])
+async def test_a_ref_that_holds_no_hash_is_corrupt_until_somebody_who_expects_nothing_moves_it(store, rotten):
+    if isinstance(store, MemoryStore):
+        pytest.skip("its refs cannot rot")
+    await store.move_ref("version/a", None, ONE)
+    if isinstance(store, BucketStore):
+        obstore.put(store._store, "refs/version/a", rotten)
+    else:
+        (Path(store._root) / "refs/version/a").write_bytes(rotten)
+    for call in (store.read_ref("version/a"), store.move_ref("version/a", ONE, TWO)):
+        with pytest.raises((Corrupt, Conflict), match="version/a"):
+            await call
+    await store.move_ref("version/a", None, TWO)
+    assert await store.read_ref("version/a") == TWO
 
 
 async def test_refs_are_listed_with_their_whole_names(store):
@@ -305,6 +330,18 @@ async def test_large_objects_travel_in_parts_and_whole_ones_are_not_sent_again(s
     store._config = store._config.model_copy(update={"renew_s": 0.0})
     assert await store.put(data) == name  # old: sent again
     assert sent[-1] == f"objects/{name[:2]}/{name[2:]}"
+
+
+async def test_an_object_of_many_parts_that_is_too_short_is_corrupt():
+    config = BucketConfig.model_construct(**(BucketConfig(url="memory:///").model_dump() | {"part_bytes": 256}))
+    store = BucketStore(config, inside=obstore.store.MemoryStore())
+    name = await store.put(b"some weights" * 100)
+    assert await store.get_range(name, 10, 1000) == (b"some weights" * 100)[10:1010]
+    for keep in (1100, 600, 0):
+        spoil(store, name, (b"some weights" * 100)[:keep])
+        for call in (store.get(name), store.get_range(name, 0, 1200)):
+            with pytest.raises(Corrupt, match=name):
+                await call
 
 
 async def test_of_two_publishers_one_wins(s3, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -19,12 +20,15 @@ class Progress:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._torn = True  # the last line may be half a line: an earlier process, or a disk that filled within it
 
     def write(self, kind: str, **fields: Any) -> None:
         """One line with the kind, the time and the fields."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": kind, "at": wall_clock(), **fields}) + "\n")
+                torn, self._torn = self._torn and file.tell() > 0, True
+                file.write("\n" * torn + json.dumps({"kind": kind, "at": wall_clock(), **fields}) + "\n")
+            self._torn = False
         except OSError as error:
             logger.warning("progress line lost: %s", error)
 
@@ -68,7 +72,7 @@ class Lines:
         self._at = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Complete new lines, oldest first."""
+        """Complete new lines, oldest first. Half a line that a full disk or a killed process left is passed over."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._at)
@@ -77,4 +81,8 @@ class Lines:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        found: list[dict[str, Any]] = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found

@@ -26,7 +26,8 @@ from ostinato.publish.location import BucketConfig, again, connect, short
 from ostinato.publish.store import MAX_OBJECT_BYTES, ListedObject, ListedRef, check_range
 
 _REF_BYTES: Final = 200
-_REF: Final = re.compile(r"([0-9a-f]{64}|deleted)(?: [0-9a-f]{32})?")
+_DELETED: Final = "deleted"
+_REF: Final = re.compile(rf"([0-9a-f]{{64}}|{_DELETED})(?: [0-9a-f]{{32}})?")
 _LOST: Final = (errors.PreconditionError, errors.AlreadyExistsError, FileExistsError)
 
 
@@ -134,19 +135,19 @@ class BucketStore:
                         yield ListedObject(name, item["size"], _age(modified, now), _stamp(modified))
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap by a conditional write; `old` None means the ref must not exist. Raises Conflict."""
+        """Compare-and-swap by a conditional write; `old` None means the ref must not exist, or hold no hash. Raises Conflict."""
         check_hash(new, "new")
         if old is not None:
             check_hash(old, "old")
         check_ref(ref)
         if old is None and (taken := await self._parent_or_child(ref)):
             raise Conflict(f"ref {ref} cannot be made: there is a ref {taken}")
-        at = await self._at(ref)
+        at = await self._at(ref, damaged_ok=old is None)
         if at.value != old:
             raise Conflict(
                 f"ref {ref} is at {at.value or 'nothing'}, not at {old or 'nothing'}: another publisher moved it"
             )
-        if at.value is None and at.tag is not None:
+        if at.text.startswith(_DELETED):
             at = await self._after_deletion(ref)
         await self._exchange(ref, at, new)
 
@@ -174,13 +175,14 @@ class BucketStore:
             raise Conflict(
                 f"ref {ref} is at {at.value or 'nothing'}, not at {old}, or was moved again since it was listed"
             )
-        await self._exchange(ref, at, "deleted")
+        await self._exchange(ref, at, _DELETED)
         with self._refusals(f"deleting ref {ref}"):  # nobody writes over the word before it is gone
             await obstore.delete_async(self._store, f"refs/{ref}")
 
     # ------------------------------------------------------------ within
 
-    async def _at(self, ref: str) -> _Ref:
+    async def _at(self, ref: str, *, damaged_ok: bool = False) -> _Ref:
+        """What the ref holds; a damaged one holds nothing for whoever expects nothing."""
         with self._refusals(f"reading ref {ref}"):
             try:
                 found = await again(self._config.retries, lambda: self._small(f"refs/{ref}"))
@@ -188,9 +190,10 @@ class BucketStore:
                 return _Ref(None, "", None, None)
         data, meta = found
         text = data.decode("ascii", "replace").strip()
-        if (match := _REF.fullmatch(text)) is None:
+        match = _REF.fullmatch(text)
+        if match is None and not damaged_ok:
             raise Corrupt(f"ref {ref} holds {text[:80]!r}, which is not a hash. Delete it, or move it by hand")
-        value = match[1] if is_hash(match[1]) else None
+        value = match[1] if match is not None and is_hash(match[1]) else None
         return _Ref(value, text, meta["e_tag"], meta["last_modified"])
 
     async def _exchange(self, ref: str, at: _Ref, word: str) -> None:
@@ -319,6 +322,8 @@ class BucketStore:
             raise self._explained(error, doing, missing) from error
 
     def _explained(self, error: BaseException, doing: str, missing: str) -> Exception:
+        if isinstance(error, Corrupt):
+            return error
         if isinstance(error, FileNotFoundError):
             return NotFound(missing or f"{doing}: there is nothing at {self.url}", field="hash")
         if isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError)):

@@ -72,6 +72,20 @@ class Manifests:
         """The hash of the manifest that `value`, a root or a manifest hash, stands for."""
         return await self._store.read_ref(version_ref(value)) or value
 
+    async def at(self, value: str) -> tuple[str, Manifest]:
+        """The manifest that `value`, a root or a manifest hash, stands for. Raises NotFound or Corrupt."""
+        hash = await self._store.read_ref(version_ref(value))
+        if hash is not None:
+            return await self._behind(value, hash)
+        try:
+            return value, await self.read(value)
+        except NotFound as error:
+            raise NotFound(
+                f"there is neither a ref {version_ref(value)} nor a manifest {value} in the weight store. "
+                "Publish the version again",
+                field="ref",
+            ) from error
+
     async def of_root(self, root: str) -> tuple[str, Manifest]:
         """The manifest of a version. Raises NotFound for a root that was never published."""
         hash = await self._store.read_ref(version_ref(root))
@@ -80,7 +94,14 @@ class Manifests:
                 f"version {root} was never published to this weight store; `ostinato weights log` lists them",
                 field="policy",
             )
-        manifest = await self.read(hash)
+        return await self._behind(root, hash)
+
+    async def _behind(self, root: str, hash: str) -> tuple[str, Manifest]:
+        """What the version ref of `root` leads to: a manifest of that root, or an error that names the ref."""
+        try:
+            manifest = await self.read(hash)
+        except NotFound as error:
+            raise NotFound(f"ref {version_ref(root)} leads to manifest {hash}: {error}", field="hash") from error
         if manifest.root != root:
             raise Corrupt(
                 f"ref {version_ref(root)} leads to manifest {hash}, which is of root {manifest.root}. Publish it again"

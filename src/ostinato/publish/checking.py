@@ -40,8 +40,9 @@ async def verify(store: RefStore, *, every: bool = False) -> Findings:
     seen: set[str] = set()
     for ref, value in refs.items():
         try:
-            await _reach(store, manifests, await manifests.find(value), seen, lengths, findings)
-            policy = (await manifests.read(await manifests.find(value))).policy
+            hash, manifest = await manifests.at(value)
+            await _reach(store, manifests, hash, seen, lengths, findings)
+            policy = manifest.policy
             if ref.startswith("version/") and ref != f"version/{policy.hash}":
                 findings.problems.append(f"ref {ref} leads to a manifest of root {policy.hash}")
             if every or not ref.startswith("version/"):

@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from ostinato.core.errors import Corrupt, NotFound, OstinatoError
+from ostinato.core.errors import NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion, Snapshot, Weights
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Manifests, rebuild, version_ref
+from ostinato.publish.chain import Manifests, rebuild
 from ostinato.publish.export import write_model
 from ostinato.publish.journal import Journal
 from ostinato.publish.manifest import Manifest
@@ -83,7 +83,7 @@ class Follower:
         value = await self._store.read_ref(ref)
         if value is None:
             return None
-        return (await self._manifests.read(await self._manifests.find(value))).policy
+        return (await self._manifests.at(value))[1].policy
 
     async def fetch(self, policy: PolicyVersion) -> Weights:
         """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.
@@ -119,7 +119,8 @@ class Follower:
 
         A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
         once per different message, and tried again; the others go on. Unverified weights are never delivered. With a journal, a
-        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched.
+        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched. A journal that
+        cannot be written is reported too and tried again, but holds nothing up.
         """
         delivered: dict[str, str] = {}
         reported: dict[str, str] = {}
@@ -137,26 +138,38 @@ class Follower:
 
     async def _deliver(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
         value = await self._store.read_ref(ref)
-        if value is None or delivered.get(ref) == value:
+        if value is None:
+            if ref in delivered or self._had(ref) is not None:
+                raise NotFound(f"ref {ref} is no longer in the weight store; point it to a version again", field="ref")
             return
-        hash = await self._manifests.find(value)
-        manifest = await self._manifests.read(hash)
+        if delivered.get(ref) == value and self._noted(ref):
+            return
+        hash, manifest = await self._manifests.at(value)
         policy = manifest.policy
-        if value not in (hash, policy.hash):
-            raise Corrupt(f"ref {version_ref(value)} leads to manifest {hash}, which is of root {policy.hash}")
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.want, ref, policy)
-        await on_change(ref, Snapshot(policy=policy, weights=await self._fetch(policy.hash, (hash, manifest))))
-        delivered[ref] = value
+        if delivered.get(ref) != value:
+            if self._journal is not None:
+                with contextlib.suppress(OSError):  # a disk that stays full is reported below
+                    await asyncio.to_thread(self._journal.want, ref, policy)
+            await on_change(ref, Snapshot(policy=policy, weights=await self._fetch(policy.hash, (hash, manifest))))
+            delivered[ref] = value
         if self._journal is not None:
             await asyncio.to_thread(self._journal.have, ref, policy)
 
+    def _had(self, ref: str) -> PolicyVersion | None:
+        """What the journal says was delivered last."""
+        entry = self._journal.entries.get(ref) if self._journal is not None else None
+        return entry.have.policy if entry is not None and entry.have is not None else None
+
+    def _noted(self, ref: str) -> bool:
+        """Whether the journal knows that what it wanted was delivered."""
+        entry = self._journal.entries.get(ref) if self._journal is not None else None
+        return self._journal is None or (entry is not None and entry.have is not None and entry.want is None)
+
     async def _fall_back(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
         """Nothing was delivered for `ref` since the start: better what was served before than nothing."""
-        entry = self._journal.entries.get(ref) if self._journal is not None else None
-        if ref in delivered or entry is None or entry.have is None:
+        had = self._had(ref)
+        if ref in delivered or had is None:
             return
-        had = entry.have.policy
         with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported already
             await on_change(ref, Snapshot(policy=had, weights=await self.fetch(had)))
             delivered[ref] = had.hash
@@ -168,7 +181,7 @@ class Follower:
         if value is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
         found: list[Manifest] = []
-        async for _, manifest in self._manifests.walk(await self._manifests.find(value)):
+        async for _, manifest in self._manifests.walk((await self._manifests.at(value))[0]):
             found.append(manifest)
             if len(found) >= limit:
                 break

@@ -74,7 +74,9 @@ class Journal:
 
     def have(self, ref: str, policy: PolicyVersion) -> None:
         """`policy` was verified and delivered. Durable when it returns. Raises StorageFull."""
-        self._write({**self._entries, ref: Entry(have=_version(policy))})
+        entry = Entry(have=_version(policy))
+        if self._entries.get(ref) != entry:
+            self._write({**self._entries, ref: entry})
 
     def _read(self) -> dict[str, Entry]:
         try:
@@ -93,7 +95,7 @@ class Journal:
 
     def _write(self, entries: dict[str, Entry]) -> None:
         data = canonical(_Entries.dump_python(entries, mode="json"))
-        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        partial = self._path.with_name(f"{self._path.name}.partial")
         with storage_refusals(f"writing {self._path}"):
             partial.unlink(missing_ok=True)
             fd = self._disk.create(partial)
@@ -105,6 +107,11 @@ class Journal:
             finally:
                 os.close(fd)
             self._disk.rename(partial, self._path)
+            fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                os.close(fd)
         self._entries = entries
 
 

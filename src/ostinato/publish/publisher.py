@@ -151,10 +151,10 @@ class Publisher:
     async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
         """The same version if the store has it whole; otherwise None and, if it is there but damaged, what is wrong."""
         fresh = Manifests(self._store)  # nothing from memory: this is what repairs a damaged store
-        hash = await self._store.read_ref(version_ref(version.root))
-        if hash is None:
-            return None, ""
         try:
+            hash = await self._store.read_ref(version_ref(version.root))
+            if hash is None:
+                return None, ""
             manifest = await fresh.read(hash)
             said = version.about
             if (manifest.number, manifest.run, manifest.root) != (said.number, said.run, version.root):
@@ -237,7 +237,10 @@ class Publisher:
     async def _name(self, root: str, hash: str) -> None:
         """Point ``version/<root>`` to the manifest. Another publisher of the same weights may win: the content is the same."""
         ref = version_ref(root)
-        now = await self._store.read_ref(ref)
+        try:
+            now = await self._store.read_ref(ref)
+        except Corrupt:
+            now = None  # the manifest is whole and the ref says nothing: it is written anew
         if now == hash:
             return
         try:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
 import obstore
+from obstore import exceptions as errors
 from obstore.store import HTTPStore
 
 from ostinato.core.errors import BadConfig, Corrupt
@@ -65,6 +66,12 @@ class HttpStore(BucketStore):
         if int(found.meta["size"]) > MAX_OBJECT_BYTES:
             raise Corrupt(f"object {hash} has {found.meta['size']} bytes; no object has more than {MAX_OBJECT_BYTES}")
         return bytes(await found.bytes_async())
+
+    async def _part(self, path: str, start: int, length: int) -> Any:
+        try:
+            return await super()._part(path, start, length)
+        except errors.NotSupportedError:
+            return (await self._read(path, path))[start : start + length]
 
     async def refs(self) -> dict[str, str]:
         """Every ref, sorted by name, from the relay's own listing. Raises Corrupt if it is none."""

@@ -164,7 +164,7 @@ class DirectoryStore:
                 yield listed
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap across processes; `old` None means the ref must not exist. Raises Conflict.
+        """Compare-and-swap across processes; `old` None means the ref must not exist, or hold no hash. Raises Conflict.
 
         After StorageFull the ref is where it was, unless the disk refused even to put it back; it never points to less than
         a whole hash.
@@ -274,7 +274,7 @@ class DirectoryStore:
     def _move_ref(self, ref: str, old: str | None, new: str) -> None:
         path = self._root / "refs" / ref
         with storage_refusals(f"moving ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
-            now = self._read_ref(ref)
+            now = self._held(ref, old)
             if now != old:
                 raise Conflict(
                     f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide anew"
@@ -310,6 +310,15 @@ class DirectoryStore:
                     break
                 with contextlib.suppress(OSError):
                     parent.rmdir()
+
+    def _held(self, ref: str, old: str | None) -> str | None:
+        """What the ref holds; a damaged one holds nothing for whoever expects nothing."""
+        try:
+            return self._read_ref(ref)
+        except Corrupt:
+            if old is None:
+                return None
+            raise
 
     def _undo(self, path: Path, old: str | None) -> None:
         """Best effort on a failing disk: the caller is told that the ref did not move."""

@@ -26,11 +26,11 @@ class FaultyDisk(Disk):
         self.calls: list[tuple[str, str]] = []
         self._code = code
         self._kill = kill
-        self._sticky = sticky
+        self.sticky = sticky
 
     def _fails(self, call: str, what: object) -> bool:
         self.calls.append((call, str(what)))
-        return len(self.calls) == self.fail_at or (self._sticky and 0 < self.fail_at < len(self.calls))
+        return len(self.calls) == self.fail_at or (self.sticky and 0 < self.fail_at < len(self.calls))
 
     def _fail(self) -> OSError:
         if self._kill:

@@ -11,10 +11,10 @@ from ostinato.publish.chain import version_ref
 from ostinato.publish.checking import verify
 from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower, FollowerConfig
-from ostinato.publish.journal import Journal
+from ostinato.publish.journal import Entry, Journal, Version
 from ostinato.publish.manifest import canonical, plain
 from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.testing.faults import FaultyStore, dropped, flipped, truncated
+from ostinato.testing.faults import FaultyDisk, FaultyStore, dropped, flipped, truncated
 from ostinato.testing.store import MemoryStore
 
 RNG = np.random.default_rng(11)
@@ -176,6 +176,24 @@ async def test_a_version_ref_that_leads_elsewhere_is_refused():
     assert any(one.hash in problem for problem in (await verify(store)).problems)
 
 
+async def test_a_ref_is_never_resolved_to_another_version_than_it_names():
+    """The version ref of what `live` names leads to another sound version: that one must not be served in its place."""
+    store = MemoryStore()
+    (one, _), (two, _) = await chain(store, 2)
+    good = store.links[version_ref(two.hash)]
+    store.links[version_ref(two.hash)] = store.links[version_ref(one.hash)]
+    with pytest.raises(Corrupt, match=two.hash):
+        await Follower(store).resolve("live")
+    store.links[version_ref(two.hash)] = "0" * 64
+    with pytest.raises(NotFound, match=f"{version_ref(two.hash)} leads to manifest {'0' * 64}"):
+        await Follower(store).resolve("live")
+    del store.links[version_ref(two.hash)]
+    with pytest.raises(NotFound, match=f"neither a ref {version_ref(two.hash)}"):
+        await Follower(store).resolve("live")
+    store.links[version_ref(two.hash)] = good
+    assert await Follower(store).resolve("live") == two
+
+
 async def test_a_version_beyond_the_limit_is_refused_before_memory_is_taken():
     store = MemoryStore()
     (policy, _), *_ = await chain(store, 1)
@@ -283,6 +301,41 @@ def test_a_damaged_journal_is_left_aside(tmp_path, damage):
     assert not again.entries
     again.have("live", PolicyVersion(number=4, hash="b" * 64))
     assert Journal(tmp_path / "j").entries["live"].have.number == 4
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 4, 5])  # create, write, fsync, rename, fsync of the directory
+async def test_a_journal_that_cannot_be_written_holds_nothing_up_and_is_written_when_there_is_space(tmp_path, fail_at):
+    store = MemoryStore()
+    _, (new, _) = await chain(store, 2)
+    disk = FaultyDisk(fail_at, sticky=True)
+    async with Watch(Follower(store, journal=Journal(tmp_path / "j", disk)), ["live"]) as watch:
+        await watch.until(lambda: bool(watch.errors))
+        assert watch.seen == [("live", 1)]
+        assert "free some space" in watch.errors[0]
+        disk.fail_at = 0
+        await watch.until(
+            lambda: Journal(tmp_path / "j").entries.get("live") == Entry(have=Version(number=1, hash=new.hash))
+        )
+        assert (watch.seen, len(watch.errors)) == ([("live", 1)], 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+
+async def test_a_ref_that_vanishes_is_reported_and_what_was_served_goes_on(tmp_path):
+    store = MemoryStore()
+    ((policy, _),) = await chain(store, 1)
+    async with Watch(Follower(store, journal=Journal(tmp_path / "j")), ["live", "canary"]) as watch:
+        await watch.until(
+            lambda: (tmp_path / "j").exists() and Journal(tmp_path / "j").entries["live"].have is not None
+        )
+        del store.links["live"]
+        await watch.until(lambda: bool(watch.errors))
+    async with Watch(Follower(store, journal=Journal(tmp_path / "j")), ["live", "canary"]) as again:
+        await again.until(lambda: again.seen == [("live", 0)])
+        assert again.errors == watch.errors
+        assert [error.startswith("live: ref live is no longer") for error in again.errors] == [True]
+        store.links["live"] = policy.hash
+        await asyncio.sleep(0.01)
+        assert again.seen == [("live", 0)]
 
 
 async def test_watch_tries_again_when_the_engine_refused_and_goes_on_with_other_refs():

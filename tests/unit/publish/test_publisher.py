@@ -9,6 +9,7 @@ from ostinato.publish.checking import verify
 from ostinato.publish.content import CHUNK_ELEMENTS, weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Publisher, PublisherConfig
+from ostinato.publish.store import DirectoryStore
 from ostinato.testing.faults import FaultyStore
 from ostinato.testing.store import MemoryStore
 
@@ -222,6 +223,19 @@ async def test_a_base_that_is_missing_or_damaged_gives_a_full_snapshot_that_says
     after = await Publisher(store).publish(2, nudged(weights), run="r", base=done.policy)
     assert after.kind == "full"
     assert done.manifest in after.reason
+
+
+async def test_publishing_a_version_again_repairs_its_ref(tmp_path):
+    store = DirectoryStore(tmp_path)
+    weights = model()
+    done = await Publisher(store).publish(0, weights, run="r", base=None, ref="candidate")
+    path = tmp_path / "refs" / "version" / done.policy.hash
+    for rotten in ("", "not a hash", "0" * 64):
+        path.write_text(rotten)
+        assert (await verify(store)).problems != []
+        again = await Publisher(store).publish(0, weights, run="r", base=None, ref="candidate")
+        assert (again.policy, path.read_text().strip()) == (done.policy, done.manifest)
+        assert (await verify(store, every=True)).problems == []
 
 
 async def test_publishing_a_damaged_version_again_repairs_it():

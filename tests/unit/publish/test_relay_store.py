@@ -203,7 +203,7 @@ async def test_what_is_being_read_stays(upstream, tmp_path):
 async def test_a_full_disk_costs_the_cache_not_the_answer(upstream, tmp_path, caplog):
     name = await upstream.put(b"weights")
     store = RelayStore(upstream, DirectoryStore(tmp_path, disk := FaultyDisk()), RelayConfig(), Time())
-    disk.fail_at, disk._sticky = len(disk.calls) + 1, True
+    disk.fail_at, disk.sticky = len(disk.calls) + 1, True
     assert await store.get(name) == b"weights"
     assert "not kept" in caplog.text
     with pytest.raises(StorageFull):

@@ -1,0 +1,85 @@
+"""A follower in a process of its own, which says what it delivers, what it refuses, and each time that it looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ostinato.core.records import Snapshot
+from ostinato.core.seams import WeightStore
+from ostinato.publish.content import weights_root
+from ostinato.publish.follower import Follower
+from ostinato.publish.journal import Journal
+from ostinato.testing.weight_faults.outcome import must
+from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
+from ostinato.testing.weight_faults.versions import policy
+
+INTERVAL_S = 0.004
+
+
+class Looks:
+    """A weight store that says so each time that ref live is read: the second look ends the first round."""
+
+    def __init__(self, inner: WeightStore) -> None:
+        self.inner = inner
+        self.say: Say | None = None
+
+    async def put(self, data: bytes | memoryview) -> str:
+        return await self.inner.put(data)
+
+    async def get(self, hash: str) -> bytes:
+        return await self.inner.get(hash)
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        return await self.inner.get_range(hash, start, length)
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        await self.inner.move_ref(ref, old, new)
+
+    async def read_ref(self, ref: str) -> str | None:
+        if ref == "live" and self.say is not None:
+            self.say(look=True)
+        return await self.inner.read_ref(ref)
+
+
+def watching(follower: Follower, looks: Looks, journal: Journal | None = None) -> Work:
+    """Work for a Child: follow live until killed. With a journal, end once it says that live was delivered."""
+
+    async def work(say: Say, ears: Ears) -> None:
+        looks.say = say
+
+        async def changed(ref: str, snapshot: Snapshot) -> None:
+            say(number=snapshot.policy.number, hash=snapshot.policy.hash, root=weights_root(snapshot.weights))
+
+        await follower.watch(["live"], changed, INTERVAL_S, lambda ref, error: say(error=f"ref {ref}: {error}"))
+
+    return work
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a follower's process said: the numbers that it delivered, checked, and what it refused."""
+
+    delivered: list[int] = field(default_factory=list[int])
+    errors: list[str] = field(default_factory=list[str])
+
+    def rounds(self, child: Child, looks: int) -> None:
+        """Listen until the child has looked that often."""
+        while looks:
+            looks -= self._hear(child)
+
+    def until(self, child: Child, number: int) -> None:
+        """Listen until version `number` is what was delivered last."""
+        while not self.delivered or self.delivered[-1] != number:
+            self._hear(child)
+
+    def _hear(self, child: Child) -> bool:
+        said = child.hear()
+        must(said is not None, f"the follower ended (status {child.wait() if said is None else 0})")
+        assert said is not None
+        if "error" in said:
+            self.errors.append(said["error"])
+        elif "hash" in said:
+            must(said["hash"] == said["root"], f"delivered bytes of root {said['root']} as {said['hash']}")
+            must(policy(said["number"]).hash == said["hash"], f"delivered {said['hash']} as version {said['number']}")
+            self.delivered.append(said["number"])
+        return "look" in said
