@@ -13,14 +13,13 @@ import hashlib
 import re
 import uuid
 from collections.abc import AsyncIterator, Generator
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import obstore
 from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
-from ostinato.publish.condemned import OBEYED_S, Condemned
+from ostinato.publish.condemned import OBEYED_S, Condemned, Instant
 from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
 from ostinato.publish.location import BucketConfig, again, connect, short
 from ostinato.publish.store import MAX_OBJECT_BYTES, ListedObject, ListedRef, check_range
@@ -37,7 +36,7 @@ class _Ref(NamedTuple):
     value: str | None
     text: str
     tag: str | None
-    modified: datetime | None
+    modified: Instant | None
 
 
 class BucketStore:
@@ -335,11 +334,11 @@ def _object(hash: str) -> str:
     return f"objects/{hash[:2]}/{hash[2:]}"
 
 
-def _age(modified: datetime, now: datetime) -> float:
+def _age(modified: Instant, now: Instant) -> float:
     return max(0.0, (now - modified).total_seconds())
 
 
-def _stamp(modified: datetime) -> str:
+def _stamp(modified: Instant) -> str:
     return modified.isoformat()
 
 

@@ -19,6 +19,9 @@ from ostinato.publish.location import again
 OBEYED_S: Final = 600.0
 """How long a mark holds: longer than a request that is still under way can live."""
 
+Instant = datetime
+"""A time by the bucket's clock, never by ours."""
+
 _PAUSE_S: Final = 0.2
 
 
@@ -28,12 +31,12 @@ class Condemned:
     def __init__(self, store: Any, retries: int) -> None:
         self._store, self._retries = store, retries
 
-    async def now(self) -> datetime:
+    async def now(self) -> Instant:
         """The time by the bucket's clock: that of an object written for this."""
         await obstore.put_async(self._store, "clock", b"")
         return (await obstore.head_async(self._store, "clock"))["last_modified"]
 
-    async def is_old(self, modified: datetime) -> bool:
+    async def is_old(self, modified: Instant) -> bool:
         """True for a mark whose maker must have died."""
         return (await self.now() - modified).total_seconds() > OBEYED_S
 
