@@ -7,7 +7,8 @@ Each pair is a version and the one before it. *ratio* is the bytes of the whole 
 *GB/s* is bytes of the whole model over the time to encode or decode it, from memory to memory, median of the repeats, hashing left
 out for all. Ours, XOR + zstd and the gap code work tensor by tensor in pieces of 2M elements, on one thread or more; the others on
 one. `patch-from`, ZipNN and bsdiff see a slice, because they are slow: their ratios are of that slice, and so is *ours* beside them.
-Every decoded result is compared with the version, bit for bit. Prints a table and writes benchmarks/results/weights.json.
+*decode* makes new weights beside the old ones; *in place* changes a copy that was made before. Every decoded result is compared with
+the version, bit for bit. Prints a table and writes benchmarks/results/weights.json.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def measure(peer: Peer, parts: list[tuple[Codes, Codes]], threads: int, repeats:
     if not all(np.array_equal(result, new) for result, (_, new) in zip(results, parts, strict=True)):
         raise SystemExit(f"{peer.name} did not give back the version")
     full, size = sum(new.nbytes for _, new in parts), sum(map(len, payloads))
-    return {
+    placed = {"in_place_gb_s": full / in_place(parts, payloads, threads, repeats) / 1e9} if peer.name == "ours" else {}
+    return placed | {
         "codec": peer.name,
         "threads": threads,
         "full_bytes": full,
@@ -214,6 +216,27 @@ def measure(peer: Peer, parts: list[tuple[Codes, Codes]], threads: int, repeats:
         "encode_gb_s": full / encode_s / 1e9,
         "decode_gb_s": full / decode_s / 1e9,
     }
+
+
+def in_place(parts: Sequence[tuple[Codes, Codes]], payloads: Sequence[bytes], threads: int, repeats: int) -> float:
+    """Seconds that our decoder takes where the old weights are its own to change: what a follower does after its first link."""
+    times: list[float] = []
+
+    def one(target: Codes, payload: bytes) -> None:
+        codec = payload[:20].rstrip().decode()
+        delta.decode(codec, target.view(np.uint8), payload[20:], dtype="BF16", old=True)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            targets = [old.copy() for old, _ in parts]
+            started = time.perf_counter()
+            if threads > 1:
+                list(pool.map(one, targets, payloads))
+            else:
+                for target, payload in zip(targets, payloads, strict=True):
+                    one(target, payload)
+            times.append(time.perf_counter() - started)
+    return float(np.median(times))
 
 
 def bound(parts: Sequence[tuple[Codes, Codes]]) -> dict[str, float]:
@@ -246,12 +269,15 @@ def report(rows: list[dict[str, Any]], limits: list[dict[str, Any]]) -> None:
             f"\nlearning rate {limit['rate']:g}, step {limit['step'] - 1} -> {limit['step']}: {limit['changed']:.3%} changed; "
             f"bound {limit['mask_bits'] + limit['step_bits']:.2f} bits per change ({limit['ratio']:.0f}x)"
         )
-        print(f"{'codec':<32}{'threads':>8}{'MB of':>9}{'bytes':>12}{'ratio':>9}{'encode':>10}{'decode GB/s':>13}")
+        print(
+            f"{'codec':<32}{'threads':>8}{'MB of':>9}{'bytes':>12}{'ratio':>9}{'encode':>10}{'decode':>10}{'in place, GB/s':>16}"
+        )
         for row in rows:
             if (row["rate"], row["step"]) == (limit["rate"], limit["step"]):
                 print(
                     f"{row['codec']:<32}{row['threads']:>8}{row['full_bytes'] / 1e6:>9.0f}{row['bytes']:>12,}"
-                    f"{row['ratio']:>8.1f}x{row['encode_gb_s']:>10.2f}{row['decode_gb_s']:>13.2f}"
+                    f"{row['ratio']:>8.1f}x{row['encode_gb_s']:>10.2f}{row['decode_gb_s']:>10.2f}"
+                    + (f"{row['in_place_gb_s']:>16.2f}" if "in_place_gb_s" in row else "")
                 )
 
 
@@ -282,6 +308,8 @@ def main() -> None:
                     if args.slow:
                         cut = sliced(parts, SLICE[peer.name])
                         rows.append(about | measure(peer, cut, 1, 1))
+                        ours = about | measure(next(peers()), cut, 1, args.repeats)
+                        rows.append(ours | {"codec": f"ours, slice of {peer.name.split()[0]}"})
                     continue
                 rows += [about | measure(peer, parts, threads, args.repeats) for threads in args.threads]
             report([row for row in rows if (row["rate"], row["step"]) == (rate, step)], limits[-1:])
