@@ -40,7 +40,7 @@ format: install ## rewrite files the way `make check` wants them
 
 bench: install ## every benchmark; writes benchmarks/results/
 	$(BIN)/python benchmarks/peers.py vllm trl
-	for name in baseline exactness engine step swap mismatch weight_links; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in baseline exactness engine step swap mismatch weight_links weight_faults weight_plan; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist

@@ -25,6 +25,7 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
+from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.opening import open_url
 from ostinato.publish.publisher import Published, Publisher
@@ -295,6 +296,32 @@ class Candidates:
         self.last = done.policy
         self._on_published(done)
         return done.policy
+
+
+class Overlapped:
+    """The loop's `Publisher` that does not hold the trainer up: a version is stored while the next step is computed.
+
+    One version is under way at most, and they are stored in their order. What goes wrong is raised by the next call.
+    """
+
+    def __init__(self, inner: Candidates) -> None:
+        self._inner = inner
+        self._under_way: asyncio.Task[PolicyVersion] | None = None
+
+    async def publish(self, learned: Learned) -> PolicyVersion:
+        """Begin to store the version; returns its name. Raises what the version before it met, after beginning with this one."""
+        root = await asyncio.to_thread(weights_root, learned.weights)
+        try:
+            await self.settle()
+        finally:
+            self._under_way = asyncio.create_task(self._inner.publish(learned))
+        return PolicyVersion(number=learned.policy_number, hash=root)
+
+    async def settle(self) -> None:
+        """Wait until all that was begun is stored. Raises what went wrong with it."""
+        task, self._under_way = self._under_way, None
+        if task is not None:
+            await task
 
 
 def open_desk(config: Config, log: SqlLog, contract: Contract | None = None) -> RewardDesk:

@@ -51,11 +51,12 @@ class TrainWorker:
             self.progress.published,
             numerics=contract.id,
         )
+        self.publisher = app.Overlapped(self.candidates)
         self.learner = Learner(
             source=self.source,
             rewards=self.source,
             trainer=app.ThreadedTrainer(self.trainer, self.source, self.follows, self.progress.learned),
-            publisher=self.candidates,
+            publisher=self.publisher,
         )
 
     async def resume(self) -> None:
@@ -70,7 +71,9 @@ class TrainWorker:
             self.source.batch = batch
             logger.info("taking recorded step %d again", batch.step)
             with self.refusals():
-                await self.learner.publisher.publish(await self.learner.trainer.step(samples))
+                await self.publisher.publish(await self.learner.trainer.step(samples))
+        with self.refusals():
+            await self.publisher.settle()
 
     async def learn(self) -> None:
         """One turn of the loop, if the trainer may go on; then a checkpoint, if one is due."""
@@ -81,6 +84,7 @@ class TrainWorker:
         with self.refusals():
             await learn(self.learner)
             if self.source.step % self.config.learn.checkpoint_every == 0:
+                await self.publisher.settle()  # what a checkpoint is past is never published again
                 state = replace(self.trainer.state(), cursor=self.log.newest())
                 await asyncio.to_thread(checkpoint.save, self.place.checkpoints, state)
 
@@ -98,6 +102,8 @@ class TrainWorker:
         live = await self.follows.refresh()
         if self.desk.lineage.lag(self.source.step, live.number) < self.config.learn.max_lead:
             return True
+        with self.refusals():
+            await self.publisher.settle()
         state = await self.releases.refresh()
         newest = await self.follows.follower.resolve("candidate")
         if newest is not None and newest.hash in state.refused:
