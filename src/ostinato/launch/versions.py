@@ -92,7 +92,7 @@ async def find_version(config: Config, name: str) -> Manifest:
     store = app.open_store(config)
     manifests, refs = Manifests(store), await store.refs()
     if name in refs:
-        return await manifests.read(await manifests.find(refs[name]))
+        return (await manifests.at(refs[name]))[1]
     versions = {ref.removeprefix("version/"): value for ref, value in refs.items() if ref.startswith("version/")}
     if number := _NUMBER.fullmatch(name):
         every = [await manifests.read(value) for value in versions.values()]

@@ -68,10 +68,6 @@ class Manifests:
                 return data
         raise Corrupt(f"manifest {hash} does not have the bytes that its name promises. Restore it, or publish again")
 
-    async def find(self, value: str) -> str:
-        """The hash of the manifest that `value`, a root or a manifest hash, stands for."""
-        return await self._store.read_ref(version_ref(value)) or value
-
     async def at(self, value: str) -> tuple[str, Manifest]:
         """The manifest that `value`, a root or a manifest hash, stands for. Raises NotFound or Corrupt."""
         hash = await self._store.read_ref(version_ref(value))

@@ -119,7 +119,7 @@ async def _find(source: WeightStore, manifests: Manifests, version: str) -> str:
                 f"there is no ref {version} in the source; give a ref, a root or a manifest's hash", field="ref"
             )
         value = found
-    return await manifests.find(value)
+    return (await manifests.at(value))[0]
 
 
 async def _need(manifests: Manifests, start: str) -> _Need:

@@ -66,7 +66,7 @@ async def targets(root: Path) -> list[Target]:
         for name in manifest.objects():
             add(f"{prefix} payloads", name)
 
-    async for hash, manifest in manifests.walk(await manifests.find(policy(LAST).hash)):
+    async for hash, manifest in manifests.walk((await manifests.at(policy(LAST).hash))[0]):
         newest = "target's" if manifest.number == LAST else "ancestor's"
         parts(newest, hash, manifest)
         for route in manifest.routes:

@@ -130,7 +130,9 @@ def follower(root: Path, *, wide: bool) -> Generator[Case]:
 
 
 async def _manifest(store: DirectoryStore) -> str:
-    return await Manifests(store).find(policy(NEW).hash) if await store.read_ref(version_ref(policy(NEW).hash)) else ""
+    return (
+        (await Manifests(store).at(policy(NEW).hash))[0] if await store.read_ref(version_ref(policy(NEW).hash)) else ""
+    )
 
 
 def _serving(store: DirectoryStore, path: Path, step: str, nth: int) -> Work:

@@ -132,7 +132,7 @@ async def _collect(root: Path, store: DirectoryStore) -> None:
     """Delete what live's version and its ancestors, back to the first with a full snapshot, do not need."""
     manifests = Manifests(store)
     keep: set[str] = set()
-    async for hash, manifest in manifests.walk(await manifests.find(policy(LAST).hash)):
+    async for hash, manifest in manifests.walk((await manifests.at(policy(LAST).hash))[0]):
         keep |= {version_ref(manifest.root), hash, *manifest.objects()}
         for route in manifest.routes:
             keep |= {route.manifest, *(await manifests.read(route.manifest)).objects()}
