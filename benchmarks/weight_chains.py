@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -40,12 +41,13 @@ async def chain(config: Config, rate: float, steps: int, out: Path, progress: Pr
     """Publish the versions of `steps` steps at one learning rate; version 0 is the starting model."""
     bar = progress.add_task(f"learning rate {rate:g}", total=steps)
     settings = config.train.model_copy(update={"learning_rate": rate, "kl_beta": 0.0})
+    pool = ThreadPoolExecutor(1)  # one thread: each has a heap that keeps what a step freed
     trainer = PolicyTrainer(app.model_path(config), settings)
     publisher = Publisher(DirectoryStore(out), PublisherConfig(verify=False))
     base = (await publisher.publish(0, trainer.weights().weights, run=f"{rate:g}", base=None, ref="live")).policy
     with app.open_log(config) as log:
         async for batch, samples in app.open_desk(config, log).history():
-            learned = await asyncio.to_thread(trainer.step, samples)
+            learned = await asyncio.wrap_future(pool.submit(trainer.step, samples))
             meta = {"ess": learned.metrics["ess"], "batch": batch.step}
             done = await publisher.publish(
                 learned.step, learned.weights, run=f"{rate:g}", base=base, ref="live", meta=meta

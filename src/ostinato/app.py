@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -248,6 +249,7 @@ class ThreadedTrainer:
         on_learned: Callable[[Learned], None],
     ) -> None:
         self._trainer, self._source, self._follows, self._on_learned = trainer, source, follows, on_learned
+        self._pool = ThreadPoolExecutor(1)  # always the same one: each thread's heap keeps what a step freed
 
     async def step(self, samples: Sequence[Sample]) -> Learned:
         """Take the step that the source's batch describes. A refused step counts, and leaves the weights alone."""
@@ -258,7 +260,7 @@ class ThreadedTrainer:
             self._trainer.go_back((await self._follows.snapshot(batch.base)).weights, batch.base.number)
         reference = await self._follows.snapshot(batch.reference)
         try:
-            learned = await asyncio.to_thread(self._trainer.step, samples, reference)
+            learned = await asyncio.wrap_future(self._pool.submit(self._trainer.step, samples, reference))
         except (NoSignal, BadWeights):
             self._trainer.skip_step()
             raise
@@ -310,17 +312,17 @@ class Overlapped:
 
     async def publish(self, learned: Learned) -> PolicyVersion:
         """Begin to store the version; returns its name. Raises what the version before it met, after beginning with this one."""
-        root = await asyncio.to_thread(weights_root, learned.weights)
         try:
             await self.settle()
         finally:
             self._under_way = asyncio.create_task(self._inner.publish(learned))
+        root = await asyncio.to_thread(weights_root, learned.weights)
         return PolicyVersion(number=learned.policy_number, hash=root)
 
     async def settle(self) -> None:
         """Wait until all that was begun is stored. Raises what went wrong with it."""
-        task, self._under_way = self._under_way, None
-        if task is not None:
+        if (task := self._under_way) is not None:
+            self._under_way = None
             await task
 
 
