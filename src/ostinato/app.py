@@ -301,17 +301,14 @@ class Candidates:
 
 
 class Overlapped:
-    """The loop's `Publisher` that does not hold the trainer up: a version is stored while the next step is computed.
-
-    One version is under way at most, and they are stored in their order. What goes wrong is raised by the next call.
-    """
+    """The loop's `Publisher` that does not hold the trainer up: one version is stored while the next step is computed."""
 
     def __init__(self, inner: Candidates) -> None:
         self._inner = inner
         self._under_way: asyncio.Task[PolicyVersion] | None = None
 
     async def publish(self, learned: Learned) -> PolicyVersion:
-        """Begin to store the version; returns its name. Raises what the version before it met, after beginning with this one."""
+        """Begin to store the version; returns its name. Raises what went wrong with the one before, after beginning with this one."""
         try:
             await self.settle()
         finally:

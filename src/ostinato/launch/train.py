@@ -56,7 +56,7 @@ class TrainWorker:
             source=self.source,
             rewards=self.source,
             trainer=app.ThreadedTrainer(self.trainer, self.source, self.follows, self.progress.learned),
-            publisher=self.publisher,
+            publisher=self.candidates,
         )
 
     async def resume(self) -> None:
@@ -82,7 +82,7 @@ class TrainWorker:
             await asyncio.sleep(self.config.learn.poll_s)
             return
         with self.refusals():
-            await learn(self.learner)
+            await learn(replace(self.learner, publisher=self.publisher))
             if self.source.step % self.config.learn.checkpoint_every == 0:
                 await self.publisher.settle()  # what a checkpoint is past is never published again
                 state = replace(self.trainer.state(), cursor=self.log.newest())
