@@ -34,7 +34,7 @@ SNAPSHOT: Final = 0.69
 
 _REF_WRITES = 3  # of a publication: two refs, one listing for a new one
 _REF_READS = 7  # of a publication: before each step
-_FOUND = 3  # refs that a follower reads
+_FOUND = 2  # refs that a follower reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
