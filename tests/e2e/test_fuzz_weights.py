@@ -78,7 +78,7 @@ def test_a_planted_defect_is_found_and_its_case_is_kept(script, tmp_path, monkey
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.setenv("PLANTED", what)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(script, "CPU_S", 0.5)
+    monkeypatch.setattr(script, "CPU_S", 2.0)
     report = script.campaign(30.0, 1, tmp_path / "found", checked=0.0, modules=("planted", "planted"), most=1)
     assert [finding["what"].removeprefix("FINDING ")[: len(found)] for finding in report.findings] == [found]
     assert Path(report.findings[0]["case"]).read_bytes() == b"case 400"
