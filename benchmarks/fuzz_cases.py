@@ -15,7 +15,7 @@ from fuzz_seeds import payloads, published
 from fuzz_targets import Case
 
 from ostinato.publish import delta
-from ostinato.publish.content import ITEMSIZES, hash_of, root_of
+from ostinato.publish.content import ITEMSIZES, hash_of, root_of, version_ref
 from ostinato.publish.manifest import MAX_MANIFEST_BYTES, canonical
 
 DTYPES = tuple(ITEMSIZES)
@@ -286,7 +286,7 @@ class Source:
                     made = hash_of(data)
                     objects[made] = data
                     root = _root(edited)
-                    for ref in ("live", f"version/{root}"):
+                    for ref in ("live", version_ref(root)):
                         if draw.random() < 0.8:
                             links[ref] = made
         ref = draw.choice(("live", "live", "live", *links, "../x", ""))

@@ -26,7 +26,7 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
-from ostinato.publish.content import weights_root
+from ostinato.publish.content import version_ref, weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.opening import open_url
 from ostinato.publish.publisher import Published, Publisher
@@ -379,7 +379,7 @@ class StoreVersions:
         return None if policy is None or value is None else (policy, value)
 
     async def manifest_of(self, policy: PolicyVersion) -> str:
-        if await self._store.read_ref(f"version/{policy.hash}") is None:
+        if await self._store.read_ref(version_ref(policy.hash)) is None:
             raise NotFound(f"{policy} is not in the weight store; see `ostinato weights log`", field="policy")
         return policy.hash
 

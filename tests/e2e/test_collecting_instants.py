@@ -8,10 +8,9 @@ import numpy as np
 
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.core.records import WeightArray
-from ostinato.publish.chain import version_ref
 from ostinato.publish.checking import verify
 from ostinato.publish.collecting import CollectConfig, collect
-from ostinato.publish.content import weights_root
+from ostinato.publish.content import version_ref, weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.holding import hold, pin
 from ostinato.publish.publisher import Publisher, PublisherConfig

@@ -95,7 +95,7 @@ class WeightStore(Protocol):
         ...
 
     async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap; `old` None means the ref must not exist. Raises Conflict."""
+        """Compare-and-swap; `old` None means the ref must not exist, or hold no hash. Raises Conflict."""
         ...
 
     async def read_ref(self, ref: str) -> str | None:

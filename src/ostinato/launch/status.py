@@ -13,6 +13,7 @@ from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Si
 from ostinato.launch.observe import Observer
 from ostinato.launch.release import gateway_url
 from ostinato.launch.screen import panel
+from ostinato.publish.content import VERSIONS
 from ostinato.reward.ledger import account
 
 KINDS: dict[str, set[type]] = {
@@ -46,7 +47,7 @@ async def show_status(config: Config, console: Console) -> None:
     refs = await app.open_store(config).refs()
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, root in sorted(refs.items()):
-        if not name.startswith("version/"):
+        if not name.startswith(VERSIONS):
             table.add_row(f"refs/{name}", root[:16])
     console.print(table)
     for contract in contracts:

@@ -17,6 +17,7 @@ from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.publish.chain import Manifests
 from ostinato.publish.compare import Change, compare, total
+from ostinato.publish.content import VERSIONS
 from ostinato.publish.manifest import Manifest
 from ostinato.web.weights_page import Row, render, shade
 
@@ -93,7 +94,7 @@ async def find_version(config: Config, name: str) -> Manifest:
     manifests, refs = Manifests(store), await store.refs()
     if name in refs:
         return (await manifests.at(refs[name]))[1]
-    versions = {ref.removeprefix("version/"): value for ref, value in refs.items() if ref.startswith("version/")}
+    versions = {ref.removeprefix(VERSIONS): value for ref, value in refs.items() if ref.startswith(VERSIONS)}
     if number := _NUMBER.fullmatch(name):
         every = [await manifests.read(value) for value in versions.values()]
         found = [manifest for manifest in every if manifest.number == int(number.group(1))]
@@ -102,7 +103,7 @@ async def find_version(config: Config, name: str) -> Manifest:
     else:
         found = []
     if not found:
-        shown = ", ".join(ref for ref in refs if not ref.startswith("version/"))
+        shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
         raise NotFound(f"no version {name!r}: give a ref ({shown}), a number such as v12, or a root's first digits")
     if len({manifest.root for manifest in found}) > 1:
         raise BadRequest(f"{len(found)} versions match {name!r}: give more of the root (`ostinato weights log`)")

@@ -91,17 +91,15 @@ class BucketStore:
         check_range(start, length)
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
-            data = b""
             try:
-                if length:  # no request can ask for nothing
-                    data = await self._read_range(path, start, length)
-            except errors.GenericError:
-                if (await obstore.head_async(self._store, path))["size"] >= start + length:
-                    raise
-            else:
+                data = await self._read_range(path, start, length) if length else b""  # no request can ask for nothing
                 size = start + len(data) if length else (await obstore.head_async(self._store, path))["size"]
+            except (errors.GenericError, BaseExceptionGroup):  # the answer of some buckets beyond the end
+                data, size = b"", (await obstore.head_async(self._store, path))["size"]
                 if size >= start + length:
-                    return data
+                    raise
+            if size >= start + length:
+                return data
         raise Corrupt(f"object {hash} ends before byte {start + length}. Restore it, or publish again")
 
     async def has(self, hash: str) -> bool:
@@ -264,12 +262,8 @@ class BucketStore:
         return b"".join(done.result() for done in parts)
 
     async def _read_range(self, path: str, start: int, length: int) -> bytes:
-        """Bytes of an object, in parts side by side; fewer than `length` if it is shorter."""
+        """Bytes of an object, in parts side by side; fewer than `length`, or an error, if it is shorter."""
         part = self._config.part_bytes
-        if length <= part:
-            return bytes(await self._part(path, start, length))
-        if (await obstore.head_async(self._store, path))["size"] < start + length:
-            return b""
         async with asyncio.TaskGroup() as group:
             places = range(start, start + length, part)
             parts = [group.create_task(self._part(path, at, min(part, start + length - at))) for at in places]
@@ -291,8 +285,7 @@ class BucketStore:
                 max_concurrency=self._config.parallel,
             )
         except FileNotFoundError:  # the end of an upload, repeated below us as its answer was lost: it had happened
-            meta = await self._head(path)
-            if meta is None or meta["size"] != data.nbytes:
+            if not await self._is_whole(await self._head(path), data):
                 raise
 
     async def _head(self, path: str) -> Any:
@@ -301,13 +294,16 @@ class BucketStore:
         except FileNotFoundError:
             return None
 
-    async def _is_whole_and_young(self, path: str, data: memoryview) -> bool:
-        """True if the bucket says, by size and MD5 tag, that it holds just this. Where tags are no MD5 the object is sent again."""
-        meta = await self._head(path)
+    async def _is_whole(self, meta: Any, data: memoryview) -> bool:
+        """True if the bucket says, by size and MD5 tag, that it holds just this; never where tags are no MD5."""
         tag = (meta["e_tag"] or "").strip('"') if meta else ""
         if meta is None or meta["size"] != data.nbytes or len(tag) < 32:
             return False
-        if tag != await asyncio.to_thread(_tag, data, self._config.part_bytes):
+        return tag == await asyncio.to_thread(_tag, data, self._config.part_bytes)
+
+    async def _is_whole_and_young(self, path: str, data: memoryview) -> bool:
+        meta = await self._head(path)
+        if not await self._is_whole(meta, data):
             return False
         return _age(meta["last_modified"], await self._condemned.now()) < self._config.renew_s
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
-from ostinato.publish.content import check_hash, hash_of, is_hash
+from ostinato.publish.content import VERSIONS, hash_of, is_hash, version_ref
 from ostinato.publish.manifest import MAX_LINKS, Manifest, parse, plain
 from ostinato.publish.shadow import Loaded, Shadow
 
@@ -27,14 +27,6 @@ _HOP_BYTES = 1 << 20  # what the round trips of one more delta are worth
 
 Known = Callable[[str], Loaded | None]
 """A root or a manifest's hash -> weights that were verified before and are still in memory."""
-
-
-_VERSION = "version/"
-
-
-def version_ref(root: str) -> str:
-    """The ref under which the manifest of a root is found."""
-    return _VERSION + check_hash(root)
 
 
 class Manifests:
@@ -170,11 +162,11 @@ async def cheapest(
         if at in seen or len(hops) > MAX_LINKS:
             continue
         seen.add(at)
-        if (start := known(at.removeprefix(_VERSION))) is not None:
+        if (start := known(at.removeprefix(VERSIONS))) is not None:
             return start, hops
         try:
             hash, manifest = (
-                (at, await manifests.read(at)) if is_hash(at) else await manifests.of_root(at[len(_VERSION) :])
+                (at, await manifests.read(at)) if is_hash(at) else await manifests.of_root(at[len(VERSIONS) :])
             )
             _check_size(hash, manifest, max_bytes)
         except (NotFound, Corrupt) as error:

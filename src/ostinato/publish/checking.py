@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import PolicyVersion
 from ostinato.publish.chain import Manifests
+from ostinato.publish.content import VERSIONS, version_ref
 from ostinato.publish.follower import Follower, FollowerConfig
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.store import RefStore
@@ -43,9 +44,9 @@ async def verify(store: RefStore, *, every: bool = False) -> Findings:
             hash, manifest = await manifests.at(value)
             await _reach(store, manifests, hash, seen, lengths, findings)
             policy = manifest.policy
-            if ref.startswith("version/") and ref != f"version/{policy.hash}":
+            if ref.startswith(VERSIONS) and ref != version_ref(policy.hash):
                 findings.problems.append(f"ref {ref} leads to a manifest of root {policy.hash}")
-            if every or not ref.startswith("version/"):
+            if every or not ref.startswith(VERSIONS):
                 versions[policy.hash] = policy
         except OstinatoError as error:
             findings.problems.append(f"ref {ref}: {error}")

@@ -6,6 +6,9 @@ The order makes it safe beside publishers and followers, and against a kill at a
 2. delete the refs of versions that are not marked: from now on nobody finds them.
 3. list the refs again and mark again. Who began to rely on a version meanwhile gets its ref back.
 4. delete the objects that are marked by neither look and that nobody has put again since they were listed.
+
+What it cannot see is the base of a publication that has not written its manifest yet: whoever builds on an old version that
+nothing keeps holds it meanwhile (`holding.held`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pydantic import BaseModel, Field
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion
 from ostinato.publish.chain import Manifests
-from ostinato.publish.holding import VERSIONS
+from ostinato.publish.content import VERSIONS
 from ostinato.publish.marking import Node, Rules, Starts, expired, marked, starts, versions_of
 from ostinato.publish.store import KeptStore, ListedObject, ListedRef
 

@@ -22,6 +22,8 @@ from ostinato.core.records import WeightArray, Weights
 CHUNK_ELEMENTS: Final = 1 << 21
 MAX_RANK: Final = 8
 MAX_ELEMENTS: Final = 1 << 40
+VERSIONS: Final = "version/"
+"""What the refs under which versions are found begin with; the rest is the root."""
 
 ITEMSIZES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -68,6 +70,11 @@ def check_hash(text: str, field: str = "hash") -> str:
     if not is_hash(text):
         raise BadRequest(f"{field}: {text[:80]!r} is not a hash; a hash is 64 lowercase hex digits", field=field)
     return text
+
+
+def version_ref(root: str) -> str:
+    """The ref under which the manifest of a root is found. Raises BadRequest if `root` is no hash."""
+    return VERSIONS + check_hash(root)
 
 
 def check_ref(ref: str) -> str:

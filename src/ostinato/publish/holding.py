@@ -12,12 +12,11 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from ostinato.core.errors import Conflict, NotFound
-from ostinato.publish.chain import version_ref
+from ostinato.publish.content import version_ref
 from ostinato.publish.store import KeptStore
 
 PINS: Final = "pin/"
 LEASES: Final = "lease/"
-VERSIONS: Final = "version/"
 
 _TRIES: Final = 8
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ostinato.core.records import PolicyVersion
-from ostinato.publish.holding import LEASES, VERSIONS
+from ostinato.publish.content import VERSIONS
+from ostinato.publish.holding import LEASES
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.store import ListedRef
 

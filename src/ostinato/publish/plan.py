@@ -272,7 +272,7 @@ def _requests(size: float, deployment: Deployment) -> tuple[int, int, int]:
     """(objects, requests that write them, requests that read them) for payloads or a manifest of one shard."""
     count = math.ceil(size / deployment.object_bytes)
     parts = math.ceil(min(size, deployment.object_bytes) / deployment.part_bytes)
-    return count, count * (parts + 2 if parts > 1 else 1), count * (parts + 1 if parts > 1 else 1)
+    return count, count * (parts + 2 if parts > 1 else 1), count * parts
 
 
 def _published(deployment: Deployment, link: Link, cores: Cores, size: float, *, is_full: bool) -> Moved:

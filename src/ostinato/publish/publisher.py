@@ -21,8 +21,17 @@ from pydantic import BaseModel, Field
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion, Weights
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Manifests, rebuild, version_ref
-from ostinato.publish.content import Hashes, check_ref, check_weights, chunk_of, full_bytes, hash_chunks, root_of
+from ostinato.publish.chain import Manifests, rebuild
+from ostinato.publish.content import (
+    Hashes,
+    check_ref,
+    check_weights,
+    chunk_of,
+    full_bytes,
+    hash_chunks,
+    root_of,
+    version_ref,
+)
 from ostinato.publish.history import History
 from ostinato.publish.manifest import FORMAT, MAX_LINKS, About, Manifest, Route, about, stored
 from ostinato.publish.packing import Coding, OldChunk, Packed, pack
@@ -124,7 +133,9 @@ class Publisher:
         """Make `weights` a version named by its root; then move `ref` to the root if one is given.
 
         Publishing the same weights again is no error and gives the same root. A base that is missing or damaged in the store
-        is not an error either: a full snapshot needs none, and `reason` says what was wrong.
+        is not an error either: a full snapshot needs none, and `reason` says what was wrong. A collector beside us may take a base
+        that is old and that nothing keeps while the delta on it is written: hold such a base with `holding.held`. The newest
+        versions, and those of refs, pins and leases, are kept in any case.
 
         Raises:
             BadWeights: NaN, infinity, or an array that does not fill its shape; nothing was written.

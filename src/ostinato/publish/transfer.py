@@ -16,8 +16,8 @@ from typing import TypeVar
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Manifests, version_ref
-from ostinato.publish.content import check_ref, is_hash
+from ostinato.publish.chain import Manifests
+from ostinato.publish.content import check_ref, is_hash, version_ref
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.store import RefStore
 

@@ -11,6 +11,18 @@ import uvicorn
 from starlette.types import ASGIApp
 
 
+class _Server(uvicorn.Server):
+    """uvicorn, but its end is an event: it would look at its flag ten times a second, and every test would wait for that."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.ended.wait()
+
+
 @asynccontextmanager
 async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str, None]:
     """Serve `app` on a free loopback port; yields its base URL, for example "http://127.0.0.1:43127"."""
@@ -26,7 +38,7 @@ async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str,
         lifespan="on" if lifespan else "off",
         timeout_graceful_shutdown=3,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         async with asyncio.timeout(10):
@@ -36,6 +48,6 @@ async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str,
             task.result()
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.should_exit = True
+        server.ended.set()
         await task
         listener.close()

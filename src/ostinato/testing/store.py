@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, Unavailable
-from ostinato.publish.content import check_hash, check_ref, hash_of
+from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
 from ostinato.publish.store import ListedObject, ListedRef, RefStore, check_range
 
 
@@ -68,7 +68,7 @@ class MemoryStore:
         if old is not None:
             check_hash(old, "old")
         now = self.links.get(check_ref(ref))
-        if now != old:
+        if now != old and (old is not None or is_hash(now or "")):
             raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}")
         if any(name.startswith(f"{ref}/") or ref.startswith(f"{name}/") for name in self.links):
             raise Conflict(f"ref {ref} cannot be made: it would be both a ref and the parent of one")
@@ -76,7 +76,10 @@ class MemoryStore:
         self._touch(ref)
 
     async def read_ref(self, ref: str) -> str | None:
-        return self.links.get(check_ref(ref))
+        value = self.links.get(check_ref(ref))
+        if value is not None and not is_hash(value):
+            raise Corrupt(f"ref {ref} holds {value[:80]!r}, which is not a hash")
+        return value
 
     async def refs(self) -> dict[str, str]:
         return dict(sorted(self.links.items()))

@@ -3,10 +3,10 @@ import pytest
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, Unavailable
 from ostinato.core.records import WeightArray
-from ostinato.publish.chain import Manifests, version_ref
+from ostinato.publish.chain import Manifests
 from ostinato.publish.checking import verify
 from ostinato.publish.collecting import CollectConfig, collect
-from ostinato.publish.content import hash_of, weights_root
+from ostinato.publish.content import hash_of, version_ref, weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.holding import held, hold, let_go, pin, unpin
 from ostinato.publish.manifest import Route, stored

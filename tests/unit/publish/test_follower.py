@@ -7,15 +7,14 @@ from safetensors import deserialize, safe_open
 
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion, WeightArray
-from ostinato.publish.chain import version_ref
 from ostinato.publish.checking import verify
-from ostinato.publish.content import weights_root
+from ostinato.publish.content import version_ref, weights_root
 from ostinato.publish.follower import Follower, FollowerConfig
 from ostinato.publish.journal import Entry, Journal, Version
 from ostinato.publish.manifest import canonical, plain
 from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.testing.faults import FaultyDisk, FaultyStore, dropped, flipped, truncated
-from ostinato.testing.store import MemoryStore
+from ostinato.testing.store import MemoryStore, WatchedStore
 
 RNG = np.random.default_rng(11)
 
@@ -336,6 +335,25 @@ async def test_a_ref_that_vanishes_is_reported_and_what_was_served_goes_on(tmp_p
         store.links["live"] = policy.hash
         await asyncio.sleep(0.01)
         assert again.seen == [("live", 0)]
+
+
+async def test_a_look_at_a_ref_that_did_not_move_reads_the_ref_and_nothing_else():
+    read = []
+
+    class Refs(MemoryStore):
+        async def read_ref(self, ref):
+            read.append(ref)
+            return await super().read_ref(ref)
+
+    store = WatchedStore(Refs())
+    await chain(store, 3)
+    async with Watch(Follower(store), ["live"]) as watch:
+        await watch.until(lambda: watch.seen == [("live", 2)])
+        objects = store.gets.total()
+        read.clear()
+        await watch.until(lambda: len(read) > 10)
+        assert set(read) == {"live"}
+        assert store.gets.total() == objects
 
 
 async def test_watch_tries_again_when_the_engine_refused_and_goes_on_with_other_refs():

@@ -136,8 +136,8 @@ def test_requests_and_objects_of_a_small_deployment():
     assert found.publish.puts == 4 + 2 + 1 + 3
     # one look for the object and for the manifest, seven refs read
     assert found.publish.gets == 1 + 1 + 7
-    # `live` and `version/<root>`; the manifest; the object's size, then its parts
-    assert found.follow.gets == 2 + 1 + 1 + 4
+    # `live` and `version/<root>`; the manifest; the object's parts
+    assert found.follow.gets == 2 + 1 + 4
     assert found.follow.puts == 0
 
 

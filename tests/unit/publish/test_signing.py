@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import BadConfig, Corrupt
 from ostinato.core.records import WeightArray
-from ostinato.publish.chain import version_ref
+from ostinato.publish.content import version_ref
 from ostinato.publish.follower import Follower, FollowerConfig
 from ostinato.publish.manifest import canonical, parse, plain
 from ostinato.publish.publisher import Publisher, PublisherConfig

@@ -6,9 +6,9 @@ import pytest
 
 from ostinato.core.errors import BadRequest, Conflict, Corrupt, NotFound, OstinatoError, StorageFull
 from ostinato.core.records import WeightArray
-from ostinato.publish.chain import Manifests, version_ref
+from ostinato.publish.chain import Manifests
 from ostinato.publish.checking import verify
-from ostinato.publish.content import hash_of
+from ostinato.publish.content import hash_of, version_ref
 from ostinato.publish.follower import Follower
 from ostinato.publish.manifest import Route, parse, plain, stored
 from ostinato.publish.publisher import Publisher, PublisherConfig

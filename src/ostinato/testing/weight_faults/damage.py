@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.publish.chain import Manifests, version_ref
+from ostinato.publish.chain import Manifests
+from ostinato.publish.content import version_ref
 from ostinato.publish.follower import Follower
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.store import DirectoryStore

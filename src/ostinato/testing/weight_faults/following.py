@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ostinato.core.records import Snapshot
-from ostinato.core.seams import WeightStore
 from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.journal import Journal
+from ostinato.testing.faults import FaultyStore
 from ostinato.testing.weight_faults.outcome import must
 from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
 from ostinato.testing.weight_faults.versions import policy
@@ -16,29 +16,15 @@ from ostinato.testing.weight_faults.versions import policy
 INTERVAL_S = 0.004
 
 
-class Looks:
+class Looks(FaultyStore):
     """A weight store that says so each time that ref live is read: the second look ends the first round."""
 
-    def __init__(self, inner: WeightStore) -> None:
-        self.inner = inner
-        self.say: Say | None = None
-
-    async def put(self, data: bytes | memoryview) -> str:
-        return await self.inner.put(data)
-
-    async def get(self, hash: str) -> bytes:
-        return await self.inner.get(hash)
-
-    async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        return await self.inner.get_range(hash, start, length)
-
-    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        await self.inner.move_ref(ref, old, new)
+    say: Say | None = None
 
     async def read_ref(self, ref: str) -> str | None:
         if ref == "live" and self.say is not None:
             self.say(look=True)
-        return await self.inner.read_ref(ref)
+        return await super().read_ref(ref)
 
 
 def watching(follower: Follower, looks: Looks, journal: Journal | None = None) -> Work:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ostinato.core.records import Snapshot
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Manifests, version_ref
-from ostinato.publish.content import weights_root
+from ostinato.publish.chain import Manifests
+from ostinato.publish.content import version_ref, weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.journal import Journal
 from ostinato.publish.publisher import Publisher

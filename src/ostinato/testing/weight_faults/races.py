@@ -15,6 +15,7 @@ from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Publisher
 from ostinato.publish.store import DirectoryStore, RefStore
+from ostinato.testing.faults import FaultyStore
 from ostinato.testing.weight_faults.network import bucket_at, bucket_server
 from ostinato.testing.weight_faults.outcome import RIGHT, Broken, Case, must
 from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
@@ -23,26 +24,15 @@ from ostinato.testing.weight_faults.versions import SHORT, model
 Open = Callable[[], RefStore]
 
 
-class Gate:
+class Gate(FaultyStore):
     """A weight store that waits, after a ref was first read, until the parent lets all racers go on together."""
 
     def __init__(self, inner: WeightStore, say: Say, ears: Ears) -> None:
-        self.inner, self._say, self._ears, self.closed = inner, say, ears, False
-
-    async def put(self, data: bytes | memoryview) -> str:
-        return await self.inner.put(data)
-
-    async def get(self, hash: str) -> bytes:
-        return await self.inner.get(hash)
-
-    async def get_range(self, hash: str, start: int, length: int) -> bytes:
-        return await self.inner.get_range(hash, start, length)
-
-    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        await self.inner.move_ref(ref, old, new)
+        super().__init__(inner)
+        self._say, self._ears, self.closed = say, ears, False
 
     async def read_ref(self, ref: str) -> str | None:
-        value = await self.inner.read_ref(ref)
+        value = await super().read_ref(ref)
         if ref == "live" and self.closed:
             self.closed = False
             self._say(read=value)

@@ -10,7 +10,7 @@ import numpy as np
 from ostinato.core.records import PolicyVersion, WeightArray, Weights
 from ostinato.core.seams import WeightStore
 from ostinato.publish.checking import verify
-from ostinato.publish.content import weights_root
+from ostinato.publish.content import version_ref, weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.publish.store import RefStore
@@ -60,7 +60,7 @@ async def check_sound(store: RefStore) -> int:
     findings = await verify(store, every=True)
     must(not findings.problems, f"fsck: {findings.problems}")
     for ref, value in (await store.refs()).items():
-        must(ref != f"version/{value}", f"ref {ref} leads to itself")
+        must(ref != version_ref(value), f"ref {ref} leads to itself")
     live = await Follower(store).resolve("live")
     must(live is not None, "there is no live version")
     assert live is not None
