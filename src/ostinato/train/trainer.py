@@ -238,6 +238,7 @@ class PolicyTrainer:
                 now = time.perf_counter()
                 seconds["forward"] += now - lap
                 result.loss.backward()
+                item.attend.forget()
             seconds["backward"] += time.perf_counter() - now
             total += float(result.loss.detach())
         return total

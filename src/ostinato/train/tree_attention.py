@@ -94,6 +94,10 @@ class TreeAttention:
         self._layouts = self._layouts or self._make()
         return self._layouts
 
+    def forget(self) -> None:
+        """Give back the memory that a backward pass took: 8 bytes per query and key, and its indices. The next one makes it again."""
+        self._layouts = []
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """The same for every layer; `layer` is part of the seam and not used."""
         del layer

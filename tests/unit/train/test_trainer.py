@@ -1,7 +1,9 @@
 """One step on the tiny model: it moves the right way, moves everything, or moves nothing."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from ostinato.core.records import Arm, Finish, PolicyVersion, Sample, Sampling, 
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
-from ostinato.train import packing
+from ostinato.train import losses, packing
+from ostinato.train import trainer as module
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 
@@ -102,6 +105,25 @@ def test_packed_loss_and_gradient_equal_the_unpacked_ones(path: Path, monkeypatc
     assert scale > 1e-3
     torch.testing.assert_close(packed, alone, atol=1e-5 * scale, rtol=0)
     torch.testing.assert_close(cut, alone, atol=1e-5 * scale, rtol=0)
+
+
+def test_a_step_holds_no_more_at_its_last_micro_batch_than_at_its_second(path: Path, monkeypatch: pytest.MonkeyPatch):
+    held: list[int] = []
+
+    def look(*args: Any, **named: Any) -> losses.PolicyLoss:
+        tensors = (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor))
+        held.append(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
+        return losses.policy_loss(*args, **named)
+
+    trainer = PolicyTrainer(path, CONFIG)
+    rewards = {"a": 1.0, "b": -0.7, "c": 1.0, "d": -0.7, "e": 1.0, "f": -0.7}
+    chosen = samples(
+        trainer, *((turn(f"{letter} = [1, 2, 3, 4, 5, 6]", " ret1234"), rewards[letter]) for letter in rewards)
+    )
+    monkeypatch.setattr(module, "policy_loss", look)
+    trainer.step(chosen)
+    assert len(held) == len(rewards)
+    assert held[-1] - held[1] < 1000, held
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
