@@ -15,7 +15,7 @@ from fuzz_seeds import payloads, published
 from fuzz_targets import Case
 
 from ostinato.publish import delta
-from ostinato.publish.content import ITEMSIZES, hash_of, root_of, version_ref
+from ostinato.publish.content import ITEMSIZES, VERSIONS, hash_of, root_of
 from ostinato.publish.manifest import MAX_MANIFEST_BYTES, canonical
 
 DTYPES = tuple(ITEMSIZES)
@@ -286,11 +286,12 @@ class Source:
                     made = hash_of(data)
                     objects[made] = data
                     root = _root(edited)
-                    for ref in ("live", version_ref(root)):
+                    for ref in ("live", VERSIONS + root):
                         if draw.random() < 0.8:
                             links[ref] = made
         ref = draw.choice(("live", "live", "live", *links, "../x", ""))
-        about = {"names": list(objects), "links": links, "ref": ref, "declared": 1 << 24}
+        before = draw.choice((None, *links))  # what the follower had before, if it can be had
+        about = {"names": list(objects), "links": links, "ref": ref, "before": before, "declared": 1 << 24}
         return Case("follow", about, list(objects.values()))
 
 

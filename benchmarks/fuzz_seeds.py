@@ -46,12 +46,12 @@ def _payloads(seed: int) -> Iterator[Case]:
 
 
 async def published() -> tuple[MemoryStore, list[bytes]]:
-    """A store with a chain over an anchor, and its manifests, one of them with routes."""
+    """A store with a chain over full snapshots and squashed deltas, and its manifests; the last has routes that lead nowhere."""
     store, rng = MemoryStore(), np.random.default_rng(5)
-    publisher = Publisher(store, PublisherConfig(anchor_every=3, object_bytes=1 << 12))
+    publisher = Publisher(store, PublisherConfig(anchor_every=4, skips=(2, 4), object_bytes=1 << 12))
     made, base = [], None
     codes = (rng.normal(0, 0.03, 6000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    for number in range(6):
+    for number in range(10):
         codes = codes.copy()
         codes[rng.random(codes.size) < 0.02] += 1
         weights = {

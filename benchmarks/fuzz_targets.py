@@ -132,11 +132,17 @@ def _follow(case: Case) -> str:
     store = Careless()
     store.objects = dict(zip(case.about["names"], case.blobs, strict=True))
     store.links = dict(case.about["links"])
-    return asyncio.run(_fetch(store, case.about["ref"]))
+    return asyncio.run(_fetches(Follower(store, FollowerConfig(max_bytes=MAX_WEIGHTS)), case))
 
 
-async def _fetch(store: Careless, ref: str) -> str:
-    follower = Follower(store, FollowerConfig(max_bytes=MAX_WEIGHTS))
+async def _fetches(follower: Follower, case: Case) -> str:
+    """What the ref names, fetched by a follower that may have another version already: by delta, squashed delta or whole."""
+    before = "" if case.about["before"] is None else await _fetch(follower, case.about["before"])
+    found = await _fetch(follower, case.about["ref"])
+    return f"{found}, after another" if "delivered" in before else found
+
+
+async def _fetch(follower: Follower, ref: str) -> str:
     try:
         policy = await follower.resolve(ref)
         if policy is None:
