@@ -26,10 +26,10 @@ async def prepare(config: Config, say: Callable[[str], None]) -> Path:
         with app.open_log(config) as log:
             if await store.read_ref("live") is None:
                 await _publish_base(config, path, say)
-            releases = app.open_releases(config, log)
-            base = await app.StoreVersions(store, app.Follower(store, config.follow)).resolve("base")
+            follower = app.Follower(store, config.follow)
+            base = await follower.resolve("base") or await follower.resolve("live")  # a copied store has no base
             assert base is not None
-            await releases.bootstrap(base[0])
+            await app.open_releases(config, log).bootstrap(base)
     return path
 
 

@@ -126,8 +126,9 @@ class ReleaseController:
         manifest = await self._versions.manifest_of(base)
         async with self._lock:
             for ref in ("live", "control"):
-                with suppress(Conflict):  # exists already, or another process was quicker: the same outcome
-                    await self._store.move_ref(ref, None, manifest)
+                if await self._store.read_ref(ref) is None:  # a store that releases elsewhere may be for reading only
+                    with suppress(Conflict):  # another process was quicker: the same outcome
+                        await self._store.move_ref(ref, None, manifest)
             await self._reconcile()
 
     async def rollback(self, to: PolicyVersion | None, reason: str) -> ReleaseEvent:
