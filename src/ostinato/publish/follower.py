@@ -78,12 +78,15 @@ class Follower:
     async def resolve(self, ref: str) -> PolicyVersion | None:
         """The version that a ref points to (by its root, or by its manifest's hash), or None if there is no such ref.
 
-        Raises: BadRequest for a bad ref name; NotFound or Corrupt if its manifest is missing or damaged.
+        Raises: BadRequest for a bad ref name; NotFound or Corrupt if its manifest is missing or damaged; Corrupt if none of the
+        trusted keys signed it.
         """
         value = await self._store.read_ref(ref)
         if value is None:
             return None
-        return (await self._manifests.at(value))[1].policy
+        hash, manifest = await self._manifests.at(value)
+        check_signature(manifest, hash, self._config.trusted)
+        return manifest.policy
 
     async def fetch(self, policy: PolicyVersion) -> Weights:
         """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.

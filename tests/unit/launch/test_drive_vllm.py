@@ -9,7 +9,7 @@ import pytest
 from ostinato.core.errors import Conflict, Corrupt, Unavailable
 from ostinato.core.records import WeightArray
 from ostinato.launch.vllm import VllmFollower
-from ostinato.publish.follower import Follower
+from ostinato.publish.follower import Follower, FollowerConfig
 from ostinato.publish.publisher import Publisher
 from ostinato.publish.staging import Staging
 from ostinato.testing.serving import serving
@@ -34,12 +34,14 @@ async def publish(store, count):
 
 
 @asynccontextmanager
-async def driven(store, workers=1, **options):
+async def driven(store, workers=1, trusted=(), **options):
     staging = Staging(store)
     fake = FakeVllm(staging, workers)
     async with (
         serving(fake.app) as url,
-        VllmFollower(url, Follower(store), {"url": "s"}, poll_s=0.002, **options) as vllm,
+        VllmFollower(
+            url, Follower(store, FollowerConfig(trusted=trusted)), {"url": "s"}, poll_s=0.002, **options
+        ) as vllm,
     ):
         yield fake, vllm
     staging.close()
@@ -78,6 +80,24 @@ async def test_a_damaged_version_is_refused_without_a_pause():
             await vllm.swap(second)
         assert "pause" not in fake.calls
         assert (fake.label, fake.served) == (first.hash, [first.hash])
+
+
+async def test_what_no_trusted_key_signed_does_not_reach_the_server():
+    store = MemoryStore()
+    await publish(store, 1)
+    async with driven(store, trusted=("0" * 64,)) as (fake, vllm):
+        refused = asyncio.Event()
+        errors = []
+
+        def report(ref, error):
+            errors.append(str(error))
+            refused.set()
+
+        task = asyncio.create_task(vllm.follow("live", print, report, interval_s=0.005))
+        await asyncio.wait_for(refused.wait(), 5)
+        task.cancel()
+        assert "signed by nobody" in errors[0]
+        assert fake.calls == []
 
 
 @pytest.mark.parametrize("step", ["pause", *UPDATE, "reset_prefix_cache"])

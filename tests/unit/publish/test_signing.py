@@ -39,6 +39,8 @@ async def test_a_version_of_nobody_or_of_somebody_else_is_refused_by_name(tmp_pa
     policy = await published(store, tmp_path / "other" if signed else None)
     with pytest.raises(Corrupt, match=other.public[:16] if signed else "nobody"):
         await Follower(store, FollowerConfig(trusted=(signer.public,))).fetch(policy)
+    with pytest.raises(Corrupt, match="refused"):
+        await Follower(store, FollowerConfig(trusted=(signer.public,))).resolve("live")
 
 
 @pytest.mark.parametrize("field", ["number", "run", "meta", "numerics", "parent", "value", "stolen"])
