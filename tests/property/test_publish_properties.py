@@ -15,6 +15,7 @@ from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.records import WeightArray
 from ostinato.publish import delta
 from ostinato.publish.content import hash_of
+from ostinato.publish.delta.bits import nth
 from ostinato.publish.follower import Follower
 from ostinato.publish.manifest import canonical, parse, plain, to_bytes
 from ostinato.publish.publisher import Publisher
@@ -188,3 +189,11 @@ def test_a_follower_given_any_edited_manifest_refuses_or_returns_the_promised_by
 
     with contextlib.suppress(NotFound, Corrupt):
         asyncio.run(fetch())
+
+
+@COMPILED
+@given(st.integers(1, 2**64 - 1), st.sampled_from([0, 2**64 - 1, 0xFF << 56, 0x8080808080808080, 0x0101010101010101]))
+def test_the_nth_set_bit_is_found_in_any_word(word, pattern):
+    for each in (word, word | pattern, (word & pattern) or 1):
+        places = [place for place in range(64) if each >> place & 1]
+        assert [nth(np.uint64(each), n) for n in range(len(places))] == places

@@ -42,6 +42,25 @@ def lowest(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
+_PLACES = np.array([[*[i for i in range(8) if byte >> i & 1], *[0] * 8][:8] for byte in range(256)], np.uint8)
+_EACH = np.uint64(0x0101010101010101)
+
+
+@njit(inline="always")
+def nth(word, n):
+    """The place of the set bit of a uint64 that has `n` set bits below it; there must be one. No branches.
+
+    Vigna 2008, "Broadword implementation of rank/select queries", algorithm 2; the last byte by table.
+    """
+    sums = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    sums = (sums & np.uint64(0x3333333333333333)) + ((sums >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    sums = ((sums + (sums >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)) * _EACH  # byte i: set bits in bytes 0 to i
+    high = np.uint64(0x8080808080808080)
+    place = np.uint64(8 * ones(((np.uint64(n) * _EACH | high) - sums) & high))  # bytes that have too few
+    rest = np.uint64(n) - (((sums << np.uint64(8)) >> place) & np.uint64(0xFF))
+    return np.int64(place) + np.int64(_PLACES[(word >> place) & np.uint64(0xFF), rest])
+
+
 @njit(inline="always")
 def put(words, at, value, count):
     """Append the low `count` (0 to 32) bits of value; the bits above must be 0. Returns the next place."""

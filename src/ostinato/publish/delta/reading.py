@@ -7,15 +7,15 @@ import numpy as np
 from numba import njit
 
 from ostinato.core.errors import Corrupt
-from ostinato.publish.delta.bits import lowest, ones, take, take_gamma, take_rice
-from ostinato.publish.delta.sixteen import BLOCK, MAGNITUDE, Codes, ordered, unordered, within
+from ostinato.publish.delta.bits import lowest, nth, ones, take, take_gamma, take_rice
+from ostinato.publish.delta.sixteen import BLOCK, MAGNITUDE, Codes, exponents, ordered, unordered, within
 from ostinato.publish.delta.writing import CLASSES, DENSEST
 
 _LONGEST_STEP = 0xFFFF
 
 
 @njit(nogil=True, cache=True)
-def _read_header(words, end, shift, most, lows, spans, firsts, gap_k, length_k):
+def _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k):
     """Returns (classes, place), or (-1, 0) for what no encoder writes."""
     n, at = take(words, 0, 5)
     edge = 0
@@ -29,7 +29,7 @@ def _read_header(words, end, shift, most, lows, spans, firsts, gap_k, length_k):
         length_k[c], at = take(words, at, 5)
         if at > end or skip < 0 or width < 0 or count < 0 or edge + skip + width + 1 > 1 << (15 - shift):
             return -1, 0
-        lows[c], spans[c] = (edge + skip) << shift, (width + 1) << shift
+        starts[c], widths[c] = edge + skip, width
         edge += skip + width + 1
         firsts[c + 1] = firsts[c] + count + 1
         if firsts[c + 1] > most:
@@ -73,34 +73,36 @@ def _read_class(words, at, end, most, gap_k, length_k, ranks, steps):
 
 
 @njit(nogil=True, cache=True)
-def _apply(codes, lows, spans, firsts, ranks, steps):
+def _apply(codes, shift, starts, widths, firsts, ranks, steps):
     """Take the steps in place; False if some rank lies beyond its class."""
-    n = len(lows)
+    n = len(starts)
+    found = np.empty(BLOCK, np.uint8)
     never = np.int64(1) << 62
     left, nexts, masks = np.empty(n, np.int64), firsts[:n].copy(), np.zeros(n, np.uint64)
     for c in range(n):
         left[c] = ranks[nexts[c]] if nexts[c] < firsts[c + 1] else never
     whole = len(codes) // BLOCK * BLOCK
     for i in range(0, whole, BLOCK):
-        hit = False
+        exponents(codes, i, shift, found)
+        hit = np.uint64(0)
         for c in range(n):
-            masks[c] = within(codes, i, lows[c], spans[c])
+            masks[c] = within(found, starts[c], widths[c])
             left[c] -= ones(masks[c])
-            hit |= left[c] < 0
-        if hit:  # all masks are known: what is written now cannot change them
-            for c in range(n):
-                while left[c] < 0:
-                    mask, skip = masks[c], left[c] + ones(masks[c])
-                    for _ in range(skip):
-                        mask &= mask - np.uint64(1)
-                    at = i + lowest(mask)
-                    codes[at] = unordered(ordered(codes[at]) + steps[nexts[c]])
-                    nexts[c] += 1
-                    left[c] = left[c] + ranks[nexts[c]] - ranks[nexts[c] - 1] if nexts[c] < firsts[c + 1] else never
+            hit |= (np.uint64(left[c]) >> np.uint64(63)) << np.uint64(c)
+        while hit:  # all masks are known: what is written now cannot change them
+            c = lowest(hit)
+            hit &= hit - np.uint64(1)
+            ahead, k, size = left[c], nexts[c], ones(masks[c])
+            while ahead < 0:
+                at = i + nth(masks[c], ahead + size)
+                codes[at] = unordered(ordered(codes[at]) + steps[k])
+                k += 1
+                ahead = ahead + ranks[k] - ranks[k - 1] if k < firsts[c + 1] else never
+            left[c], nexts[c] = ahead, k
     for i in range(whole, len(codes)):
-        magnitude = codes[i] & MAGNITUDE
+        exponent = (codes[i] & MAGNITUDE) >> shift
         for c in range(n):
-            if np.uint16(magnitude - lows[c]) < spans[c]:
+            if starts[c] <= exponent <= starts[c] + widths[c]:
                 left[c] -= 1
                 if left[c] < 0:
                     codes[i] = unordered(ordered(codes[i]) + steps[nexts[c]])
@@ -117,10 +119,10 @@ def decode(codes: Codes, payload: bytes | memoryview, shift: int) -> None:
     words = np.zeros(len(payload) // 8 + 8, np.uint64)  # a header is read before its end is checked
     words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
     end = len(payload) * 8
-    lows, spans = np.zeros(CLASSES, np.uint16), np.zeros(CLASSES, np.uint16)
+    starts, widths = np.zeros(CLASSES, np.uint8), np.zeros(CLASSES, np.uint8)
     firsts, gap_k, length_k = (np.zeros(CLASSES + 1, np.int64) for _ in range(3))
     most = len(codes) // DENSEST + BLOCK  # a payload cannot ask for more memory than this
-    n, at = _read_header(words, end, shift, most, lows, spans, firsts, gap_k, length_k)
+    n, at = _read_header(words, end, shift, most, starts, widths, firsts, gap_k, length_k)
     if n < 0:
         raise Corrupt("the payload's classes are not what this codec writes")
     ranks, steps = np.empty(firsts[n], np.int32), np.empty(firsts[n], np.int32)
@@ -131,5 +133,5 @@ def decode(codes: Codes, payload: bytes | memoryview, shift: int) -> None:
             raise Corrupt("the payload ends before its changes do")
     if (at + 7) // 8 != len(payload):
         raise Corrupt("the payload goes on after its last change")
-    if not _apply(codes, lows[:n], spans[:n], firsts[: n + 1], ranks, steps):
+    if not _apply(codes, shift, starts[:n], widths[:n], firsts[: n + 1], ranks, steps):
         raise Corrupt("the payload names elements that the old weights do not have")

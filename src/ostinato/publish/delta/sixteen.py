@@ -24,7 +24,7 @@ def _sixty_four(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> A
 
 
 def _everywhere(builder: Any, value: Any) -> Any:
-    vector = ir.VectorType(ir.IntType(16), BLOCK)
+    vector = ir.VectorType(value.type, BLOCK)
     nothing = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), [0] * BLOCK))
@@ -45,18 +45,39 @@ def differing(typingctx: Any, old: Any, new: Any, at: Any) -> Any:
 
 
 @intrinsic
-def within(typingctx: Any, codes: Any, at: Any, low: Any, span: Any) -> Any:
-    """Bit i of the answer: low <= magnitude of codes[at + i] < low + span, for i < 64. Nothing checks the bounds."""
-    del typingctx, at, low, span
+def exponents(typingctx: Any, codes: Any, at: Any, shift: Any, found: Any) -> Any:
+    """found[i] (bytes) = exponent of codes[at + i], for i < 64; `shift` is the length of the mantissa. Nothing checks the bounds."""
+    del typingctx, at, shift
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        codes, at, low, span = args
+        codes, at, shift, found = args
         values = _sixty_four(context, builder, signature.args[0], codes, at)
         masked = builder.and_(values, _everywhere(builder, ir.Constant(ir.IntType(16), MAGNITUDE)))
-        found = builder.icmp_unsigned("<", builder.sub(masked, _everywhere(builder, low)), _everywhere(builder, span))
-        return builder.bitcast(found, ir.IntType(64))
+        shifted = builder.lshr(masked, _everywhere(builder, builder.trunc(shift, ir.IntType(16))))
+        bytes = ir.VectorType(ir.IntType(8), BLOCK)
+        made = context.make_array(signature.args[3])(context, builder, found)
+        builder.store(builder.trunc(shifted, bytes), builder.bitcast(made.data, bytes.as_pointer()), align=1)
+        return context.get_dummy_value()
 
-    return types.uint64(codes, types.intp, types.uint16, types.uint16), generate
+    return types.void(codes, types.intp, types.int64, found), generate
+
+
+@intrinsic
+def within(typingctx: Any, found: Any, first: Any, more: Any) -> Any:
+    """Bit i of the answer: first <= found[i] <= first + more, for 64 bytes. Nothing checks the bounds."""
+    del typingctx, first, more
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found, first, more = args
+        made = context.make_array(signature.args[0])(context, builder, found)
+        bytes = ir.VectorType(ir.IntType(8), BLOCK)
+        values = builder.load(builder.bitcast(made.data, bytes.as_pointer()), align=1)
+        inside = builder.icmp_unsigned(
+            "<=", builder.sub(values, _everywhere(builder, first)), _everywhere(builder, more)
+        )
+        return builder.bitcast(inside, ir.IntType(64))
+
+    return types.uint64(found, types.uint8, types.uint8), generate
 
 
 @njit(inline="always")

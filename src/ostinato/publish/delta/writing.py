@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from ostinato.publish.delta.bits import LONGEST, lowest, ones, put, put_gamma, put_rice
-from ostinato.publish.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, ordered, within
+from ostinato.publish.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, exponents, ordered, within
 
 CLASSES = 24
 DENSEST = 4  # a chunk of which more than 1 in 4 elements changed is left to other codecs
@@ -52,21 +52,21 @@ def _find(old, new, positions):
 
 
 @njit(nogil=True, cache=True)
-def _classes(old, positions, shift, lows, spans, firsts, class_of):
+def _classes(old, positions, shift, starts, widths, firsts, class_of):
     """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer bits than a header.
 
     `class_of` gets the class of each exponent, `firsts` how many changed elements the classes before each class have.
     """
-    exponents = 1 << (15 - shift)
-    total, changed = np.zeros(exponents, np.float64), np.zeros(exponents, np.float64)
+    most = 1 << (15 - shift)
+    total, changed = np.zeros(most, np.float64), np.zeros(most, np.float64)
     for i in range(0, len(old), BLOCK * _SAMPLED):
         for j in range(i, min(i + BLOCK, len(old))):
             total[(old[j] & MAGNITUDE) >> shift] += _SAMPLED
     for at in positions:
         changed[(old[at] & MAGNITUDE) >> shift] += 1
-    first, last, count, n = np.zeros(exponents, np.int64), np.zeros(exponents, np.int64), 0, 0
-    sums = np.zeros((exponents, 2), np.float64)
-    for e in range(exponents):
+    first, last, count, n = np.zeros(most, np.int64), np.zeros(most, np.int64), 0, 0
+    sums = np.zeros((most, 2), np.float64)
+    for e in range(most):
         if changed[e]:
             first[count] = last[count] = e
             sums[count, 0], sums[count, 1] = max(total[e], changed[e] + 1), changed[e]
@@ -92,7 +92,7 @@ def _classes(old, positions, shift, lows, spans, firsts, class_of):
         for c in range(where + 1, n):
             first[c], last[c], sums[c] = first[c + 1], last[c + 1], sums[c + 1]
     for c in range(n):
-        lows[c], spans[c] = first[c] << shift, (last[c] - first[c] + 1) << shift
+        starts[c], widths[c] = first[c], last[c] - first[c]
         class_of[first[c] : last[c] + 1] = c
         firsts[c + 1] = firsts[c] + np.int64(sums[c, 1])
     return n
@@ -106,17 +106,18 @@ def _cost(total, changed):
 
 
 @njit(nogil=True, cache=True)
-def _rank(old, new, positions, shift, lows, spans, firsts, class_of, ranks, steps):
+def _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, steps):
     """Per class, in order: the changed elements' ranks among the class's elements, and their steps. firsts[c] is where class c begins."""
-    n = len(lows)
+    n, found = len(starts), np.empty(BLOCK, np.uint8)
     seen, masks, nexts = np.zeros(n, np.int64), np.zeros(n, np.uint64), firsts[:n].copy()
     whole = len(old) // BLOCK * BLOCK
     k = 0
     for i in range(0, whole, BLOCK):
         if k == len(positions):
             break
+        exponents(old, i, shift, found)
         for c in range(n):
-            masks[c] = within(old, i, lows[c], spans[c])
+            masks[c] = within(found, starts[c], widths[c])
         while k < len(positions) and positions[k] < i + BLOCK:
             at = positions[k]
             bit = np.uint64(1) << np.uint64(at - i)
@@ -128,8 +129,9 @@ def _rank(old, new, positions, shift, lows, spans, firsts, class_of, ranks, step
         for c in range(n):
             seen[c] += ones(masks[c])
     for i in range(whole, len(old)):
+        exponent = (old[i] & MAGNITUDE) >> shift
         for c in range(n):
-            if np.uint16((old[i] & MAGNITUDE) - lows[c]) < spans[c]:
+            if starts[c] <= exponent <= starts[c] + widths[c]:
                 if old[i] != new[i]:
                     ranks[nexts[c]], steps[nexts[c]] = seen[c], ordered(new[i]) - ordered(old[i])
                     nexts[c] += 1
@@ -146,9 +148,9 @@ def _parameter(total, count):
 
 
 @njit(nogil=True, cache=True)
-def _write(lows, spans, shift, firsts, ranks, steps, words, limit):
+def _write(starts, widths, firsts, ranks, steps, words, limit):
     """The bit stream; returns its length in bits, or -1 if it would pass `limit`."""
-    n = len(lows)
+    n = len(starts)
     gap_k, length_k, long = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     gaps = np.empty(len(ranks), np.int64)
     at = put(words, 0, n, 5)
@@ -161,10 +163,10 @@ def _write(lows, spans, shift, firsts, ranks, steps, words, limit):
             extra += abs(steps[i]) - 1
             long[c] += abs(steps[i]) > 1
         gap_k[c], length_k[c] = _parameter(before + 1 - (last - first), last - first), _parameter(extra, last - first)
-        low, width = np.int64(lows[c]) >> shift, np.int64(spans[c]) >> shift
-        at = put_gamma(words, at, low - end)
-        at = put_gamma(words, at, width - 1)
-        end = low + width
+        start, width = np.int64(starts[c]), np.int64(widths[c])
+        at = put_gamma(words, at, start - end)
+        at = put_gamma(words, at, width)
+        end = start + width + 1
         at = put_gamma(words, at, last - first - 1)
         at = put(words, at, gap_k[c], 5)
         at = put(words, at, length_k[c], 5)
@@ -222,13 +224,13 @@ def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
     if count <= 0:
         return b"" if count == 0 else None
     positions = positions[:count]
-    exponents = 1 << (15 - shift)
-    lows, spans = np.zeros(exponents, np.uint16), np.zeros(exponents, np.uint16)
-    firsts, class_of = np.zeros(exponents + 1, np.int64), np.zeros(exponents, np.int64)
-    n = int(_classes(old, positions, shift, lows, spans, firsts, class_of))
-    lows, spans, firsts = lows[:n].copy(), spans[:n].copy(), firsts[: n + 1].copy()
+    most = 1 << (15 - shift)
+    starts, widths = np.zeros(most, np.uint8), np.zeros(most, np.uint8)
+    firsts, class_of = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
+    n = int(_classes(old, positions, shift, starts, widths, firsts, class_of))
+    starts, widths, firsts = starts[:n].copy(), widths[:n].copy(), firsts[: n + 1].copy()
     ranks, steps = np.empty(count, np.int32), np.empty(count, np.int32)
-    _rank(old, new, positions, shift, lows, spans, firsts, class_of, ranks, steps)
+    _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, steps)
     words = np.zeros(old.nbytes // 8 + 4 * CLASSES, np.uint64)  # room for the headers, whatever the limit
-    bits = int(_write(lows, spans, shift, firsts, ranks, steps, words, old.nbytes * 8))
+    bits = int(_write(starts, widths, firsts, ranks, steps, words, old.nbytes * 8))
     return None if bits < 0 else words.view(np.uint8)[: (bits + 7) // 8].tobytes()
