@@ -27,6 +27,7 @@ from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import load_model
+from ostinato.model.memory import give_back
 from ostinato.train.checkpoint import Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.judge import judge
@@ -38,6 +39,7 @@ from ostinato.train.tree_attention import TreeAttention
 from ostinato.train.work import Work, prepare, temperatures, token_turns
 
 _LOG = logging.getLogger(__name__)
+_GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percent
 
 
 def compute_dtype(choice: str) -> torch.dtype:
@@ -218,7 +220,7 @@ class PolicyTrainer:
         total = 0.0
         seconds |= {"forward": 0.0, "backward": 0.0}
         self._masters.clear_grads()
-        for item in work:
+        for number, item in enumerate(work, 1):
             lap = time.perf_counter()
             with self._experts.replaying(item.routes):  # the backward pass may recompute activations: routes alike
                 logprobs_M = self._logprobs(item.packed, item.attend, item.temperatures_M)
@@ -239,6 +241,8 @@ class PolicyTrainer:
                 seconds["forward"] += now - lap
                 result.loss.backward()
                 item.attend.forget()
+            if number % _GIVE_BACK_EVERY == 0 or number == len(work):
+                give_back()
             seconds["backward"] += time.perf_counter() - now
             total += float(result.loss.detach())
         return total
