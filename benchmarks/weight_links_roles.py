@@ -22,6 +22,7 @@ from ostinato.core.records import Snapshot
 from ostinato.publish.bucket import BucketConfig, BucketStore
 from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower, FollowerConfig
+from ostinato.testing.faults import FaultyStore
 from ostinato.testing.link import Line, Link
 
 ANSWERS: Any = None
@@ -71,32 +72,32 @@ async def lines() -> None:
                     say(passed=[[asdict(one) for one in link.passed] for link in links])
 
 
-class Noted:
+class Noted(FaultyStore):
     """A weight store that notes what a look at the refs asked of it: [what, name, began, ended, bytes]."""
 
     def __init__(self, inner: BucketStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.calls: list[tuple[str, str, float, float, int]] = []
 
     async def read_ref(self, ref: str) -> str | None:
         if ref == "live":
             self.calls = []
         began = time.monotonic()
-        value = await self._inner.read_ref(ref)
+        value = await super().read_ref(ref)
         self.calls.append((f"ref {ref.split('/')[0]}", ref, began, time.monotonic(), 65))
         return value
 
     async def get(self, hash: str) -> bytes:
         began = time.monotonic()
-        data = await self._inner.get(hash)
+        data = await super().get(hash)
         self.calls.append(("object", hash, began, time.monotonic(), len(data)))
         return data
 
-    async def put(self, data: bytes | memoryview) -> str:
-        return await self._inner.put(data)
-
-    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        await self._inner.move_ref(ref, old, new)
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        began = time.monotonic()
+        data = await super().get_range(hash, start, length)
+        self.calls.append(("object", hash, began, time.monotonic(), len(data)))
+        return data
 
 
 async def follower() -> None:
