@@ -33,6 +33,7 @@ check: install ## format, lint, types, floors
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python --project benchmarks
 
 format: install ## rewrite files the way `make check` wants them
 	$(BIN)/ruff format .

@@ -377,7 +377,7 @@ def _root(document: bytes) -> str:
 
 def _repair(document: dict[str, Any]) -> None:
     """Sums and root as the rest of the document wants them: what is wrong then is met deeper inside."""
-    tensors = copy.copy(document.get("tensors"))
+    tensors: Any = copy.copy(document.get("tensors"))
     try:
         document["payload_bytes"] = sum(chunk["length"] for tensor in tensors for chunk in tensor["chunks"])
         document["root"] = root_of(

@@ -14,6 +14,7 @@ import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,12 +41,12 @@ async def chosen(log: app.SqlLog, count: int) -> dict[PolicyVersion, list[Turn]]
     return found
 
 
-async def measure(directory: Path, count: int) -> dict[str, object]:
+async def measure(directory: Path, count: int) -> dict[str, Any]:
     config = load(directory / "config.json")
     config = config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})
     follower = app.Follower(app.open_store(config))
     trainer = PolicyTrainer(app.model_path(config), config.train)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     every: list[float] = []
     with app.open_log(config) as log:
         for policy, turns in sorted((await chosen(log, count)).items()):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-Shapes = Counter[tuple[int, int]]
+Shapes = Counter[tuple[int, ...]]
 
 
 @dataclass(frozen=True)

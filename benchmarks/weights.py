@@ -152,7 +152,8 @@ def peers() -> Iterator[Peer]:
 
         def unpacked(old: Codes, payload: bytes) -> Codes:
             coder = zipnn.ZipNN(input_format="byte", bytearray_dtype="bfloat16", delta_compressed_type="byte")
-            return np.frombuffer(coder.decompress(payload, delta_second_data=old.tobytes()), np.uint16)
+            plain: Any = coder.decompress(payload, delta_second_data=old.tobytes())
+            return np.frombuffer(plain, np.uint16)
 
         yield Peer("ZipNN delta", packed, unpacked, threads=False)
     if find_spec("bsdiff4"):
