@@ -24,8 +24,9 @@ from ostinato.publish.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, e
 
 CLASSES = 24
 DENSEST = 4  # a chunk of which more than 1 in 4 elements changed is left to other codecs
-_HEADER_BITS = 30  # about what a class costs before its first change
-_SAMPLED = 8  # 1 block in 8 is counted to estimate how many elements each exponent has
+_USUAL_BITS = 32  # per change, and for 256 more; where that is too little, the stream is written again with more room
+_APART_BITS = 10  # that a class of its own may cost; its header takes about 30, but its steps fit better alone
+_SAMPLED = 29  # 1 block in 29 is counted to estimate how many elements each exponent has; rows are no multiple of it
 
 
 @njit(nogil=True, cache=True)
@@ -53,7 +54,7 @@ def _find(old, new, positions):
 
 @njit(nogil=True, cache=True)
 def _classes(old, positions, shift, starts, widths, firsts, class_of):
-    """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer bits than a header.
+    """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer than `_APART_BITS`.
 
     `class_of` gets the class of each exponent, `firsts` how many changed elements the classes before each class have.
     """
@@ -73,7 +74,7 @@ def _classes(old, positions, shift, starts, widths, firsts, class_of):
             count += 1
     n = count
     while n > 1:
-        best, where = np.float64(_HEADER_BITS), -1
+        best, where = np.float64(_APART_BITS), -1
         for c in range(n - 1):
             between = 0.0
             for e in range(last[c] + 1, first[c + 1]):
@@ -231,6 +232,9 @@ def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
     starts, widths, firsts = starts[:n].copy(), widths[:n].copy(), firsts[: n + 1].copy()
     ranks, steps = np.empty(count, np.int32), np.empty(count, np.int32)
     _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, steps)
-    words = np.zeros(old.nbytes // 8 + 4 * CLASSES, np.uint64)  # room for the headers, whatever the limit
-    bits = int(_write(starts, widths, firsts, ranks, steps, words, old.nbytes * 8))
-    return None if bits < 0 else words.view(np.uint8)[: (bits + 7) // 8].tobytes()
+    for limit in (min(_USUAL_BITS * count + 8192, old.nbytes * 8), old.nbytes * 8):
+        words = np.zeros(limit // 64 + 4 * CLASSES, np.uint64)  # room for the headers, whatever the limit
+        bits = int(_write(starts, widths, firsts, ranks, steps, words, limit))
+        if bits >= 0:
+            return words.view(np.uint8)[: (bits + 7) // 8].tobytes()
+    return None
