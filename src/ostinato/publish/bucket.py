@@ -92,14 +92,14 @@ class BucketStore:
         path = _object(check_hash(hash))
         with self._refusals(f"reading object {hash}", missing=f"object {hash} is not in the weight store"):
             try:
-                data = await self._read_range(path, start, length) if length else b""  # no request can ask for nothing
-                size = start + len(data) if length else (await obstore.head_async(self._store, path))["size"]
+                if not length:  # no request can ask for nothing
+                    if (await obstore.head_async(self._store, path))["size"] >= start:
+                        return b""
+                elif len(data := await self._read_range(path, start, length)) == length:
+                    return data
             except (errors.GenericError, BaseExceptionGroup):  # the answer of some buckets beyond the end
-                data, size = b"", (await obstore.head_async(self._store, path))["size"]
-                if size >= start + length:
+                if (await obstore.head_async(self._store, path))["size"] >= start + length:
                     raise
-            if size >= start + length:
-                return data
         raise Corrupt(f"object {hash} ends before byte {start + length}. Restore it, or publish again")
 
     async def has(self, hash: str) -> bool:
