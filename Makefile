@@ -22,8 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
 
-test: install ## every test, unit to end-to-end
-	$(BIN)/pytest
+test: install ## every test: the quick ones in two processes, then whole programs one at a time
+	$(BIN)/pytest -n 2 --ignore tests/e2e
+	$(BIN)/pytest tests/e2e
 
 unit: install ## the fast part: under 20 seconds
 	$(BIN)/pytest -n 2 tests/unit
