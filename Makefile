@@ -26,7 +26,7 @@ test: install ## every test: the quick ones in two processes, then whole program
 	$(BIN)/pytest -n 2 --ignore tests/e2e
 	$(BIN)/pytest tests/e2e
 
-unit: install ## the fast part: under 20 seconds
+unit: install ## the fast part: half a minute
 	$(BIN)/pytest -n 2 tests/unit
 
 check: install ## format, lint, types, floors
