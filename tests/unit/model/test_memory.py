@@ -1,6 +1,7 @@
 """Pages between others go back to the system."""
 
 import ctypes
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from ostinato.model.memory import give_back
 
 
 def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc's allocator can be asked")

@@ -54,9 +54,9 @@ def exponents(typingctx: Any, codes: Any, at: Any, shift: Any, found: Any) -> An
         values = _sixty_four(context, builder, signature.args[0], codes, at)
         masked = builder.and_(values, _everywhere(builder, ir.Constant(ir.IntType(16), MAGNITUDE)))
         shifted = builder.lshr(masked, _everywhere(builder, builder.trunc(shift, ir.IntType(16))))
-        bytes = ir.VectorType(ir.IntType(8), BLOCK)
+        small = ir.VectorType(ir.IntType(8), BLOCK)
         made = context.make_array(signature.args[3])(context, builder, found)
-        builder.store(builder.trunc(shifted, bytes), builder.bitcast(made.data, bytes.as_pointer()), align=1)
+        builder.store(builder.trunc(shifted, small), builder.bitcast(made.data, small.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return types.void(codes, types.intp, types.int64, found), generate
@@ -70,8 +70,8 @@ def within(typingctx: Any, found: Any, first: Any, more: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         found, first, more = args
         made = context.make_array(signature.args[0])(context, builder, found)
-        bytes = ir.VectorType(ir.IntType(8), BLOCK)
-        values = builder.load(builder.bitcast(made.data, bytes.as_pointer()), align=1)
+        small = ir.VectorType(ir.IntType(8), BLOCK)
+        values = builder.load(builder.bitcast(made.data, small.as_pointer()), align=1)
         inside = builder.icmp_unsigned(
             "<=", builder.sub(values, _everywhere(builder, first)), _everywhere(builder, more)
         )
