@@ -26,7 +26,7 @@ from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.runner import Grader, SuiteRunner
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.evaluate.suites import Item, Suite, build, load, parse
-from ostinato.publish.content import version_ref, weights_root
+from ostinato.publish.content import version_ref
 from ostinato.publish.follower import Follower
 from ostinato.publish.opening import open_url
 from ostinato.publish.publisher import Published, Publisher
@@ -301,20 +301,18 @@ class Candidates:
 
 
 class Overlapped:
-    """The loop's `Publisher` that does not hold the trainer up: one version is stored while the next step is computed."""
+    """Publishes beside the trainer: one version is stored while the next step is computed."""
 
     def __init__(self, inner: Candidates) -> None:
         self._inner = inner
         self._under_way: asyncio.Task[PolicyVersion] | None = None
 
-    async def publish(self, learned: Learned) -> PolicyVersion:
-        """Begin to store the version; returns its name. Raises what went wrong with the one before, after beginning with this one."""
+    async def begin(self, learned: Learned) -> None:
+        """Begin to store the version, once the one before is stored. Raises what went wrong with that, after beginning with this."""
         try:
             await self.settle()
         finally:
             self._under_way = asyncio.create_task(self._inner.publish(learned))
-        root = await asyncio.to_thread(weights_root, learned.weights)
-        return PolicyVersion(number=learned.policy_number, hash=root)
 
     async def settle(self) -> None:
         """Wait until all that was begun is stored. Raises what went wrong with it."""

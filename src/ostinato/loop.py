@@ -1,14 +1,14 @@
 """The whole idea on one screen: people use it, it learns, it proves itself, it ships.
 
-`cycle` is the loop as one would say it. `ostinato up` runs its two halves, `learn` and `prove`, as separate workers that
-overlap: the trainer is already at the next step while the release worker measures the last candidate on real traffic's path.
+`cycle` is the loop as one would say it. `ostinato up` runs its two halves as separate workers that overlap: the trainer is at the
+next `step` while the last one's weights are stored, and the release worker measures a candidate on real traffic's path.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.records import Learned, PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Evals, Publisher, Releases, Rewards, Trainer, TurnSource
 
 
@@ -30,12 +30,16 @@ class Prover:
     releases: Releases
 
 
-async def learn(p: Learner) -> PolicyVersion:
-    """One optimizer step on what people just did. The new version is published, not yet live."""
+async def step(p: Learner) -> Learned:
+    """One optimizer step on what people just did."""
     turns = await p.source.collect()  # people, or simulated worlds
     samples = await p.rewards.score(turns)  # signals -> reward -> advantage
-    learned = await p.trainer.step(samples)  # drops or weights what is too stale, and says so
-    return await p.publisher.publish(learned)  # delta + hashes
+    return await p.trainer.step(samples)  # drops or weights what is too stale, and says so
+
+
+async def learn(p: Learner) -> PolicyVersion:
+    """A step, and its weights as a version that is published and not yet live."""
+    return await p.publisher.publish(await step(p))  # delta + hashes
 
 
 async def prove(p: Prover, candidate: PolicyVersion) -> ReleaseEvent:

@@ -127,7 +127,7 @@ async def test_the_told_loop_and_the_workers_write_the_same_log(seeded):
         controller = app.open_releases(worked, log, evaluation(worked))
         for _ in range(3):
             await worker.learn()
-            await worker.publisher.settle()  # the release worker looks until there is a candidate
+            await worker.stored.settle()  # the release worker looks until there is a candidate
             await controller.step()
         as_worked = await history(log)
     assert as_told == as_worked
@@ -144,13 +144,13 @@ async def test_a_trainer_goes_back_when_all_that_is_newer_was_refused(seeded):
         await worker.resume()
         await worker.learn()
         await worker.learn()
-        await worker.publisher.settle()
+        await worker.stored.settle()
         assert worker.source.step == 2
         assert not await worker.may_learn(), "as far ahead as allowed, and the gate has not spoken"
         newest = await app.Follower(app.open_store(config)).resolve("candidate")
         await app.open_releases(config, log).ledger.append("blocked", newest, base, "test")
         await worker.learn()
-        await worker.publisher.settle()
+        await worker.stored.settle()
         batches = [row async for _, row in log.read(0, {Batch})]
         assert [batch.base for batch in batches] == [None, None, base]
         assert worker.desk.lineage.lag(3, base.number) == 1

@@ -18,7 +18,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.launch.prepare import prepare, run_name
 from ostinato.launch.progress import Progress
 from ostinato.launch.stopping import until, until_stopped
-from ostinato.loop import Learner, learn
+from ostinato.loop import Learner, step
 from ostinato.publish.content import weights_root
 from ostinato.publish.publisher import Publisher
 from ostinato.record.lock import hold
@@ -44,14 +44,15 @@ class TrainWorker:
         self.follows = app.Follows(app.Follower(app.open_store(config), config.follow), live)
         self.source = app.DeskSource(self.desk, config, self.follows)
         self.progress = Progress(self.place.root / "train.jsonl")
+        settings = config.publish.model_copy(update={"scratch": config.publish.scratch or self.place.root})
         self.candidates = app.Candidates(
-            Publisher(app.open_store(config), config.publish),
+            Publisher(app.open_store(config), settings),
             run_name(config),
             config.learn.publish_every,
             self.progress.published,
             numerics=contract.id,
         )
-        self.publisher = app.Overlapped(self.candidates)
+        self.stored = app.Overlapped(self.candidates)
         self.learner = Learner(
             source=self.source,
             rewards=self.source,
@@ -71,20 +72,20 @@ class TrainWorker:
             self.source.batch = batch
             logger.info("taking recorded step %d again", batch.step)
             with self.refusals():
-                await self.publisher.publish(await self.learner.trainer.step(samples))
+                await self.stored.begin(await self.learner.trainer.step(samples))
         with self.refusals():
-            await self.publisher.settle()
+            await self.stored.settle()
 
     async def learn(self) -> None:
-        """One turn of the loop, if the trainer may go on; then a checkpoint, if one is due."""
+        """One step, stored beside the next, if the trainer may go on; then a checkpoint, if one is due."""
         if not await self.may_learn():
             await self.desk.poll()
             await asyncio.sleep(self.config.learn.poll_s)
             return
         with self.refusals():
-            await learn(replace(self.learner, publisher=self.publisher))
+            await self.stored.begin(await step(self.learner))
             if self.source.step % self.config.learn.checkpoint_every == 0:
-                await self.publisher.settle()  # what a checkpoint is past is never published again
+                await self.stored.settle()  # what a checkpoint is past is never published again
                 state = replace(self.trainer.state(), cursor=self.log.newest())
                 await asyncio.to_thread(checkpoint.save, self.place.checkpoints, state)
 
@@ -103,7 +104,7 @@ class TrainWorker:
         if self.desk.lineage.lag(self.source.step, live.number) < self.config.learn.max_lead:
             return True
         with self.refusals():
-            await self.publisher.settle()
+            await self.stored.settle()
         state = await self.releases.refresh()
         newest = await self.follows.follower.resolve("candidate")
         if newest is not None and newest.hash in state.refused:

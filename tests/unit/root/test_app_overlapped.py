@@ -1,6 +1,7 @@
 """A version is stored while the next step is computed: in order, once, and no error is lost."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ostinato import app
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Learned, WeightArray
+from ostinato.publish.content import weights_root
 from ostinato.publish.follower import Follower
 from ostinato.publish.publisher import Publisher
 from ostinato.testing.store import MemoryStore
@@ -44,34 +46,62 @@ def overlapped(store, done):
 
 async def test_the_trainer_goes_on_while_a_version_is_stored_and_waits_for_the_one_before():
     store, done = SlowStore(), []
-    publisher = overlapped(store, done)
-    first = await publisher.publish(learned(1))
+    stored = overlapped(store, done)
+    await stored.begin(learned(1))
     assert done == []
-    second = asyncio.create_task(publisher.publish(learned(2)))
+    second = asyncio.create_task(stored.begin(learned(2)))
     await asyncio.sleep(0.02)
     assert not second.done()  # one version under way, no more
     store.gate.set()
-    assert (await second).number == 2
-    await publisher.settle()
+    await second
+    await stored.settle()
     assert done == [1, 2]
-    assert await Follower(store).resolve("candidate") == await second
-    assert await Follower(store).fetch(first)
-    await publisher.settle()
+    newest, first = await Follower(store).log("candidate")
+    assert (newest.policy.hash, first.policy.hash) == tuple(weights_root(learned(step).weights) for step in (2, 1))
+    for policy in (newest.policy, first.policy):
+        assert weights_root(await Follower(store).fetch(policy)) == policy.hash
+    await stored.settle()
+
+
+class Untouchable(dict):
+    """Weights that nobody may look at before `may`."""
+
+    may = False
+
+    def __getitem__(self, name):
+        assert self.may
+        return super().__getitem__(name)
+
+    def items(self):
+        assert self.may
+        return super().items()
+
+
+async def test_to_begin_costs_the_trainer_no_look_at_the_weights():
+    store, done = SlowStore(), []
+    stored = overlapped(store, done)
+    new = learned(1)
+    weights = Untouchable(new.weights)
+    await stored.begin(replace(new, weights=weights))
+    weights.may = True  # from here on the loop runs beside the trainer
+    store.gate.set()
+    await stored.settle()
+    assert done == [1]
 
 
 async def test_what_went_wrong_is_raised_by_the_next_call_and_stops_nothing():
     store, done = SlowStore(), []
-    publisher = overlapped(store, done)
+    stored = overlapped(store, done)
     store.gate.set()
     store.full = True
-    await publisher.publish(learned(1))
+    await stored.begin(learned(1))
     await asyncio.sleep(0.05)
     store.full = False
     with pytest.raises(StorageFull):
-        await publisher.publish(learned(2))
-    await publisher.settle()
+        await stored.begin(learned(2))
+    await stored.settle()
     assert done == [2]
     store.full = True
-    await publisher.publish(learned(3))
+    await stored.begin(learned(3))
     with pytest.raises(StorageFull):
-        await publisher.settle()
+        await stored.settle()
