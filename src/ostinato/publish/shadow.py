@@ -1,13 +1,15 @@
-"""A version under construction, beside the one that is being served: its memory is at most one copy of the weights.
+"""A version under construction, beside the one that is being served: its memory is one copy of the weights.
 
-Tensors are shared with the version that it starts from until something is written to them. Objects are read ahead while others
-are decoded; a payload that arrived damaged is asked for again, alone.
+Tensors are shared with the version that it starts from until something is written to them. Objects are read in pieces, some ahead
+while others are decoded: a payload takes less memory than what it becomes, and is let go then. One that arrived damaged is asked
+for again, alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +23,10 @@ from ostinato.publish.content import CHUNK_ELEMENTS, hash_of, part_hash
 from ostinato.publish.manifest import Chunk, Manifest, Tensor
 from ostinato.publish.store import MAX_OBJECT_BYTES
 
-_AHEAD = 4  # objects that are on their way at the same time
+_PIECE_BYTES = 1 << 23  # payloads beside each other are read together up to this
+_AHEAD_BYTES = (
+    1 << 27
+)  # on their way or waiting to be decoded: what a line of 1 Gbit/s and 300 ms needs, three times over
 _THREADS = 2  # that decode; their memory is the result's own
 _ATTEMPTS = 3  # to get a payload that is what the manifest names
 
@@ -85,7 +90,7 @@ class Shadow:
                     start = at * CHUNK_ELEMENTS * tensor.itemsize
                     target = data[start : start + chunk.elements * tensor.itemsize]
                     work.setdefault(str(chunk.object), []).append(_Item(tensor, at, chunk, target))
-        await _decode_objects(store, work, old=not full)
+        await _decode_all(store, work, old=not full)
         self._at = manifest
 
     def weights(self) -> Weights:
@@ -120,58 +125,95 @@ class Shadow:
                     )
 
 
-async def _decode_objects(store: WeightStore, work: Mapping[str, list[_Item]], *, old: bool) -> None:
-    """Each object is read once, whatever order the manifest names them in; the next one is on its way while one is decoded."""
-    names = list(work)
-    coming = [asyncio.create_task(_payloads(store, name, work[name])) for name in names[:_AHEAD]]
-    try:
-        for at, name in enumerate(names):
-            payloads = await coming[at]
-            if at + _AHEAD < len(names):
-                following = names[at + _AHEAD]
-                coming.append(asyncio.create_task(_payloads(store, following, work[following])))
-            pairs = list(zip(work[name], payloads, strict=True))
-            parts = [pairs[start::_THREADS] for start in range(min(_THREADS, len(pairs)))]
-            done = await asyncio.gather(
-                *(asyncio.to_thread(_decode, part, old=old) for part in parts),
-                return_exceptions=True,  # no thread may still be writing when the caller hears of an error
-            )
-            for error in done:
-                if error is not None:
-                    raise error
-    finally:
-        for task in coming:
-            task.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Payloads that lie beside each other in an object and are read together: bytes `start` to `end`."""
+
+    object: str
+    items: list[_Item]
+    start: int
+    end: int
 
 
-async def _payloads(store: WeightStore, name: str, items: list[_Item]) -> list[memoryview]:
-    """The payloads of one object: read together, and those that are not what the manifest names once more, each alone."""
-    size = max(item.chunk.offset + item.chunk.length for item in items)
-    if size > MAX_OBJECT_BYTES:
-        raise Corrupt(
-            f"{items[0].where}: the manifest needs {size} bytes of it; no object has more than {MAX_OBJECT_BYTES}"
-        )
+def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
+    """Every item once, object by object. Raises Corrupt for a place that no object has."""
+    for name, items in work.items():
+        together: list[_Item] = []
+        start = end = 0
+        for item in sorted(items, key=lambda item: item.chunk.offset):
+            first, last = item.chunk.offset, item.chunk.offset + item.chunk.length
+            if last > MAX_OBJECT_BYTES:
+                raise Corrupt(
+                    f"{item.where}: the manifest needs {last} bytes of it; no object has more than {MAX_OBJECT_BYTES}"
+                )
+            if together and max(end, last) - start > _PIECE_BYTES:
+                yield _Piece(name, together, start, end)
+                together = []
+            start, end = (start, max(end, last)) if together else (first, last)
+            together.append(item)
+        yield _Piece(name, together, start, end)
+
+
+async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]], *, old: bool) -> None:
+    """Each payload is read once; pieces are on their way, as many as the memory for them holds, while others are decoded."""
+    running: dict[asyncio.Task[None], int] = {}
+    with ThreadPoolExecutor(_THREADS) as threads:  # its end: no thread still writes when the caller hears of an error
+        try:
+            for piece in _pieces(work):
+                size = piece.end - piece.start
+                while running and sum(running.values()) + size > _AHEAD_BYTES:
+                    await _first_done(running)
+                running[asyncio.create_task(_decode_piece(store, piece, threads, old=old))] = size
+            while running:
+                await _first_done(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
+    """Wait until something is done, and forget it. Raises what went wrong with it."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        del running[task]
+    for task in done:
+        task.result()
+
+
+async def _decode_piece(store: WeightStore, piece: _Piece, threads: Executor, *, old: bool) -> None:
+    payloads = await _payloads(store, piece)
+    pairs = list(zip(piece.items, payloads, strict=True))
+    await asyncio.get_running_loop().run_in_executor(threads, lambda: _decode(pairs, old=old))
+
+
+async def _payloads(store: WeightStore, piece: _Piece) -> list[memoryview]:
+    """The payloads of one piece: read together, and those that are not what the manifest names once more, each alone."""
     try:
-        data = memoryview(await store.get_range(name, 0, size))
+        data = memoryview(await store.get_range(piece.object, piece.start, piece.end - piece.start))
     except Corrupt:  # shorter than it should be: perhaps what we need is there
         data = memoryview(b"")
-    found = [data[item.chunk.offset : item.chunk.offset + item.chunk.length] for item in items]
+    places = [item.chunk.offset - piece.start for item in piece.items]
+    found = [data[at : at + item.chunk.length] for at, item in zip(places, piece.items, strict=True)]
     good = await asyncio.to_thread(
-        lambda: [part_hash(part) == item.chunk.payload for item, part in zip(items, found, strict=True)]
+        lambda: [part_hash(part) == item.chunk.payload for item, part in zip(piece.items, found, strict=True)]
     )
-    for at, item in enumerate(items):
+    for at, item in enumerate(piece.items):
         if not good[at]:
-            found[at] = await _again(store, name, item)
+            found[at] = await _again(store, piece.object, item)
     return found
 
 
 async def _again(store: WeightStore, name: str, item: _Item) -> memoryview:
     """One payload by itself, as often as is worth trying. Raises Corrupt or NotFound, which name the object."""
     why = ""
-    for _ in range(_ATTEMPTS):
+    start, length = item.chunk.offset, item.chunk.length
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            data = await store.get_range(name, item.chunk.offset, item.chunk.length)
+            if attempt < _ATTEMPTS:
+                data = await store.get_range(name, start, length)
+            else:  # at last whole: some stores look at what they kept only then
+                data = (await store.get(name))[start : start + length]
         except Corrupt as error:
             why = f" ({error})"
             continue
