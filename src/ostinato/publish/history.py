@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.records import Weights
 from ostinato.publish import delta
-from ostinato.publish.content import chunk_of, hash_of
+from ostinato.publish.content import hash_of
 from ostinato.publish.manifest import Manifest
 from ostinato.publish.packing import OldChunk, Undo
 
@@ -47,13 +46,13 @@ class History:
         number = self._count + 1
         return [(s, self._past[-s].hash) for s in self._spans if number % s == 0 and s <= len(self._past)]
 
-    def chunks(self, span: int, newest: Weights, target: Manifest) -> OldChunk:
-        """The chunks of the version `span` before the next; `newest` are the weights of the newest one. Raises Corrupt when called."""
+    def chunks(self, span: int, newest: OldChunk, target: Manifest) -> OldChunk:
+        """The chunks of the version `span` before the next; `newest` gives those of the newest one. Raises Corrupt when called."""
         dtypes = {tensor.name: (tensor.dtype, tensor.results) for tensor in target.tensors}
         steps = [past.undo for past in list(self._past)[-2 : -span - 1 : -1]]
 
         def chunk(name: str, index: int) -> delta.Bytes:
-            data = chunk_of(newest[name], index).copy()
+            data = newest(name, index).copy()
             dtype, results = dtypes[name]
             for undo in steps:
                 if (name, index) in undo:

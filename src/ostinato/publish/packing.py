@@ -98,10 +98,10 @@ async def pack(store: WeightStore, weights: Weights, hashes: Hashes, coding: Cod
                     if len(buffer) >= coding.object_bytes:
                         if len(puts) >= _UNDER_WAY:
                             await puts[-_UNDER_WAY]  # those before it were waited for in their turn
-                        puts.append(asyncio.create_task(store.put(bytes(buffer))))
-                        buffer.clear()
+                        puts.append(asyncio.create_task(store.put(memoryview(buffer))))
+                        buffer = bytearray()
         if buffer:
-            puts.append(asyncio.create_task(store.put(bytes(buffer))))
+            puts.append(asyncio.create_task(store.put(memoryview(buffer))))
         objects = [await put for put in puts]
     finally:
         for put in puts:

@@ -21,12 +21,12 @@ from pydantic import BaseModel, Field
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion, Weights
 from ostinato.core.seams import WeightStore
+from ostinato.publish.base import Base, kept
 from ostinato.publish.chain import Manifests, rebuild
 from ostinato.publish.content import (
     Hashes,
     check_ref,
     check_weights,
-    chunk_of,
     full_bytes,
     hash_chunks,
     root_of,
@@ -69,6 +69,11 @@ class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
         default=None, description="File with the key that signs versions (`ostinato weights key`)."
     )
     threads: int = Field(default=2, ge=1, le=64, description="Threads that code chunks.")
+    scratch: Path | None = Field(
+        default=None,
+        description="An existing directory on a disk with room for two copies of the weights. The trainer's publisher keeps the "
+        "last ones there and not in memory. None: the run's directory.",
+    )
     max_bytes: int = Field(
         default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
     )
@@ -100,8 +105,8 @@ class Published:
 class Publisher:
     """Publishes versions of one model. One `publish` at a time; others wait.
 
-    Arrays in `weights` must not change afterwards: the publisher keeps them as the base of the next delta. It hashes them again
-    before it uses them, and loads the base from the store if they are no longer what was published.
+    The base of the next delta is kept in a file in `config.scratch`. Without one the arrays in `weights` are, and must not change
+    afterwards. Either is hashed before it is used; if it is no longer what was published, the base is loaded from the store.
 
     Example::
 
@@ -115,7 +120,7 @@ class Publisher:
         self._config = config or PublisherConfig()
         self._signer = Signer.load(self._config.key) if self._config.key else None
         self._manifests = Manifests(store)
-        self._last: Loaded | None = None
+        self._last: Base | None = None
         self._history = History(self._config.skips, _PAST_BYTES)
         self._lock = asyncio.Lock()
 
@@ -156,7 +161,7 @@ class Publisher:
             written = stored or await self._write(version, weights, base, damage)
             if ref is not None:
                 await self._store.move_ref(ref, expected, version.root)
-            self._last = Loaded(written.hash, written.manifest, weights)
+            self._last = await self._kept(Loaded(written.hash, written.manifest, weights))
         return _published(written, full_bytes(weights), time.perf_counter() - started)
 
     async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
@@ -183,7 +188,7 @@ class Publisher:
         """Objects, then the manifests, then the ref that makes the version findable."""
         before, reason = await self._base(base, weights)
         alone = damage or reason
-        old = _chunks(before.weights) if before is not None and _same_form(before.weights, weights) else None
+        old = before.chunk if before is not None and before.has_form_of(weights) else None
         coding = self._coding(old, delta=not alone)
         packed = await pack(self._store, weights, version.hashes, coding)
         made = _Made(version, weights, packed)
@@ -222,7 +227,7 @@ class Publisher:
             return f"the deltas since the last full snapshot have {chain} bytes"
         return ""
 
-    async def _routes(self, made: _Made, before: Loaded, *, anchor: bool) -> _Routes:
+    async def _routes(self, made: _Made, before: Base, *, anchor: bool) -> _Routes:
         """The other ways to a version: the full snapshot and the squashed deltas that are due."""
         routes = _Routes()
         if anchor:
@@ -230,7 +235,7 @@ class Publisher:
         for span, hash in self._history.due(before.hash):
             try:
                 target = await self._manifests.read(hash)
-                old = self._history.chunks(span, before.weights, target)
+                old = self._history.chunks(span, before.chunk, target)
                 await self._route(made, (hash, target), self._coding(old, delta=True, undo=False), routes)
             except (NotFound, Corrupt) as error:
                 logger.warning("no delta over %d versions to %s: %s", span, made.version.root, error)
@@ -259,21 +264,26 @@ class Publisher:
         except Conflict:
             logger.info("another publisher named version %s first; its manifest describes the same weights", root)
 
-    async def _base(self, base: PolicyVersion | None, weights: Weights) -> tuple[Loaded | None, str]:
-        """The base from memory, if it is still what was published, or from the store; and why there can be no delta to it."""
+    async def _base(self, base: PolicyVersion | None, weights: Weights) -> tuple[Base | None, str]:
+        """The base as it was kept, if it is still what was published, or from the store; and why there can be no delta to it."""
         if base is None:
             return None, "no base"
         try:
             hash, manifest = await self._manifests.of_root(base.hash)
             last, self._last = self._last, None  # held by one name only, so that a failure below drops it
-            if last is not None and last.manifest.root == base.hash and await asyncio.to_thread(_intact, last):
-                loaded = Loaded(hash, manifest, last.weights)
+            if last is not None and last.manifest.root == base.hash and await asyncio.to_thread(last.is_intact):
+                found = Base(hash, manifest, last.chunk)
             else:
-                loaded = await rebuild(self._store, self._manifests, hash, lambda root: None, self._config.max_bytes)
+                found = await self._kept(
+                    await rebuild(self._store, self._manifests, hash, lambda root: None, self._config.max_bytes)
+                )
         except (NotFound, Corrupt) as error:
             return None, f"the base cannot be used: {error}"
-        self._last = loaded
-        return loaded, "" if _same_form(loaded.weights, weights) else "the tensors are not those of the base"
+        self._last = found
+        return found, "" if found.has_form_of(weights) else "the tensors are not those of the base"
+
+    async def _kept(self, loaded: Loaded) -> Base:
+        return await asyncio.to_thread(kept, loaded, self._config.scratch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,22 +319,8 @@ class _Written:
 _Parent = tuple[str, Manifest]  # with its hash
 
 
-def _chunks(weights: Weights) -> OldChunk:
-    return lambda name, index: chunk_of(weights[name], index)
-
-
 def _root(weights: Weights, hashes: Hashes) -> str:
     return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
-
-
-def _intact(loaded: Loaded) -> bool:
-    return _root(loaded.weights, hash_chunks(loaded.weights)) == loaded.manifest.root
-
-
-def _same_form(old: Weights, new: Weights) -> bool:
-    return {name: (a.dtype, a.shape) for name, a in old.items()} == {
-        name: (a.dtype, a.shape) for name, a in new.items()
-    }
 
 
 def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()) -> Manifest:

@@ -199,9 +199,10 @@ async def test_a_restarted_publisher_takes_the_base_from_the_store():
     assert same(await Follower(store).fetch(second.policy), new)
 
 
-async def test_a_base_that_was_overwritten_in_memory_is_not_trusted():
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_a_base_that_was_overwritten_in_memory_is_not_trusted(on_disk, tmp_path):
     store = MemoryStore()
-    publisher = Publisher(store)
+    publisher = Publisher(store, PublisherConfig(scratch=tmp_path if on_disk else None))
     weights = {name: WeightArray(a.dtype, a.shape, a.data.copy()) for name, a in model().items()}
     first = await publisher.publish(0, weights, run="r", base=None)
     weights["embed"].data.view(np.uint16)[::50] ^= 1  # a trainer that reuses its buffer
