@@ -1,11 +1,13 @@
 """Peak memory of a publisher and of a follower, each in a process of its own, against one copy of the weights.
 
     python benchmarks/weight_chains.py --run runs/demo-0 --rates 1e-5    # makes the versions
-    python benchmarks/weight_memory.py [--rate 1e-5] [--step 20]
+    python benchmarks/weight_memory.py [--rate 1e-5] [--step 20] [--times 10]
 
 *at rest* is resident memory before the call, *peak* the highest during it (VmHWM, reset before). The publisher is given weights that its
-caller holds; between publications it keeps the last ones, which the caller has let go. The follower holds one version and fetches the
-next one, or one that is far ahead; what it serves until then is *at rest*. Writes benchmarks/results/weight_memory.json.
+caller holds. The last ones, the base of the delta, it keeps in a file as the trainer's publisher does, or in memory, which counts as
+*extra*: the caller has let them go. The follower holds one version and fetches the
+next one, or one that is far ahead; what it serves until then is *at rest*. A small delta is coded and decoded first: the compiled code that
+a process loads with its first delta (about 65 MB, once) is *at rest* too. Writes benchmarks/results/weight_memory.json.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import tempfile
 from pathlib import Path
 
 from contender import RESULTS, machine
+from weight_links_trainer import warm
 from weights import CHAINS
 
 from ostinato.core.records import PolicyVersion, WeightArray, Weights
+from ostinato.model.memory import give_back
 from ostinato.publish.follower import Follower, FollowerConfig
 from ostinato.publish.publisher import Publisher, PublisherConfig
 from ostinato.publish.store import DirectoryStore
@@ -35,8 +39,9 @@ def resident(name: str) -> float:
 
 
 def forget_peak() -> None:
-    """The next VmHWM counts from here."""
+    """The next VmHWM counts from here, where the heap holds no free pages that what comes could use unseen."""
     gc.collect()
+    give_back()
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -52,22 +57,33 @@ async def copied(source: Path, policy: PolicyVersion) -> Weights:
     return {name: WeightArray(array.dtype, array.shape, array.data.copy()) for name, array in weights.items()}
 
 
-async def publisher(source: Path, step: int, anchor: int) -> dict[str, float]:
+async def widened(source: Path, target: Path, step: int, times: int) -> None:
+    """The versions that the cases need, of a model that is `times` as large: every tensor so often, under names of its own."""
+    chain, base = await versions(source), None
+    follower, ours = Follower(DirectoryStore(source)), Publisher(DirectoryStore(target))
+    for number in range(step, step + 6):
+        once = await follower.fetch(chain[number])
+        many = {f"copy{i}.{name}": array for i in range(times) for name, array in once.items()}
+        base = (await ours.publish(number, many, run="m", base=base, ref="live")).policy
+
+
+async def publisher(source: Path, step: int, *, anchor: int, disk: bool) -> dict[str, float]:
     """Two publications; the second is measured. With `anchor` 1 it writes a full snapshot beside the delta."""
     chain = await versions(source)
     old, new = await copied(source, chain[step]), await copied(source, chain[step + 1])
     size = sum(array.data.nbytes for array in new.values()) / 1e6
     with tempfile.TemporaryDirectory() as scratch:
-        ours = Publisher(DirectoryStore(Path(scratch)), PublisherConfig(anchor_every=anchor))
+        store = DirectoryStore(Path(scratch, "store"))
+        ours = Publisher(store, PublisherConfig(anchor_every=anchor, scratch=Path(scratch) if disk else None))
         first = await ours.publish(step, old, run="m", base=None)
         if anchor == 1:
             middle = {name: WeightArray(a.dtype, a.shape, a.data.copy()) for name, a in old.items()}
-            middle["model.norm.weight"].data[0] ^= 1
+            next(iter(middle.values())).data[0] ^= 1
             first = await ours.publish(step, middle, run="m", base=first.policy)
             del middle
         del old
         forget_peak()
-        rest = resident("VmRSS")
+        rest = resident("VmRSS") - (0 if disk else size)
         await ours.publish(step + 1, new, run="m", base=first.policy)
         return {"copy_mb": size, "rest_mb": rest, "peak_mb": resident("VmHWM")}
 
@@ -86,12 +102,32 @@ async def follower(source: Path, have: int, want: int) -> dict[str, float]:
 
 
 CASES = {
-    "publisher, delta": lambda source, step: publisher(source, step, 25),
-    "publisher, delta and full snapshot": lambda source, step: publisher(source, step, 1),
+    "publisher, delta": lambda source, step: publisher(source, step, anchor=25, disk=True),
+    "publisher, delta and full snapshot": lambda source, step: publisher(source, step, anchor=1, disk=True),
+    "the same, base in memory": lambda source, step: publisher(source, step, anchor=1, disk=False),
     "follower, next version": lambda source, step: follower(source, step, step + 1),
     "follower, five versions on": lambda source, step: follower(source, step, step + 5),
     "follower, from nothing": lambda source, step: follower(source, -1, step),
 }
+
+
+def measure(source: Path, step: int) -> dict[str, dict[str, float]]:
+    """Every case in a process of its own, as a table."""
+    rows: dict[str, dict[str, float]] = {}
+    print(f"{'':<36}{'copy':>9}{'at rest':>10}{'peak':>10}{'extra':>10}{'copies':>9}")
+    for case in CASES:
+        row = rows[case] = json.loads(child("--source", str(source), "--step", str(step), "--case", case))
+        extra = row["peak_mb"] - row["rest_mb"]
+        print(
+            f"{case:<36}{row['copy_mb']:>6.0f} MB{row['rest_mb']:>7.0f} MB{row['peak_mb']:>7.0f} MB{extra:>7.0f} MB"
+            f"{extra / row['copy_mb']:>9.2f}"
+        )
+    return rows
+
+
+def child(*words: str) -> str:
+    """What this script prints when it is run with these arguments."""
+    return subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, check=True, text=True).stdout
 
 
 def main() -> None:
@@ -99,25 +135,29 @@ def main() -> None:
     parser.add_argument("--chains", type=Path, default=CHAINS)
     parser.add_argument("--rate", type=float, default=1e-5)
     parser.add_argument("--step", type=int, default=20)
-    parser.add_argument("--case", choices=list(CASES), help="measure one, in this process")
+    parser.add_argument("--times", type=int, default=1, help="a model this many times as large")
+    parser.add_argument("--source", type=Path, help="measure one case, in this process, on the versions here")
+    parser.add_argument("--case", choices=list(CASES))
+    parser.add_argument("--widen", type=Path, help="only write the versions of the larger model, to here")
     parser.add_argument("--out", type=Path, default=RESULTS / "weight_memory.json")
     args = parser.parse_args()
-    source = args.chains / f"{args.rate:g}"
+    recorded = args.chains / f"{args.rate:g}"
     if args.case:
-        print(json.dumps(asyncio.run(CASES[args.case](source, args.step))))
+        asyncio.run(warm())
+        print(json.dumps(asyncio.run(CASES[args.case](args.source, args.step))))
         return
-    rows: dict[str, dict[str, float]] = {}
-    print(f"{'':<36}{'copy':>9}{'at rest':>10}{'peak':>10}{'extra':>10}{'copies':>9}")
-    for case in CASES:
-        words = [sys.executable, __file__, "--chains", str(args.chains), "--rate", str(args.rate)]
-        done = subprocess.run([*words, "--step", str(args.step), "--case", case], capture_output=True, check=True)
-        row = rows[case] = json.loads(done.stdout)
-        extra = row["peak_mb"] - row["rest_mb"]
-        print(
-            f"{case:<36}{row['copy_mb']:>6.0f} MB{row['rest_mb']:>7.0f} MB{row['peak_mb']:>7.0f} MB{extra:>7.0f} MB"
-            f"{extra / row['copy_mb']:>9.2f}"
-        )
-    args.out.write_text(json.dumps({"machine": machine(), "rate": args.rate, "rows": rows}, indent=1) + "\n")
+    if args.widen:
+        asyncio.run(widened(recorded, args.widen, args.step, args.times))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        source = recorded
+        if args.times > 1:
+            source = Path(scratch)
+            same = ("--chains", str(args.chains), "--rate", str(args.rate), "--step", str(args.step))
+            child(*same, "--times", str(args.times), "--widen", scratch)
+        rows = measure(source, args.step)
+    found = {"machine": machine(), "rate": args.rate, "times": args.times, "rows": rows}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
