@@ -63,7 +63,7 @@ def nth(word, n):
 
 @njit(inline="always")
 def put(words, at, value, count):
-    """Append the low `count` (0 to 32) bits of value; the bits above must be 0. Returns the next place."""
+    """Append the low `count` (0 to 64) bits of value; the bits above must be 0. Returns the next place."""
     word, shift, bits = at >> 6, np.uint64(at & 63), np.uint64(value)
     words[word] |= bits << shift
     if (at & 63) + count > 64:
@@ -80,6 +80,16 @@ def put_rice(words, at, value, k):
         return put(words, at, value, 32)
     at = put(words, at, (1 << quotient) - 1, quotient + 1)
     return put(words, at, value & ((1 << k) - 1), k)
+
+
+@njit(inline="always")
+def put_signed_gap(words, at, value, k, negative):
+    """`put_rice` and one more bit, which is 1 for `negative`; in one write where it can be."""
+    quotient = value >> k
+    if quotient >= ESCAPE:
+        return put(words, put_rice(words, at, value, k), negative, 1)
+    bits = ((1 << quotient) - 1) | ((value & ((1 << k) - 1)) | (negative << k)) << (quotient + 1)
+    return put(words, at, bits, quotient + k + 2)
 
 
 @njit(inline="always")

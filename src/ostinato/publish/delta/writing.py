@@ -19,20 +19,25 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.publish.delta.bits import LONGEST, lowest, ones, put, put_gamma, put_rice
+from ostinato.publish.delta.bits import LONGEST, lowest, ones, put, put_gamma, put_rice, put_signed_gap
 from ostinato.publish.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, exponents, ordered, within
 
 CLASSES = 24
 DENSEST = 4  # a chunk of which more than 1 in 4 elements changed is left to other codecs
 _USUAL_BITS = 32  # per change, and for 256 more; where that is too little, the stream is written again with more room
 _APART_BITS = 10  # that a class of its own may cost; its header takes about 30, but its steps fit better alone
+_LANES = 4  # counters per exponent: neighbours have the same one, and a counter that was just raised is waited for
 _SAMPLED = 29  # 1 block in 29 is counted to estimate how many elements each exponent has; rows are no multiple of it
 
 
 @njit(nogil=True, cache=True)
-def _find(old, new, positions):
-    """Fill `positions` with the places (int32) that differ, ascending; returns how many, or -1 if there is no room for all."""
-    count, room = 0, len(positions)
+def _find(old, new, shift, positions, steps, total, changed):
+    """Fill `positions` with the places (int32) that differ, ascending, and `steps` with how far; count both kinds of elements.
+
+    Returns how many differ, or -1 if there is no room for all. Per exponent, `changed` counts those and `total` a sample of all.
+    """
+    count, room, sampled = 0, len(positions), 0
+    seen = np.zeros((_LANES, len(total)), np.int32)
     whole = len(old) // BLOCK * BLOCK
     for i in range(0, whole, BLOCK):
         mask = differing(old, new, i)
@@ -40,31 +45,37 @@ def _find(old, new, positions):
             if count + BLOCK > room:
                 return -1
             while mask:
-                positions[count] = i + lowest(mask)
+                at = i + lowest(mask)
                 mask &= mask - np.uint64(1)
+                positions[count], steps[count] = at, ordered(new[at]) - ordered(old[at])
+                changed[(old[at] & MAGNITUDE) >> shift] += 1
                 count += 1
+        if i == sampled:
+            sampled += BLOCK * _SAMPLED
+            for j in range(i, i + BLOCK):
+                seen[j % _LANES, (old[j] & MAGNITUDE) >> shift] += 1
     for i in range(whole, len(old)):
+        if i >= sampled:
+            seen[0, (old[i] & MAGNITUDE) >> shift] += 1
         if old[i] != new[i]:
             if count == room:
                 return -1
-            positions[count] = i
+            positions[count], steps[count] = i, ordered(new[i]) - ordered(old[i])
+            changed[(old[i] & MAGNITUDE) >> shift] += 1
             count += 1
+    for lane in range(_LANES):
+        for e in range(len(total)):
+            total[e] += seen[lane, e] * _SAMPLED
     return count
 
 
 @njit(nogil=True, cache=True)
-def _classes(old, positions, shift, starts, widths, firsts, class_of):
+def _classes(total, changed, starts, widths, firsts, class_of):
     """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer than `_APART_BITS`.
 
     `class_of` gets the class of each exponent, `firsts` how many changed elements the classes before each class have.
     """
-    most = 1 << (15 - shift)
-    total, changed = np.zeros(most, np.float64), np.zeros(most, np.float64)
-    for i in range(0, len(old), BLOCK * _SAMPLED):
-        for j in range(i, min(i + BLOCK, len(old))):
-            total[(old[j] & MAGNITUDE) >> shift] += _SAMPLED
-    for at in positions:
-        changed[(old[at] & MAGNITUDE) >> shift] += 1
+    most = len(total)
     first, last, count, n = np.zeros(most, np.int64), np.zeros(most, np.int64), 0, 0
     sums = np.zeros((most, 2), np.float64)
     for e in range(most):
@@ -107,8 +118,11 @@ def _cost(total, changed):
 
 
 @njit(nogil=True, cache=True)
-def _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, steps):
-    """Per class, in order: the changed elements' ranks among the class's elements, and their steps. firsts[c] is where class c begins."""
+def _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks, steps):
+    """Per class, in order: the changed elements' ranks among the class's elements, and their steps (`jumps` in order of places).
+
+    firsts[c] is where class c begins.
+    """
     n, found = len(starts), np.empty(BLOCK, np.uint8)
     seen, masks, nexts = np.zeros(n, np.int64), np.zeros(n, np.uint64), firsts[:n].copy()
     whole = len(old) // BLOCK * BLOCK
@@ -124,7 +138,7 @@ def _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, s
             bit = np.uint64(1) << np.uint64(at - i)
             c = class_of[(old[at] & MAGNITUDE) >> shift]
             ranks[nexts[c]] = seen[c] + ones(masks[c] & (bit - np.uint64(1)))
-            steps[nexts[c]] = ordered(new[at]) - ordered(old[at])
+            steps[nexts[c]] = jumps[k]
             nexts[c] += 1
             k += 1
         for c in range(n):
@@ -133,9 +147,10 @@ def _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, s
         exponent = (old[i] & MAGNITUDE) >> shift
         for c in range(n):
             if starts[c] <= exponent <= starts[c] + widths[c]:
-                if old[i] != new[i]:
-                    ranks[nexts[c]], steps[nexts[c]] = seen[c], ordered(new[i]) - ordered(old[i])
+                if k < len(positions) and positions[k] == i:
+                    ranks[nexts[c]], steps[nexts[c]] = seen[c], jumps[k]
                     nexts[c] += 1
+                    k += 1
                 seen[c] += 1
 
 
@@ -158,11 +173,12 @@ def _write(starts, widths, firsts, ranks, steps, words, limit):
     end = 0
     for c in range(n):
         first, last = firsts[c], firsts[c + 1]
-        before, extra = -1, 0
+        before, extra, beyond = -1, 0, 0
         for i in range(first, last):
             gaps[i], before = ranks[i] - before - 1, ranks[i]
             extra += abs(steps[i]) - 1
-            long[c] += abs(steps[i]) > 1
+            beyond += abs(steps[i]) > 1
+        long[c] = beyond
         gap_k[c], length_k[c] = _parameter(before + 1 - (last - first), last - first), _parameter(extra, last - first)
         start, width = np.int64(starts[c]), np.int64(widths[c])
         at = put_gamma(words, at, start - end)
@@ -176,8 +192,7 @@ def _write(starts, widths, firsts, ranks, steps, words, limit):
         for i in range(first, last):
             if at > limit - 3 * LONGEST:
                 return -1
-            at = put_rice(words, at, gaps[i], gap_k[c])
-            at = put(words, at, 1 if steps[i] < 0 else 0, 1)
+            at = put_signed_gap(words, at, gaps[i], gap_k[c], 1 if steps[i] < 0 else 0)
         at = _write_lengths(steps[first:last], length_k[c], long[c], words, at, limit)
         if at < 0:
             return -1
@@ -220,18 +235,19 @@ def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
         new: as many.
         shift: bits of the mantissa: 7 for bf16, 10 for fp16.
     """
-    positions = np.empty(len(old) // DENSEST + BLOCK, np.int32)
-    count = int(_find(old, new, positions))
+    room, most = len(old) // DENSEST + BLOCK, 1 << (15 - shift)
+    positions, jumps = np.empty(room, np.int32), np.empty(room, np.int32)
+    total, changed = np.zeros(most, np.float64), np.zeros(most, np.float64)
+    count = int(_find(old, new, shift, positions, jumps, total, changed))
     if count <= 0:
         return b"" if count == 0 else None
-    positions = positions[:count]
-    most = 1 << (15 - shift)
+    positions, jumps = positions[:count], jumps[:count]
     starts, widths = np.zeros(most, np.uint8), np.zeros(most, np.uint8)
     firsts, class_of = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
-    n = int(_classes(old, positions, shift, starts, widths, firsts, class_of))
+    n = int(_classes(total, changed, starts, widths, firsts, class_of))
     starts, widths, firsts = starts[:n].copy(), widths[:n].copy(), firsts[: n + 1].copy()
     ranks, steps = np.empty(count, np.int32), np.empty(count, np.int32)
-    _rank(old, new, positions, shift, starts, widths, firsts, class_of, ranks, steps)
+    _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks, steps)
     for limit in (min(_USUAL_BITS * count + 8192, old.nbytes * 8), old.nbytes * 8):
         words = np.zeros(limit // 64 + 4 * CLASSES, np.uint64)  # room for the headers, whatever the limit
         bits = int(_write(starts, widths, firsts, ranks, steps, words, limit))
