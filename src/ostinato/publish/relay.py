@@ -144,7 +144,7 @@ class RelayStore:
         async with self._shelf.opened(check_hash(hash)) as path:
             if path is not None:
                 self.hits += 1
-                part = await asyncio.to_thread(_part, path, start, length)
+                part = await asyncio.to_thread(_part, path, hash, start, length)
             else:
                 part = (await self._from_upstream(hash))[start : start + length]
         if len(part) < length:
@@ -216,11 +216,14 @@ class RelayStore:
         return _Fetched(data, refused)
 
 
-def _part(path: Path, start: int, length: int) -> bytes:
-    """Fewer than `length` bytes if the file ends before."""
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(length)
+def _part(path: Path, hash: str, start: int, length: int) -> bytes:
+    """Fewer than `length` bytes if the file ends before. Raises Corrupt if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except OSError as error:
+        raise Corrupt(f"object {hash} was here and cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

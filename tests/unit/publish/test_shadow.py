@@ -85,7 +85,8 @@ async def test_one_damaged_piece_is_a_refusal_and_nothing_is_left_running(pieces
     assert asyncio.all_tasks() == before
 
 
-async def test_what_rots_in_a_cache_after_it_was_checked_is_fetched_again(tmp_path):
+@pytest.mark.parametrize("what", ["damaged", "cut", "gone"])
+async def test_what_rots_in_a_cache_after_it_was_checked_is_fetched_again(tmp_path, what):
     """The cache looks at a whole object when it is fetched; a part of it that comes back damaged makes it look again."""
     upstream, weights = MemoryStore(), model(3, MB)
     done = await Publisher(upstream).publish(0, weights, run="r", base=None)
@@ -93,5 +94,11 @@ async def test_what_rots_in_a_cache_after_it_was_checked_is_fetched_again(tmp_pa
     assert weights_root(await Follower(cache).fetch(done.policy)) == done.policy.hash
     for path in (tmp_path / "objects").glob("*/*"):
         if path.stat().st_size > MB:
-            path.write_bytes(flipped(path.read_bytes()))
+            match what:
+                case "damaged":
+                    path.write_bytes(flipped(path.read_bytes()))
+                case "cut":
+                    path.write_bytes(path.read_bytes()[:1000])
+                case _:
+                    path.unlink()
     assert weights_root(await Follower(cache).fetch(done.policy)) == done.policy.hash
