@@ -5,9 +5,9 @@
 
 *at rest* is resident memory before the call, *peak* the highest during it (VmHWM, reset before). The publisher is given weights that its
 caller holds. The last ones, the base of the delta, it keeps in a file as the trainer's publisher does, or in memory, which counts as
-*extra*: the caller has let them go. The follower holds one version and fetches the
-next one, or one that is far ahead; what it serves until then is *at rest*. A small delta is coded and decoded first: the compiled code that
-a process loads with its first delta (about 65 MB, once) is *at rest* too. Writes benchmarks/results/weight_memory.json.
+*extra*: the caller has let them go. The follower holds one version and fetches the next one, or one that is far ahead; what it serves until
+then is *at rest*. A small delta is coded and decoded first: the compiled code that a process loads with its first delta (about 65 MB, once)
+is *at rest* too. Writes benchmarks/results/weight_memory.json.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,7 @@ from ostinato.publish.manifest import Chunk, Manifest, Tensor
 from ostinato.publish.store import MAX_OBJECT_BYTES
 
 _PIECE_BYTES = 1 << 23  # payloads beside each other are read together up to this
-_AHEAD_BYTES = (
-    1 << 27
-)  # on their way or waiting to be decoded: what a line of 1 Gbit/s and 300 ms needs, three times over
+_AHEAD_BYTES = 1 << 27  # on their way or waiting to be decoded: thrice what 1 Gbit/s and 300 ms hold
 _THREADS = 2  # that decode; their memory is the result's own
 _ATTEMPTS = 3  # to get a payload that is what the manifest names
 
@@ -157,19 +156,20 @@ def _pieces(work: Mapping[str, list[_Item]]) -> Iterator[_Piece]:
 async def _decode_all(store: WeightStore, work: Mapping[str, list[_Item]], *, old: bool) -> None:
     """Each payload is read once; pieces are on their way, as many as the memory for them holds, while others are decoded."""
     running: dict[asyncio.Task[None], int] = {}
-    with ThreadPoolExecutor(_THREADS) as threads:  # its end: no thread still writes when the caller hears of an error
-        try:
-            for piece in _pieces(work):
-                size = piece.end - piece.start
-                while running and sum(running.values()) + size > _AHEAD_BYTES:
-                    await _first_done(running)
-                running[asyncio.create_task(_decode_piece(store, piece, threads, old=old))] = size
-            while running:
+    threads = ThreadPoolExecutor(_THREADS)
+    try:
+        for piece in _pieces(work):
+            size = piece.end - piece.start
+            while running and sum(running.values()) + size > _AHEAD_BYTES:
                 await _first_done(running)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            running[asyncio.create_task(_decode_piece(store, piece, threads, old=old))] = size
+        while running:
+            await _first_done(running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.to_thread(threads.shutdown)  # no thread still writes when the caller hears of an error
 
 
 async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
@@ -184,7 +184,9 @@ async def _first_done(running: dict[asyncio.Task[None], int]) -> None:
 async def _decode_piece(store: WeightStore, piece: _Piece, threads: Executor, *, old: bool) -> None:
     payloads = await _payloads(store, piece)
     pairs = list(zip(piece.items, payloads, strict=True))
-    await asyncio.get_running_loop().run_in_executor(threads, lambda: _decode(pairs, old=old))
+    parts = [pairs[start::_THREADS] for start in range(_THREADS)]  # a small delta is one piece
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(loop.run_in_executor(threads, partial(_decode, part, old=old)) for part in parts))
 
 
 async def _payloads(store: WeightStore, piece: _Piece) -> list[memoryview]:

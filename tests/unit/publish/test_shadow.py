@@ -1,6 +1,8 @@
 """Objects are read in pieces: no more of them in memory than allowed, all of it decoded, and damage healed whoever kept it."""
 
 import asyncio
+import threading
+import time
 import tracemalloc
 
 import numpy as np
@@ -83,6 +85,57 @@ async def test_one_damaged_piece_is_a_refusal_and_nothing_is_left_running(pieces
     with pytest.raises(Corrupt, match=name):
         await Follower(store).fetch(done.policy)
     assert asyncio.all_tasks() == before
+
+
+async def test_after_an_error_no_thread_writes_and_the_event_loop_was_not_held_up(monkeypatch):
+    store = MemoryStore()
+    done = await Publisher(store).publish(0, model(2, MB), run="r", base=None)
+    at_work, began, ended = threading.Barrier(2), [], []
+
+    def decode(pairs, *, old):
+        at_work.wait()
+        if pairs[0][0].tensor.name == "w0":
+            raise Corrupt("told to by a test")
+        began.append(True)
+        time.sleep(0.3)
+        ended.append(True)
+
+    late = []
+
+    async def watch():
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            late.append(time.monotonic() - before)
+
+    monkeypatch.setattr(shadow, "_decode", decode)
+    watching = asyncio.create_task(watch())
+    with pytest.raises(Corrupt, match="told to"):
+        await Follower(store).fetch(done.policy)
+    watching.cancel()
+    assert began == ended == [True]
+    assert max(late) < 0.2
+
+
+async def test_both_threads_decode_a_small_delta(monkeypatch):
+    store, old = MemoryStore(), model(4, MB)
+    new = {name: WeightArray(a.dtype, a.shape, a.data.copy()) for name, a in old.items()}
+    for array in new.values():
+        array.data[::1000] ^= 1
+    publisher, seen = Publisher(store), set()
+    first = await publisher.publish(0, old, run="r", base=None)
+    second = await publisher.publish(1, new, run="r", base=first.policy)
+    follower, plain, together = Follower(store), shadow._decode, threading.Barrier(2, timeout=5)
+    await follower.fetch(first.policy)
+
+    def decode(pairs, *, old):
+        together.wait()  # one thread alone would wait for ever
+        seen.add(threading.get_ident())
+        plain(pairs, old=old)
+
+    monkeypatch.setattr(shadow, "_decode", decode)
+    assert weights_root(await follower.fetch(second.policy)) == second.policy.hash
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("what", ["damaged", "cut", "gone"])
