@@ -14,9 +14,10 @@ import zstandard
 from fuzz_seeds import payloads, published
 from fuzz_targets import Case
 
-from ostinato.publish import delta
-from ostinato.publish.content import ITEMSIZES, VERSIONS, hash_of, root_of
-from ostinato.publish.manifest import MAX_MANIFEST_BYTES, canonical
+from ostinato.core.weights import ITEMSIZES
+from ostinato.weights import delta
+from ostinato.weights.version.content import VERSIONS, hash_of, root_of
+from ostinato.weights.version.manifest import MAX_MANIFEST_BYTES, canonical
 
 DTYPES = tuple(ITEMSIZES)
 ODD_NUMBERS = (

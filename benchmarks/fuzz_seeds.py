@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from fuzz_targets import Case
 
-from ostinato.core.records import WeightArray
-from ostinato.publish import delta
-from ostinato.publish.content import ITEMSIZES, hash_of
-from ostinato.publish.manifest import Route, canonical, parse, plain
-from ostinato.publish.publisher import Publisher, PublisherConfig
+from ostinato.core.weights import ITEMSIZES, WeightArray
 from ostinato.testing.store import MemoryStore
+from ostinato.weights import delta
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.version.content import hash_of
+from ostinato.weights.version.manifest import Route, canonical, parse, plain
 
 
 def payloads(seed: int) -> tuple[list[Case], list[Case]]:
@@ -48,7 +48,7 @@ def _payloads(seed: int) -> Iterator[Case]:
 async def published() -> tuple[MemoryStore, list[bytes]]:
     """A store with a chain over full snapshots and squashed deltas, and its manifests; the last has routes that lead nowhere."""
     store, rng = MemoryStore(), np.random.default_rng(5)
-    publisher = Publisher(store, PublisherConfig(anchor_every=4, skips=(2, 4), object_bytes=1 << 12))
+    publisher = VersionPublisher(store, PublisherConfig(anchor_every=4, skips=(2, 4), object_bytes=1 << 12))
     made, base = [], None
     codes = (rng.normal(0, 0.03, 6000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     for number in range(10):

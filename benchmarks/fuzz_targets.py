@@ -15,11 +15,11 @@ import numpy as np
 
 from ostinato.core.errors import BadRequest, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
-from ostinato.publish import delta
-from ostinato.publish.content import hash_of, weights_root
-from ostinato.publish.follower import Follower, FollowerConfig
-from ostinato.publish.manifest import MAX_MANIFEST_BYTES, parse, plain, to_bytes
 from ostinato.testing.store import MemoryStore
+from ostinato.weights import delta
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.version.content import hash_of, weights_root
+from ostinato.weights.version.manifest import MAX_MANIFEST_BYTES, parse, plain, to_bytes
 
 MAX_WEIGHTS = 1 << 24  # bytes; the follower under attack refuses versions that declare more
 

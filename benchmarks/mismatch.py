@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ostinato import app
+from ostinato.app.storage import model_path, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import PolicyVersion, Turn
+from ostinato.record.log import SqlLog
 from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.follow.follower import Follower
 
 RESULT = Path(__file__).parent / "results" / "mismatch.json"
 
 
-async def chosen(log: app.SqlLog, count: int) -> dict[PolicyVersion, list[Turn]]:
+async def chosen(log: SqlLog, count: int) -> dict[PolicyVersion, list[Turn]]:
     """`count` turns of one version each, evenly spread over the log, by version."""
     whole = [
         row
@@ -44,11 +46,11 @@ async def chosen(log: app.SqlLog, count: int) -> dict[PolicyVersion, list[Turn]]
 async def measure(directory: Path, count: int) -> dict[str, Any]:
     config = load(directory / "config.json")
     config = config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})
-    follower = app.Follower(app.open_store(config))
-    trainer = PolicyTrainer(app.model_path(config), config.train)
+    follower = Follower(open_store(config))
+    trainer = PolicyTrainer(model_path(config), config.train)
     rows: list[dict[str, Any]] = []
     every: list[float] = []
-    with app.open_log(config) as log:
+    with open_log(config) as log:
         for policy, turns in sorted((await chosen(log, count)).items()):
             trainer.go_back(await follower.fetch(policy))
             differences = [

@@ -13,19 +13,21 @@ import torch
 from contender import THREADS, quiet_stdout, serve
 
 import ostinato
+from ostinato.core.generation import Generate
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Generate, PolicyVersion, Sampling, Snapshot
+from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.engine.embedded.packed import prepack
 from ostinato.model.load import build, load_model
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.selftest import examine
 from ostinato.model.tensors import weights_of
-from ostinato.publish.content import weights_root
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.packed import pack
-from ostinato.serve.settings import EngineConfig
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.version.content import weights_root
 
 Mode = Literal["exact", "fast"]
 BLOCK = EngineConfig().block
@@ -50,7 +52,7 @@ def arithmetic(path: Path, mode: Mode) -> Contract:
     """Under what both compute; in exact mode the self-test finds the row rule, the same bits at one thread and at all."""
     rows = 1
     if mode == "exact":
-        found = examine(path, torch.bfloat16, (1, THREADS), pack)
+        found = examine(path, torch.bfloat16, (1, THREADS), prepack)
         if not found.exact:
             raise SystemExit(found.reason)
         rows = found.rows

@@ -18,11 +18,15 @@ from ours import BLOCK, first_snapshot, make_engine, make_trainer
 from roofline import Matrices, Roofline
 
 import ostinato
-from ostinato.core.records import Arm, Finish, Generate, PolicyVersion, Sample, Sampling, Snapshot, Span, Turn
+from ostinato.core.generation import Generate
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
 from ostinato.model.load import empty_model
 from ostinato.model.renderer import HFRenderer
-from ostinato.publish.content import weights_root
-from ostinato.serve.settings import EngineConfig
+from ostinato.testing.records import a_sample
+from ostinato.weights.version.content import weights_root
 
 PREFILL_ROWS = 256
 
@@ -142,7 +146,7 @@ def _credit(group: list[Turn]) -> list[Sample]:
     """Rewards less the mean of the same prompt's."""
     rewards = [reward(turn.sampled_ids) for turn in group]
     mean = statistics.fmean(rewards)
-    return [Sample(turn=turn, reward=value, advantage=value - mean) for turn, value in zip(group, rewards, strict=True)]
+    return [a_sample(turn, value - mean, reward=value) for turn, value in zip(group, rewards, strict=True)]
 
 
 def main() -> None:

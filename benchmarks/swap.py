@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ostinato.core.records import Chunk, Generate, PolicyVersion, Sampling, Snapshot, WeightArray
+from ostinato.core.generation import Chunk, Generate
+from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.load import build, load_model, resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
-from ostinato.publish.content import weights_root
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.settings import EngineConfig
+from ostinato.weights.version.content import weights_root
 
 RESULT = Path(__file__).parent / "results" / "swap.json"
 TOKENS = 4096

@@ -29,13 +29,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ostinato.core.records import PolicyVersion, WeightArray, Weights
-from ostinato.launch.vllm import VllmFollower
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import WeightArray, Weights
 from ostinato.model.load import load_model, resolve, weights_of
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Published, Publisher
-from ostinato.publish.store import DirectoryStore
 from ostinato.testing.vllm import VllmServer
+from ostinato.weights.follow.drive import VllmFollower
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import Published, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 
 WAYS = ("recompute", "keep", "reload")
 TOKENS = 1500
@@ -125,7 +126,7 @@ class Reload:
 
 async def publish(store: DirectoryStore, path: Path, count: int, share: float) -> list[Published]:
     weights: Weights = dict(weights_of(load_model(path, torch.bfloat16)))
-    publisher, base, found = Publisher(store), None, []
+    publisher, base, found = VersionPublisher(store), None, []
     for number in range(count):
         done = await publisher.publish(number, weights, run="vllm", base=base)
         found.append(done)

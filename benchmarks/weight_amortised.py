@@ -23,9 +23,9 @@ from contender import RESULTS, machine
 from rich.progress import track
 from weights import CHAINS
 
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.store import DirectoryStore
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 
 
 async def republish(source: Path, target: Path, versions: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ async def republish(source: Path, target: Path, versions: int) -> dict[str, Any]
     chain = sorted((m.policy for m in await recorded.log("live", limit=10_000)), key=lambda policy: policy.number)
     if len(chain) <= versions:
         raise SystemExit(f"{source} has {len(chain) - 1} versions after the first; {versions} are needed")
-    publisher, follower, base = Publisher(store), Follower(DirectoryStore(target)), None
+    publisher, follower, base = VersionPublisher(store), Follower(DirectoryStore(target)), None
     rows: list[dict[str, Any]] = []
     for policy in track(chain[: versions + 1], description="publishing"):
         weights = await recorded.fetch(policy)

@@ -21,11 +21,12 @@ import torch
 from contender import PEERS
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ostinato import app
+from ostinato.app.learning import open_desk
+from ostinato.app.storage import model_path, open_log
 from ostinato.config import Config, load
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
 from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 
 CHAINS = PEERS / "chains"
 
@@ -42,13 +43,13 @@ async def chain(config: Config, rate: float, steps: int, out: Path, progress: Pr
     bar = progress.add_task(f"learning rate {rate:g}", total=steps)
     settings = config.train.model_copy(update={"learning_rate": rate, "kl_beta": 0.0})
     pool = ThreadPoolExecutor(1)  # one thread: each has a heap that keeps what a step freed
-    trainer = PolicyTrainer(app.model_path(config), settings)
-    publisher = Publisher(DirectoryStore(out), PublisherConfig(verify=False))
+    trainer = PolicyTrainer(model_path(config), settings)
+    publisher = VersionPublisher(DirectoryStore(out), PublisherConfig(verify=False))
     base = (await publisher.publish(0, trainer.weights().weights, run=f"{rate:g}", base=None, ref="live")).policy
-    with app.open_log(config) as log:
-        async for batch, samples in app.open_desk(config, log).history():
-            learned = await asyncio.wrap_future(pool.submit(trainer.step, samples))
-            meta = {"ess": learned.metrics["ess"], "batch": batch.step}
+    with open_log(config) as log:
+        async for batch in open_desk(config, log).history():
+            learned = await asyncio.wrap_future(pool.submit(trainer.step, batch.samples))
+            meta = {"ess": learned.metrics["ess"], "batch": batch.row.step}
             done = await publisher.publish(
                 learned.step, learned.weights, run=f"{rate:g}", base=base, ref="live", meta=meta
             )

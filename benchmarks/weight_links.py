@@ -34,10 +34,11 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 from weight_links_report import measured, tables
 from weight_links_trainer import Stalls, Training, Versions, held_up, warm
 
-from ostinato.core.records import PolicyVersion, Weights
-from ostinato.publish.bucket import BucketConfig, BucketStore
-from ostinato.publish.follower import FollowerConfig
-from ostinato.publish.publisher import Published, Publisher, PublisherConfig
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import Weights
+from ostinato.weights.follow.follower import FollowerConfig
+from ostinato.weights.publish.publisher import Published, PublisherConfig, VersionPublisher
+from ostinato.weights.store.bucket import BucketConfig, BucketStore
 
 ROUND_TRIPS_MS = (43, 58, 145, 300)
 CAPS_MBIT = (1000, 500, 200, 100, 50, 20, 10)
@@ -141,7 +142,7 @@ def chosen_cap(rate: float) -> int:
 async def rehearsal(args: argparse.Namespace, server: str, versions: Versions) -> dict[str, Any]:
     """Publish without followers while a thread computes: what does it lose?"""
     store = BucketStore(BucketConfig.model_validate(settings(args, server, f"rehearsal-{time.time_ns()}")))
-    publisher, training, stalls = Publisher(store, PublisherConfig(threads=args.threads)), Training(), Stalls()
+    publisher, training, stalls = VersionPublisher(store, PublisherConfig(threads=args.threads)), Training(), Stalls()
     watching = asyncio.create_task(stalls.run())
     training.start()
     await asyncio.sleep(2)
@@ -176,7 +177,7 @@ async def run(args: argparse.Namespace, server: str, lines: Child, versions: Ver
     """One full transfer, the deltas, another full transfer; four followers throughout."""
     prefix = f"run-{time.time_ns()}"
     store = Stamped(BucketConfig.model_validate(settings(args, server, prefix)))
-    publisher = Publisher(store, PublisherConfig(threads=args.threads, anchor_every=4096, anchor_share=1e9))
+    publisher = VersionPublisher(store, PublisherConfig(threads=args.threads, anchor_every=4096, anchor_share=1e9))
     wanted = [
         {"round_trip_s": ms / 1e3, "bytes_s": args.cap * 125_000, "fail": args.fail, "seed": 10 * seed + at}
         for at, ms in enumerate(ROUND_TRIPS_MS)

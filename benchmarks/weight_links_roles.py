@@ -18,12 +18,12 @@ from typing import Any
 from contender import quiet_stdout
 from weight_links_trainer import warm
 
-from ostinato.core.records import Snapshot
-from ostinato.publish.bucket import BucketConfig, BucketStore
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower, FollowerConfig
+from ostinato.core.weights import Snapshot
 from ostinato.testing.faults import FaultyStore
 from ostinato.testing.link import Line, Link
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.version.content import weights_root
 
 ANSWERS: Any = None
 

@@ -14,10 +14,10 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
-from ostinato.core.records import WeightArray, Weights
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher
+from ostinato.core.weights import WeightArray, Weights
 from ostinato.testing.store import MemoryStore
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
 
 Codes = NDArray[np.uint16]
 _BLOCK = 1 << 22  # elements per draw
@@ -101,7 +101,7 @@ class Slice:
 async def warm() -> None:
     """Code and decode one small delta, so that no compilation falls into what is measured."""
     store, codes = MemoryStore(), np.arange(1 << 14, dtype=np.uint16)
-    publisher, base = Publisher(store), None
+    publisher, base = VersionPublisher(store), None
     for number in range(2):
         weights = {"w": WeightArray("BF16", (1 << 14,), (codes ^ number).view(np.uint8))}
         base = (await publisher.publish(number, weights, run="warm", base=base)).policy

@@ -25,11 +25,12 @@ from contender import RESULTS, machine
 from weight_links_trainer import warm
 from weights import CHAINS
 
-from ostinato.core.records import PolicyVersion, WeightArray, Weights
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import WeightArray, Weights
 from ostinato.model.memory import give_back
-from ostinato.publish.follower import Follower, FollowerConfig
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 
 
 def resident(name: str) -> float:
@@ -60,7 +61,7 @@ async def copied(source: Path, policy: PolicyVersion) -> Weights:
 async def widened(source: Path, target: Path, step: int, times: int) -> None:
     """The versions that the cases need, of a model that is `times` as large: every tensor so often, under names of its own."""
     chain, base = await versions(source), None
-    follower, ours = Follower(DirectoryStore(source)), Publisher(DirectoryStore(target))
+    follower, ours = Follower(DirectoryStore(source)), VersionPublisher(DirectoryStore(target))
     for number in range(step, step + 6):
         once = await follower.fetch(chain[number])
         many = {f"copy{i}.{name}": array for i in range(times) for name, array in once.items()}
@@ -74,7 +75,7 @@ async def publisher(source: Path, step: int, *, anchor: int, disk: bool) -> dict
     size = sum(array.data.nbytes for array in new.values()) / 1e6
     with tempfile.TemporaryDirectory() as scratch:
         store = DirectoryStore(Path(scratch, "store"))
-        ours = Publisher(store, PublisherConfig(anchor_every=anchor, scratch=Path(scratch) if disk else None))
+        ours = VersionPublisher(store, PublisherConfig(anchor_every=anchor, scratch=Path(scratch) if disk else None))
         first = await ours.publish(step, old, run="m", base=None)
         if anchor == 1:
             middle = {name: WeightArray(a.dtype, a.shape, a.data.copy()) for name, a in old.items()}

@@ -22,8 +22,8 @@ from statistics import NormalDist
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.launch.plan import size, totals, ways
-from ostinato.publish.plan import FACTORS, SKIPS, Cores, Deployment, Link, Plan, delta_bytes, mask_bits, plan
+from ostinato.launch.commands.plan import size, totals, ways
+from ostinato.weights.plan import FACTORS, SKIPS, Cores, Deployment, DeploymentPlan, Link, delta_bytes, mask_bits, plan
 
 RESULT = Path(__file__).parent / "results" / "weight_plan.json"
 GIB = 1 << 30
@@ -339,7 +339,7 @@ def shares_table(parameters: float) -> Table:
     return table
 
 
-def money(found: Plan, versions: int, followers: int, args: argparse.Namespace) -> dict[str, float]:
+def money(found: DeploymentPlan, versions: int, followers: int, args: argparse.Namespace) -> dict[str, float]:
     """Requests and GB by price class for `versions` versions, each followed `followers` times; cost where prices were given."""
     made = [(versions, found.publish), (versions / (found.chain + 1), found.publish_full)]
     made += [(versions / span, moved) for span, moved in zip(SKIPS, found.publish_skips, strict=False)]

@@ -29,11 +29,11 @@ import zstandard
 from contender import PEERS, RESULTS, machine
 from numpy.typing import NDArray
 
-from ostinato.core.records import Weights
-from ostinato.publish import delta
-from ostinato.publish.content import CHUNK_ELEMENTS
-from ostinato.publish.follower import Follower
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import Weights
+from ostinato.weights import delta
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import CHUNK_ELEMENTS
 
 CHAINS = PEERS / "chains"
 Codes = NDArray[np.uint16]

@@ -13,19 +13,20 @@ from typing import Any, cast
 from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.core.errors import BadConfig
-from ostinato.envs.sandbox import Config as SandboxConfig
+from ostinato.engine.config import EngineConfig
 from ostinato.evaluate.gate import GateConfig
 from ostinato.evaluate.runner import RunnerConfig
-from ostinato.model.settings import ModelConfig
-from ostinato.publish.bucket import BucketConfig
-from ostinato.publish.collecting import CollectConfig
-from ostinato.publish.follower import FollowerConfig
-from ostinato.publish.publisher import PublisherConfig
-from ostinato.publish.relay import RelayConfig
+from ostinato.model.config import ModelConfig
 from ostinato.release.controller import ReleaseConfig
 from ostinato.reward.config import RewardConfig
-from ostinato.serve.settings import EngineConfig, ServeConfig
+from ostinato.serve.config import ServeConfig
 from ostinato.train.config import TrainConfig
+from ostinato.weights.follow.follower import FollowerConfig
+from ostinato.weights.keep.gc import CollectConfig
+from ostinato.weights.publish.publisher import PublisherConfig
+from ostinato.weights.relay.store import RelayConfig
+from ostinato.weights.store.bucket import BucketConfig
+from ostinato.worlds.sandbox import SandboxConfig as SandboxConfig
 
 
 class RunConfig(BaseModel, frozen=True, extra="forbid"):

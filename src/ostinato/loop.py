@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.core.records import Learned, PolicyVersion, ReleaseEvent
+from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Evals, Publisher, Releases, Rewards, Trainer, TurnSource
+from ostinato.core.weights import Learned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,8 @@ class Prover:
 async def step(p: Learner) -> Learned:
     """One optimizer step on what people just did."""
     turns = await p.source.collect()  # people, or simulated worlds
-    samples = await p.rewards.score(turns)  # signals -> reward -> advantage
-    return await p.trainer.step(samples)  # drops or weights what is too stale, and says so
+    batch = await p.rewards.score(turns)  # signals -> reward -> advantage
+    return await p.trainer.step(batch)  # drops or weights what is too stale, and says so
 
 
 async def learn(p: Learner) -> PolicyVersion:

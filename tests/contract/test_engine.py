@@ -6,8 +6,10 @@ import math
 import pytest
 
 from ostinato.core.errors import BadRequest, BadWeights, NotFound, TooLarge, Unavailable
-from ostinato.core.records import Finish, Generate, PolicyVersion, Sampling, Snapshot, WeightArray
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Engine
+from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.records import (
+    Alarm,
+    AlarmState,
     Arm,
     Batch,
+    Delivered,
     Finish,
     Holdback,
     PolicyVersion,
+    Quarantine,
     ReleaseEvent,
     Reward,
     Row,
@@ -51,12 +55,15 @@ TURN = Turn(
 SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=0.1, source=Source.CODE, occurred_at=1.5, received_at=2.5)
 REWARD = Reward(turn="r:0", value=0.75, function="copilot@1", signals=("s",), at=42.1)
 HELD = Holdback(turn="q:0", reason="finish:abort", at=42.0)
-BATCH = Batch(step=1, turns=("r:0",), credits=(0.1 + 0.2,), reference=V3, at=50.0)
+BATCH = Batch(step=1, turns=("r:0",), credits=((0.1 + 0.2, -1.5),), reference=V3, at=50.0)
 EVENT = ReleaseEvent(
     id="r9", action="shipped", policy=V3, previous=None, reason="+4 pp", detail={"n": [1, 2.5, None]}, at=60.0
 )
 STAMP = Stamp(id="0123456789abcdef", contract='{"mode":"exact"}', at=70.0)
-ROWS: list[Row] = [TURN, SIGNAL, REWARD, HELD, BATCH, EVENT, STAMP]
+SENT = Delivered(id="d", turns=("r:0", "q:0"), at=11.0)
+LOST = Quarantine(turn="p:0", reason="reward_failed: no", at=42.0, upto=7)
+ALARM = Alarm(id="a1", name="coverage:t", state=AlarmState.RAISED, reason="silent", at=80.0, detail={"n": 3})
+ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, ALARM]
 KINDS: set[type] = {type(row) for row in ROWS}
 
 
@@ -138,3 +145,17 @@ async def test_a_reader_sees_what_was_there_when_it_began(log: Log):
 async def test_no_rows_is_no_change(log: Log):
     end = await log.append(TURN)
     assert await log.append() == end
+
+
+async def test_rows_are_found_by_identity_in_the_order_asked_for(log: Log):
+    other = replace(SIGNAL, tenant="other", value=0.9)
+    await log.append(TURN, SIGNAL, other)
+    assert await log.find(Signal, [("other", "s"), ("nobody", "s"), ("default", "s")]) == [other, SIGNAL]
+    assert await log.find(Turn, [("r:0",), ("absent",)]) == [TURN]
+    assert await log.find(Batch, []) == []
+
+
+async def test_two_tenants_may_use_one_id(log: Log):
+    other = replace(SIGNAL, tenant="other")
+    await log.append(SIGNAL, other, SIGNAL)
+    assert [row for _, row in await read(log)] == [SIGNAL, other]

@@ -11,15 +11,15 @@ from starlette.routing import Route
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, Unavailable
 from ostinato.core.seams import WeightStore
-from ostinato.publish.bucket import BucketConfig
-from ostinato.publish.content import hash_of
-from ostinato.publish.readonly import HttpStore
-from ostinato.publish.relay import RelayConfig, RelayStore
-from ostinato.publish.relay_http import relay_app
-from ostinato.publish.store import DirectoryStore
 from ostinato.testing.faults import flipped, truncated
 from ostinato.testing.serving import serving
 from ostinato.testing.store import MemoryStore, WatchedStore
+from ostinato.weights.relay.http import relay_app
+from ostinato.weights.relay.store import RelayConfig, RelayStore
+from ostinato.weights.store.bucket import BucketConfig
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.readonly import HttpStore
+from ostinato.weights.version.content import hash_of
 
 ONE, TWO = hash_of(b"1"), hash_of(b"2")
 NOW = RelayConfig(fresh_s=0.0, timeout_s=2.0)

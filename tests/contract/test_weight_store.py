@@ -10,17 +10,17 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, Unavailable
-from ostinato.core.records import WeightArray
 from ostinato.core.seams import WeightStore
-from ostinato.publish.bucket import BucketConfig, BucketStore
-from ostinato.publish.checking import verify
-from ostinato.publish.collecting import CollectConfig, collect
-from ostinato.publish.content import hash_of
-from ostinato.publish.holding import hold, pin
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import WeightArray
 from ostinato.testing.faults import flipped
 from ostinato.testing.store import MemoryStore
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.keep.gc import CollectConfig, collect
+from ostinato.weights.keep.holding import hold, pin
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import hash_of
 
 ONE, TWO, THREE = (hash_of(text) for text in (b"1", b"2", b"3"))
 
@@ -206,7 +206,7 @@ async def test_of_many_who_delete_or_move_a_ref_one_wins(store):
 
 
 async def test_a_collection_leaves_what_is_needed_and_nothing_else(store):
-    publisher, made = Publisher(store, PublisherConfig(anchor_every=2, anchor_share=100)), []
+    publisher, made = VersionPublisher(store, PublisherConfig(anchor_every=2, anchor_share=100)), []
     for number in range(6):  # full: v0 and v3
         codes = np.arange(500, dtype=np.uint16)
         codes[: 9 * number] += number
@@ -439,7 +439,7 @@ async def test_in_a_bucket_the_marks_of_a_killed_collector_do_not_hold_for_ever(
     for work in (store.put(b"x"), store.move_ref("live", None, TWO)):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(work, 0.05)
-    monkeypatch.setattr("ostinato.publish.condemned.OBEYED_S", 0.0)
+    monkeypatch.setattr("ostinato.weights.store.condemned.OBEYED_S", 0.0)
     await asyncio.wait_for(store.put(b"x"), 2)
     await asyncio.wait_for(store.move_ref("live", None, TWO), 2)
     assert await store.read_ref("live") == TWO

@@ -10,12 +10,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from ostinato import app
+from ostinato.app.storage import home, open_run
 from ostinato.config import load
-from ostinato.launch.demo import ready
-from ostinato.launch.local import Worker, supervise
-from ostinato.launch.prepare import prepare
-from ostinato.launch.up import address, workers
+from ostinato.launch.commands.demo import ready
+from ostinato.launch.commands.up import address, workers
+from ostinato.launch.placing.local import WorkerProcess, supervise
+from ostinato.launch.workers.prepare import prepare
 from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"
@@ -40,7 +40,7 @@ class Run:
     """A run and its workers. `url` is fixed over restarts."""
 
     config: object
-    crew: list[Worker]
+    crew: list[WorkerProcess]
     stopping: asyncio.Event
     events: list[tuple[str, str]]
     supervisor: asyncio.Task
@@ -50,7 +50,7 @@ class Run:
         self.stopping.set()
         await self.supervisor
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> WorkerProcess:
         return next(worker for worker in self.crew if worker.name == name)
 
 
@@ -98,11 +98,12 @@ async def start(directory: Path, *overrides: str) -> Run:
             *overrides,
         ],
     )
-    await prepare(config, lambda _: None)
+    with open_run(config) as opened:
+        await prepare(opened, lambda _: None)
     crew = workers(config)
     stopping, events = asyncio.Event(), []
     supervisor = asyncio.create_task(supervise(crew, stopping, lambda who, what: events.append((who, what))))
-    url = await address(app.home(config).address)
+    url = await address(home(config).address)
     await ready(url, ("live", "control"))
     return Run(config, crew, stopping, events, supervisor, url)
 

@@ -6,14 +6,16 @@ import sys
 
 import pytest
 
-from ostinato import app
+from ostinato.app.proving import open_releases
+from ostinato.app.storage import open_run
 from ostinato.config import load
-from ostinato.core.records import Learned
-from ostinato.launch.prepare import prepare
+from ostinato.core.weights import Learned
+from ostinato.launch.workers.prepare import prepare
 from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
-from ostinato.publish.publisher import Publisher
 from ostinato.testing.tiny import tiny_model
+from ostinato.weights.publish.candidates import Candidates
+from ostinato.weights.publish.publisher import VersionPublisher
 
 COMMANDS = ["up", "demo", "serve", "train", "release", "eval", "status", "log", "rollback", "weights", "doctor"]
 
@@ -74,11 +76,10 @@ async def shipped(tmp_path):
     model = tiny_model(tmp_path / "model")
     settings = [f"run.directory='{tmp_path / 'run'}'", f"model.source='{model}'", "model.dtype='float32'"]
     config = load(None, settings)
-    path = await prepare(config, lambda _: None)
-    store = app.open_store(config)
-    candidates = app.Candidates(Publisher(store, config.publish), "test", 1, lambda _: None)
-    candidates.last = await app.Follower(store).resolve("base")
-    with app.open_log(config) as log:
+    with open_run(config) as run:
+        path = await prepare(run, lambda _: None)
+        candidates = Candidates(VersionPublisher(run.store, config.publish), "test", 1, lambda _: None)
+        candidates.last = await run.follower.resolve("base")
         for number in (1, 2):
             weights = weights_of(load_model(path, model_dtype()))
             name = next(iter(weights))
@@ -87,9 +88,9 @@ async def shipped(tmp_path):
             data[3] ^= number  # another exponent bit: other weights, still finite
             changed = dict(weights) | {name: type(array)(array.dtype, array.shape, data)}
             policy = await candidates.publish(Learned(step=number, policy_number=number, weights=changed, metrics={}))
-            before = await store.read_ref("live")
-            await store.move_ref("live", before, policy.hash)
-            await app.open_releases(config, log).watch()  # writes the ledger line of a ref that was moved by hand
+            before = await run.store.read_ref("live")
+            await run.store.move_ref("live", before, policy.hash)
+            await open_releases(run).watch()  # writes the ledger line of a ref that was moved by hand
     return [word for setting in settings for word in ("--set", setting)]
 
 

@@ -7,14 +7,14 @@ import copy
 import numpy as np
 
 from ostinato.core.errors import Conflict, NotFound
-from ostinato.core.records import WeightArray
-from ostinato.publish.checking import verify
-from ostinato.publish.collecting import CollectConfig, collect
-from ostinato.publish.content import version_ref, weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.holding import hold, pin
-from ostinato.publish.publisher import Publisher, PublisherConfig
+from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.keep.gc import CollectConfig, collect
+from ostinato.weights.keep.holding import hold, pin
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.version.content import version_ref, weights_root
 
 DAY = 86_400
 FEW = CollectConfig(keep=1)
@@ -28,7 +28,7 @@ def model(number: int):
 
 async def history(store, count=9, anchor_every=3):
     """Versions v0, v1, ... a full snapshot after every three deltas; `candidate` is at the last."""
-    publisher = Publisher(store, PublisherConfig(anchor_every=anchor_every, anchor_share=100))
+    publisher = VersionPublisher(store, PublisherConfig(anchor_every=anchor_every, anchor_share=100))
     made = []
     for number in range(count):
         base = made[-1] if made else None
@@ -145,7 +145,7 @@ async def test_a_publication_at_any_instant_is_whole():
 
     async def orphans(store, made):
         elsewhere = MemoryStore()
-        await Publisher(elsewhere).publish(10, model(10), run="r", base=None)
+        await VersionPublisher(elsewhere).publish(10, model(10), run="r", base=None)
         for data in elsewhere.objects.values():
             await store.put(data)
 
@@ -153,7 +153,7 @@ async def test_a_publication_at_any_instant_is_whole():
 
         async def work(store, made, number=number):
             store.made = (
-                await Publisher(store).publish(number, model(number), run="r", base=None, ref="candidate")
+                await VersionPublisher(store).publish(number, model(number), run="r", base=None, ref="candidate")
             ).policy
 
         async for store, _ in interrupted(work, orphans):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.core.records import WeightArray
-from ostinato.publish.checking import verify
-from ostinato.publish.collecting import CollectConfig, collect
-from ostinato.publish.content import version_ref, weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.holding import pin
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import WeightArray
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.keep.gc import CollectConfig, collect
+from ostinato.weights.keep.holding import pin
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import version_ref, weights_root
 
 CONFIG = PublisherConfig(object_bytes=4096, anchor_every=3, anchor_share=100)
 COLLECT = CollectConfig(keep=2, parallel=2)
@@ -80,7 +80,7 @@ def model(number: int):
 
 
 async def publish(store: DirectoryStore, numbers: range):
-    publisher, base = Publisher(store, CONFIG), await Follower(store).resolve("candidate")
+    publisher, base = VersionPublisher(store, CONFIG), await Follower(store).resolve("candidate")
     for number in numbers:
         base = (await publisher.publish(number, model(number), run="r", base=base, ref="candidate")).policy
 

@@ -6,14 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostinato import app
+from ostinato.app.learning import open_learning
+from ostinato.app.numerics import trainer_contract
+from ostinato.app.proving import open_releases, open_suite
+from ostinato.app.storage import EVALUATION_REF, Run, model_path, open_run
 from ostinato.config import Config, load
+from ostinato.core.clock import wall_clock
 from ostinato.core.records import (
     Arm,
     Batch,
     Finish,
     Holdback,
-    ItemScore,
+    PolicyVersion,
     ReleaseEvent,
     Reward,
     Sampling,
@@ -22,9 +26,12 @@ from ostinato.core.records import (
     Span,
     Turn,
 )
+from ostinato.core.report import ItemScore
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.launch.prepare import prepare
-from ostinato.launch.train import TrainWorker, replay
+from ostinato.launch.commands.replay import replay
+from ostinato.launch.views.progress import Progress
+from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle
 from ostinato.testing.tiny import tiny_model
 
@@ -54,7 +61,7 @@ def served(number: int, policy) -> tuple[Turn, Signal]:
     """A turn that ended an hour ago, and what its simulated user did."""
     rng = np.random.default_rng(number)
     ids = tuple(rng.integers(0, 256, 5).tolist())
-    at = app.wall_clock() - 3600 + number
+    at = wall_clock() - 3600 + number
     turn = Turn(
         id=f"t{number}:0", episode=f"e{number}", parent=None, user=f"sim-{number % 5}", tenant="default", arm=Arm.LIVE,
         propensity=1.0, prompt_ids=tuple(rng.integers(0, 256, 6).tolist()), sampled_ids=ids, logprobs=(-5.5,) * 5,
@@ -71,7 +78,7 @@ class Scores:
     """A runner that needs no gateway: even versions are better."""
 
     def __init__(self, config: Config) -> None:
-        self.suite = app.open_suite(config)
+        self.suite = open_suite(config)
 
     async def run(self, slot, policy, draws, items=None):
         better = float(policy.number % 2 == 0)
@@ -83,17 +90,30 @@ async def seeded(tmp_path):
     """Two copies of one run: a log with three batches' worth of matured turns, version 0 live."""
     tiny_model(tmp_path / "model")
     first = config_at(tmp_path / "a")
-    await prepare(first, lambda _: None)
-    base = await app.Follower(app.open_store(first)).resolve("base")
-    with app.open_log(first) as log:
+    with open_run(first) as run:
+        await prepare(run, lambda _: None)
+        base = await run.follower.resolve("base")
         for number in range(3 * BATCH):
-            await log.append(*served(number, base))
+            await run.log.append(*served(number, base))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     return first, config_at(tmp_path / "b"), base
 
 
+def worker_of(run: Run, live: PolicyVersion) -> TrainWorker:
+    progress = Progress(run.home.progress("train"))
+    learning = open_learning(
+        run,
+        model_path(run.config),
+        live,
+        trainer_contract(run.config),
+        on_learned=progress.learned,
+        on_published=progress.published,
+    )
+    return TrainWorker(run, learning, progress)
+
+
 def evaluation(config: Config) -> Evaluation:
-    return Evaluation(Scores(config), config.evaluate.gate, candidate_slot=app.EVALUATION_REF)
+    return Evaluation(Scores(config), config.evaluate.gate, candidate_slot=EVALUATION_REF)
 
 
 async def history(log) -> list:
@@ -112,24 +132,23 @@ async def history(log) -> list:
 
 async def test_the_told_loop_and_the_workers_write_the_same_log(seeded):
     told, worked, base = seeded
-    with app.open_log(told) as log:
-        path = app.model_path(told)
-        worker = TrainWorker(told, path, log, base)
+    with open_run(told) as run:
+        worker = worker_of(run, base)
         judge = evaluation(told)
-        releases = app.open_releases(told, log, judge)
+        releases = open_releases(run, judge)
         await releases.bootstrap(base)
         for _ in range(3):
-            await cycle(worker.learner, Prover(evals=judge, releases=releases))
-        as_told = await history(log)
-    with app.open_log(worked) as log:
-        worker = TrainWorker(worked, app.model_path(worked), log, base)
+            await cycle(worker.parts.learner, Prover(evals=judge, releases=releases))
+        as_told = await history(run.log)
+    with open_run(worked) as run:
+        worker = worker_of(run, base)
         await worker.resume()
-        controller = app.open_releases(worked, log, evaluation(worked))
+        controller = open_releases(run, evaluation(worked))
         for _ in range(3):
             await worker.learn()
-            await worker.stored.settle()  # the release worker looks until there is a candidate
+            await worker.parts.stored.settle()  # the release worker looks until there is a candidate
             await controller.step()
-        as_worked = await history(log)
+        as_worked = await history(run.log)
     assert as_told == as_worked
     actions = [row[0] for row in as_told if isinstance(row, tuple) and isinstance(row[0], str)]
     assert actions.count("evaluated") == 3
@@ -138,26 +157,26 @@ async def test_the_told_loop_and_the_workers_write_the_same_log(seeded):
 
 async def test_a_trainer_goes_back_when_all_that_is_newer_was_refused(seeded):
     config, _, base = seeded
-    with app.open_log(config) as log:
-        path = app.model_path(config)
-        worker = TrainWorker(config, path, log, base)
+    with open_run(config) as run:
+        worker = worker_of(run, base)
+        parts = worker.parts
         await worker.resume()
         await worker.learn()
         await worker.learn()
-        await worker.stored.settle()
-        assert worker.source.step == 2
+        await parts.stored.settle()
+        assert parts.trainer.step_count == 2
         assert not await worker.may_learn(), "as far ahead as allowed, and the gate has not spoken"
-        newest = await app.Follower(app.open_store(config)).resolve("candidate")
-        await app.open_releases(config, log).ledger.append("blocked", newest, base, "test")
+        newest = await run.follower.resolve("candidate")
+        await open_releases(run).ledger.append("blocked", newest, base, "test")
         await worker.learn()
-        await worker.stored.settle()
-        batches = [row async for _, row in log.read(0, {Batch})]
+        await parts.stored.settle()
+        batches = [row async for _, row in run.log.read(0, {Batch})]
         assert [batch.base for batch in batches] == [None, None, base]
-        assert worker.desk.lineage.lag(3, base.number) == 1
-        published = (await app.Follower(app.open_store(config)).resolve("candidate")).hash
+        assert parts.desk.lineage.lag(3, base.number) == 1
+        published = (await run.follower.resolve("candidate")).hash
 
-        again = TrainWorker(config, path, log, base)
+        again = worker_of(run, base)
         await again.resume()
-        assert again.source.step == 3
-        assert again.candidates.last.hash == published, "a restarted trainer goes back alike"
-        assert (await replay(config, path, log))[3] == published
+        assert again.parts.trainer.step_count == 3
+        assert again.parts.candidates.last.hash == published, "a restarted trainer goes back alike"
+        assert (await replay(run, model_path(config)))[3] == published

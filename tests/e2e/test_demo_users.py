@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from ostinato.demo.tasks import load, split
-from ostinato.demo.users import Config, make_users, run_users
+from ostinato.demo.users import UsersConfig, make_users, run_users
 
 TASKS, _ = split(load())
 QUICK = {"think_s": 0.0, "reaction_s": 0.0, "late_share": 0.0, "streams_per_user": 2, "count": 5}
@@ -73,7 +73,7 @@ async def grade(task, text):
 
 
 async def run(endpoint, seconds=0.4, grader=grade, seed=1, **config):
-    settings = Config(**{**QUICK, **config})
+    settings = UsersConfig(**{**QUICK, **config})
     seen = []
     stats = await run_users(
         endpoint.url, make_users(TASKS, settings, seed), TASKS, grader, seconds, seed, settings, seen.append
@@ -83,9 +83,9 @@ async def run(endpoint, seconds=0.4, grader=grade, seed=1, **config):
 
 
 def test_users_differ_and_come_from_the_seed():
-    users = make_users(TASKS, Config(), 7)
-    assert users == make_users(TASKS, Config(), 7)
-    assert users != make_users(TASKS, Config(), 8)
+    users = make_users(TASKS, UsersConfig(), 7)
+    assert users == make_users(TASKS, UsersConfig(), 7)
+    assert users != make_users(TASKS, UsersConfig(), 8)
     assert len({user.id for user in users}) == 50
     for trait in ("families", "patience_s", "patience_chars", "pace"):
         assert len({getattr(user, trait) for user in users}) > 30

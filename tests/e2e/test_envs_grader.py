@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.demo.tasks import load
-from ostinato.envs.grader import python_tests
-from ostinato.envs.sandbox import Config, Sandbox
+from ostinato.worlds.grader import python_tests
+from ostinato.worlds.sandbox import Sandbox, SandboxConfig
 
 HEAD = 'def add(a, b):\n    """Return the sum."""\n'
 TESTS = "assert add(1, 2) == 3\nassert add('é', '\\ud800') == 'é\\ud800'\nassert add([1], [2]) == [1, 2]\n"
@@ -31,7 +31,7 @@ TRICKS = {
 
 @pytest.fixture
 async def sandbox():
-    async with Sandbox(Config()) as box:
+    async with Sandbox(SandboxConfig()) as box:
         yield box
 
 

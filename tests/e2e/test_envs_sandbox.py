@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.errors import BadRequest, SandboxRefused
-from ostinato.envs.sandbox import Config, Sandbox, python_inside
+from ostinato.worlds.sandbox import Sandbox, SandboxConfig, python_inside
 
 
 @pytest.fixture
 async def sandbox():
-    async with Sandbox(Config(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
+    async with Sandbox(SandboxConfig(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
         await box.check()
         yield box
         await nothing_left(box)
@@ -284,7 +284,7 @@ async def test_a_killed_jail_is_replaced(sandbox):
 
 
 async def test_closing_ends_running_programs():
-    box = Sandbox(Config())
+    box = Sandbox(SandboxConfig())
     await box.check()
     run = asyncio.create_task(box.run(LOOP, timeout=3))
     await asyncio.sleep(0.2)
@@ -300,7 +300,7 @@ async def test_closing_ends_running_programs():
 
 USER_RUN = """
 import asyncio
-from ostinato.envs.sandbox import *
+from ostinato.worlds.sandbox import *
 async def main():
     async with Sandbox() as box:
         await box.check()
@@ -344,7 +344,7 @@ def test_works_when_started_by_an_ordinary_user():
         with contextlib.suppress(OSError):
             if (
                 as_nobody(
-                    python, "-c", "import ostinato.envs.sandbox, os, sys; print(os.access(sys.executable, os.X_OK))"
+                    python, "-c", "import ostinato.worlds.sandbox, os, sys; print(os.access(sys.executable, os.X_OK))"
                 ).stdout
                 == "True\n"
             ):

@@ -11,8 +11,8 @@ from ostinato.evaluate.evaluation import Evaluation
 from ostinato.evaluate.gate import GateConfig
 from ostinato.evaluate.runner import RunnerConfig, SuiteRunner
 from ostinato.evaluate.suites import parse
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.serve.settings import ServeConfig
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from ostinato.core import routes as codec
-from ostinato.core.records import Generate, PolicyVersion, Sampling, Snapshot
+from ostinato.core.generation import Generate
+from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot
+from ostinato.engine.embedded.sampler import Draw, draw
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import build, load_model, weights_of
 from ostinato.model.paged import WholeAttend
-from ostinato.serve.sampler import Draw, draw
 from ostinato.testing.exactness import Examination, Subject, gap, rescore, with_credit
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe

@@ -93,7 +93,7 @@ sys.path.insert(0, {str(BENCHMARKS)!r})
 import zstandard
 from fuzz_weights import forget_peak, memory
 from ostinato.core.errors import Corrupt
-from ostinato.publish.manifest import parse, plain
+from ostinato.weights.version.manifest import parse, plain
 unit = {unit!r}
 data = zstandard.compress(b'{{"tensors":[{{"shape":[' + unit * (8_000_000 // len(unit)) + b'0]}}]}}')
 plain_data = plain(data)

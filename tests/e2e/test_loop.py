@@ -2,12 +2,14 @@
 
 import asyncio
 
-from ostinato import app
+from ostinato.app.storage import model_path, open_log, open_store
+from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm
 from ostinato.evaluate.acceptance import by_arm
-from ostinato.launch.observe import Observer
-from ostinato.launch.train import replay
+from ostinato.launch.views.observe import RunObserver
+from ostinato.launch.workers.train import replay
 from ostinato.reward.ledger import account
+from ostinato.weights.follow.follower import Follower
 
 
 async def until(condition, timeout_s: float, what: str):
@@ -19,8 +21,8 @@ async def until(condition, timeout_s: float, what: str):
 
 async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users):
     run = await running(tmp_path)
-    with app.open_log(run.config) as log:
-        observer = Observer(run.config, log)
+    with open_log(run.config) as log:
+        observer = RunObserver(run.config, log)
 
         async def enough():
             return len((await observer.look()).shipped()) >= 3
@@ -28,7 +30,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         try:
             async with simulated_users(run) as acked:
                 await until(enough, 150, "three releases")
-                at = app.wall_clock()
+                at = wall_clock()
                 await asyncio.sleep(4)
             await asyncio.sleep(2)
         finally:
@@ -44,11 +46,11 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         assert found.held["arm:control"] > 0
         assert found.held["arm:eval"] > 0
 
-        roots = await replay(run.config, app.model_path(run.config), log)
+        roots = await replay(run.config, model_path(run.config), log)
         published = {line["number"]: line["hash"] for line in seen.published}
         assert roots
         assert {step: root for step, root in roots.items() if step in published} == published
-        live = await app.Follower(app.open_store(run.config)).resolve("live")
+        live = await Follower(open_store(run.config)).resolve("live")
         assert live is not None
         assert live.hash == roots[live.number], "what is served is what was trained"
         served = {span.policy for turn, _ in seen.rated for span in turn.spans}

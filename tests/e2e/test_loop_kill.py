@@ -8,12 +8,12 @@ import random
 import signal
 from collections import Counter
 
-from ostinato import app
+from ostinato.app.storage import home, model_path, open_log, open_run, open_store
 from ostinato.core.records import Signal, Turn
-from ostinato.launch.progress import Lines
-from ostinato.launch.train import replay
-from ostinato.publish.checking import verify
+from ostinato.launch.commands.replay import replay
+from ostinato.launch.views.progress import Lines
 from ostinato.reward.ledger import account
+from ostinato.weights.keep.fsck import verify
 
 KILLS = int(os.environ.get("OSTINATO_KILLS", "20"))
 
@@ -40,7 +40,7 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
     assert sum(killed.values()) == KILLS
     assert len(killed) == 3
 
-    with app.open_log(run.config) as log:
+    with open_log(run.config) as log:
         rows = [row async for _, row in log.read(0, {Turn, Signal})]
         turns = Counter(row.id for row in rows if isinstance(row, Turn))
         signals = Counter(row.id for row in rows if isinstance(row, Signal))
@@ -50,12 +50,13 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
         stored = {row.id: row for row in rows if isinstance(row, Turn)}
         assert all(stored[turn].text == text for turn, text in acked.turns.items())
 
-        roots = await replay(run.config, app.model_path(run.config), log)
-        lines = [line for line in Lines(app.home(run.config).root / "train.jsonl").new() if line["kind"] == "published"]
+        with open_run(run.config) as opened:
+            roots = await replay(opened, model_path(run.config))
+        lines = [line for line in Lines(home(run.config).progress("train")).new() if line["kind"] == "published"]
         assert len({line["number"] for line in lines}) >= 5
         assert all(roots[line["number"]] == line["hash"] for line in lines), "a killed trainer took another step"
 
-        store = app.open_store(run.config)
+        store = open_store(run.config)
         known = dict(roots) | {0: await store.read_ref("base")}
         for turn in stored.values():
             assert sum(span.tokens for span in turn.spans) == len(turn.sampled_ids)

@@ -10,7 +10,7 @@ from ostinato.model import selftest
 from ostinato.model.exactness import BlockMemory, check_exact
 from ostinato.model.experts import experts_of
 from ostinato.model.load import load_model
-from ostinato.model.selftest import RULES, Shape, examine, row_rule, shapes_of
+from ostinato.model.selftest import RULES, MatrixShape, examine, row_rule, shapes_of
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
@@ -97,14 +97,16 @@ def test_a_layer_that_never_holds_is_named_with_its_row_counts(dense):
     with pytest.raises(
         BadConfig, match=r"linear 128 -> 64, float32 gives other bits at 32, 64, 96.*numerics = \"fast\""
     ):
-        selftest._rule_of(Shape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500), (1,))
+        selftest._rule_of(
+            MatrixShape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500), (1,)
+        )
     with pytest.raises(BadConfig, match="-> 260"):
         row_rule(model, 1, packing(lambda rows: rows < 500, outputs=260))
 
 
 def test_cancelling_sums_show_what_rounding_hides():
     """One fp32 rounding in another order: seen in most elements of a cancelling sum, in almost none of a plain one."""
-    shape = Shape(inputs=512, outputs=64, dtype=torch.bfloat16)
+    shape = MatrixShape(inputs=512, outputs=64, dtype=torch.bfloat16)
     seen = []
     for cancelling in (False, True):
         weight, x = (part.float() for part in selftest._operands(shape, 64, cancelling))

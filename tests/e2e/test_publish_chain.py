@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from ostinato.core.records import WeightArray
-from ostinato.publish.checking import verify
-from ostinato.publish.content import CHUNK_ELEMENTS, weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import CHUNK_ELEMENTS, weights_root
 
 # Codes that a careless codec loses: both zeros, subnormals, the largest finite ones, infinities, NaN with payloads.
 STRANGE = np.array(
@@ -39,7 +39,7 @@ def planted(codes, number, rng):
 async def test_1000_versions_with_planted_codes_are_bit_for_bit_by_delta_by_squashed_delta_and_by_anchor():
     rng = np.random.default_rng(5)
     store = MemoryStore()
-    publisher = Publisher(store, PublisherConfig(anchor_share=100.0, finite=False))
+    publisher = VersionPublisher(store, PublisherConfig(anchor_share=100.0, finite=False))
     codes, base, published = (rng.normal(0, 0.1, SIZE).astype("<f4").view(np.uint32) >> 16).astype(np.uint16), None, []
     for number in range(VERSIONS):
         codes, weights = planted(codes, number, rng)
@@ -74,7 +74,7 @@ async def test_1000_versions_with_planted_codes_are_bit_for_bit_by_delta_by_squa
 async def test_a_model_of_several_objects_in_a_directory(tmp_path):
     rng = np.random.default_rng(6)
     store = DirectoryStore(tmp_path)
-    publisher = Publisher(store, PublisherConfig(object_bytes=1 << 22))
+    publisher = VersionPublisher(store, PublisherConfig(object_bytes=1 << 22))
     size = CHUNK_ELEMENTS * 2 + 7
     old = (rng.normal(0, 0.1, size).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     new = old.copy()

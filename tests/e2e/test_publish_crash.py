@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import WeightArray
-from ostinato.publish.checking import verify
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import WeightArray
 from ostinato.testing.faults import FaultyDisk
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import weights_root
 
 CONFIG = PublisherConfig(object_bytes=4096, anchor_every=3)
 
@@ -78,7 +78,7 @@ async def start(script: str, *arguments: object):
 
 async def publish(store: DirectoryStore, number: int):
     base = await Follower(store).resolve("candidate")
-    return await Publisher(store, CONFIG).publish(number, model(number), run="r", base=base, ref="candidate")
+    return await VersionPublisher(store, CONFIG).publish(number, model(number), run="r", base=base, ref="candidate")
 
 
 async def test_killed_at_random_instants_the_store_is_sound_and_publication_goes_on(tmp_path):
@@ -149,7 +149,7 @@ async def test_a_disk_that_is_full_at_each_call_keeps_the_old_version_and_recove
         first = (await publish(DirectoryStore(root), 0)).policy
         disk = FaultyDisk(nth, sticky=sticky)
         store = DirectoryStore(root, disk)
-        publisher = Publisher(store, CONFIG)
+        publisher = VersionPublisher(store, CONFIG)
         try:
             await publisher.publish(1, model(1), run="r", base=first, ref="candidate")
             break  # fewer than `nth` calls: every one has had its turn

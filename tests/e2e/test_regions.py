@@ -6,17 +6,18 @@ import sys
 
 import aiohttp
 
-from ostinato import app
+from ostinato.app.storage import home, open_run, open_store
 from ostinato.config import load
-from ostinato.launch.demo import ready
-from ostinato.launch.prepare import prepare
-from ostinato.launch.up import address
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.relay import RelayConfig, RelayStore
-from ostinato.publish.relay_http import relay_app
-from ostinato.publish.store import DirectoryStore
+from ostinato.launch.commands.demo import ready
+from ostinato.launch.commands.up import address
+from ostinato.launch.workers.prepare import prepare
 from ostinato.testing.serving import serving
 from ostinato.testing.tiny import tiny_model
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.relay.http import relay_app
+from ostinato.weights.relay.store import RelayConfig, RelayStore
+from ostinato.weights.store.directory import DirectoryStore
 
 
 async def live_at(url: str) -> str:
@@ -28,9 +29,10 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
     model = tiny_model(tmp_path / "model")
     shared = [f"model.source='{model}'", "model.dtype='float32'", "listen.port=0", "follow.interval_s=0.1"]
     origin = load(None, [*shared, f"run.directory='{tmp_path / 'origin'}'"])
-    await prepare(origin, lambda _: None)
-    store = app.open_store(origin)
-    follower = app.Follower(store)
+    with open_run(origin) as run:
+        await prepare(run, lambda _: None)
+    store = open_store(origin)
+    follower = Follower(store)
     base = await follower.resolve("live")
     config = RelayConfig(fresh_s=0.05)
     async with serving(relay_app(RelayStore(store, DirectoryStore(tmp_path / "kept"), config)), lifespan=False) as url:
@@ -42,7 +44,7 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
             env=os.environ | {"NO_COLOR": "1"},
         )
         try:
-            gateway = await address(app.home(load(None, region)).address)
+            gateway = await address(home(load(None, region)).address)
             await ready(gateway, ("live", "control"))
             assert await live_at(gateway) == base.hash
             weights = await follower.fetch(base)
@@ -50,7 +52,7 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
             data = array.data.copy()
             data[3] ^= 1
             changed = {**weights, name: type(array)(array.dtype, array.shape, data)}
-            done = await Publisher(store).publish(1, changed, run="origin", base=base, ref="live")
+            done = await VersionPublisher(store).publish(1, changed, run="origin", base=base, ref="live")
             async with asyncio.timeout(20):
                 while await live_at(gateway) != done.policy.hash:
                     await asyncio.sleep(0.05)

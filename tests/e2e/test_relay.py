@@ -21,16 +21,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ostinato.core.errors import Corrupt, OstinatoError
-from ostinato.core.records import WeightArray
-from ostinato.publish.bucket import BucketConfig, BucketStore
-from ostinato.publish.checking import verify
-from ostinato.publish.content import hash_of, weights_root
-from ostinato.publish.follower import Follower, FollowerConfig
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.readonly import HttpStore
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import WeightArray
 from ostinato.testing.faults import flipped
 from ostinato.testing.serving import serving
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.readonly import HttpStore
+from ostinato.weights.version.content import hash_of, weights_root
 
 CONFIG = PublisherConfig(object_bytes=1 << 14)
 
@@ -109,7 +109,7 @@ def s3():
 
 async def test_two_followers_behind_a_relay_converge_and_the_bucket_is_read_once(s3, tmp_path):
     bucket, requests = s3
-    publisher, base = Publisher(bucket, CONFIG), None
+    publisher, base = VersionPublisher(bucket, CONFIG), None
     for number in range(3):
         base = (await publisher.publish(number, model(number), run="r", base=base, ref="live")).policy
     requests.gets.clear()
@@ -199,8 +199,8 @@ async def test_killed_in_the_middle_of_a_fetch_a_relay_serves_nothing_partial(tm
 
 async def test_a_follower_refuses_what_a_lying_relay_serves_and_keeps_what_it_has(tmp_path):
     store = DirectoryStore(tmp_path)
-    first = (await Publisher(store, CONFIG).publish(0, model(0), run="r", base=None, ref="live")).policy
-    second = (await Publisher(store, CONFIG).publish(1, model(1), run="r", base=first)).policy
+    first = (await VersionPublisher(store, CONFIG).publish(0, model(0), run="r", base=None, ref="live")).policy
+    second = (await VersionPublisher(store, CONFIG).publish(1, model(1), run="r", base=first)).policy
     lies = False
 
     async def serve(request: Request) -> Response:

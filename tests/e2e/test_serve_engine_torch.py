@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from ostinato.core.errors import TooLarge, Unavailable
-from ostinato.core.records import Finish, Generate, PolicyVersion, Sampling, Snapshot, WeightArray
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.engine.embedded.kv import PagedAttention
 from ostinato.model.attention import CausalAttend, hidden, logits
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.kv import Plan
-from ostinato.serve.settings import EngineConfig
 from ostinato.testing.engine import CONTRACT
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
@@ -166,7 +168,7 @@ async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch)
         def broken(*_):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(Plan, "__call__", broken)
+        monkeypatch.setattr(PagedAttention, "__call__", broken)
         for stream in streams:
             assert [chunk async for chunk in stream][-1].finish is Finish.ERROR
         with pytest.raises(Unavailable) as caught:

@@ -6,8 +6,8 @@ import httpx2
 
 from ostinato.core.records import Finish, Turn
 from ostinato.record.log import SqlLog
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.serve.settings import ServeConfig
 from ostinato.testing.tiny_engine import tiny_engine
 
 

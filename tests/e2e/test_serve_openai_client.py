@@ -6,8 +6,8 @@ import openai
 import pytest
 
 from ostinato.core.records import Arm, Finish
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.serve.settings import ServeConfig
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer

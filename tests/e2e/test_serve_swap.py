@@ -5,12 +5,14 @@ from itertools import groupby
 
 import torch
 
-from ostinato.core.records import Finish, Generate, PolicyVersion, Sampling, Snapshot
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.settings import EngineConfig
 from ostinato.testing.tiny import tiny_model
 
 STREAMS, SWAPS, TOKENS = 32, 50, 400

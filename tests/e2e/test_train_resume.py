@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.core.records import Arm, Finish, PolicyVersion, Sample, Sampling, Span, Turn
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.testing.records import a_sample
 from ostinato.testing.tiny import tiny_model
 from ostinato.train import checkpoint
 from ostinato.train.config import TrainConfig
@@ -47,7 +49,7 @@ def batch(step: int) -> list[Sample]:
             started_at=0.0,
             ended_at=0.0,
         )
-        made.append(Sample(turn=turn, reward=0.0, advantage=draw.gauss(0, 1)))
+        made.append(a_sample(turn, draw.gauss(0, 1)))
     return made
 
 

@@ -11,11 +11,12 @@ import torch
 
 from ostinato.core import routes as codec
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import PolicyVersion, Sample, Span
+from ostinato.core.records import PolicyVersion, Span
+from ostinato.core.samples import Sample
 from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden
 from ostinato.testing.engine import CONTRACT
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_sample, a_turn
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.train.config import TrainConfig
@@ -46,7 +47,7 @@ def batch(trainer: PolicyTrainer, n: int = 6, *, numerics: str = CONTRACT.id, ve
     ]
     scores = trainer.score(turns)
     return [
-        Sample(turn=replace(turn, logprobs=scored), reward=0.0, advantage=1.0 if i % 2 else -0.7)
+        a_sample(replace(turn, logprobs=scored), 1.0 if i % 2 else -0.7)
         for i, (turn, scored) in enumerate(zip(turns, scores, strict=True))
     ]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.core.records import WeightArray
-from ostinato.publish.checking import verify
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
-from ostinato.publish.transfer import transfer
+from ostinato.core.weights import WeightArray
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.keep.transfer import transfer
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import weights_root
 
 VERSIONS = 3
 
@@ -28,7 +28,7 @@ def model(number: int, size: int = 6000):
 
 async def publish(root: Path, size: int = 6000) -> DirectoryStore:
     store, base = DirectoryStore(root), None
-    publisher = Publisher(store, PublisherConfig(object_bytes=1 << 12, anchor_share=5.0))
+    publisher = VersionPublisher(store, PublisherConfig(object_bytes=1 << 12, anchor_share=5.0))
     for number in range(VERSIONS):
         base = (await publisher.publish(number, model(number, size), run="r", base=base, ref="live")).policy
     return store

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import Corrupt, Unavailable
-from ostinato.core.records import WeightArray
-from ostinato.launch.vllm import VllmFollower
-from ostinato.publish.chain import Manifests
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import WeightArray
 from ostinato.testing.vllm import VllmServer
+from ostinato.weights.follow.drive import VllmFollower
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.chain import Manifests
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin" / "python"
@@ -122,7 +122,7 @@ async def versions(store, path):
     norm = third["model.norm.weight"]
     codes = np.concatenate([norm.data, norm.data])
     other = third | {"model.norm.weight": WeightArray(norm.dtype, (2 * norm.shape[0],), codes)}
-    publisher, base, found = Publisher(store), None, []
+    publisher, base, found = VersionPublisher(store), None, []
     for number, weights in enumerate((first, second, third, perturbed(third, 3), other)):
         done = await publisher.publish(number, weights, run="vllm", base=base)
         base = done.policy

@@ -13,12 +13,12 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from ostinato.core.errors import Corrupt, NotFound
-from ostinato.core.records import WeightArray
-from ostinato.publish.bucket import BucketConfig, BucketStore
-from ostinato.publish.content import hash_of, weights_root
-from ostinato.publish.follower import Follower, FollowerConfig
-from ostinato.publish.publisher import Publisher, PublisherConfig
+from ostinato.core.weights import WeightArray
 from ostinato.testing.link import Line, Link
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.version.content import hash_of, weights_root
 
 ROUND_TRIPS_S = (0.004, 0.006, 0.015, 0.03)  # a tenth of real ones
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
@@ -83,7 +83,7 @@ async def test_four_distant_followers_reach_the_same_root_and_take_nothing_unver
 
         watching = [asyncio.create_task(watch(*pair)) for pair in zip(links, taken, strict=True)]
         near = await stack.enter_async_context(Link(s3, Line(round_trip_s=0.001, bytes_s=1e9, fail=0.1, seed=9)))
-        publisher, base = Publisher(bucket(near.url, "four"), PublisherConfig(object_bytes=1 << 18)), None
+        publisher, base = VersionPublisher(bucket(near.url, "four"), PublisherConfig(object_bytes=1 << 18)), None
         for number, weights in enumerate(versions(8)):
             published[weights_root(weights)] = number
             base = (await publisher.publish(number, weights, run="far", base=base, ref="live")).policy

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from ostinato.publish.vllm.worker import StagingWorker
+from ostinato.weights.follow.vllm.worker import StagingWorker
 
 
 class FaultyWorker(StagingWorker):

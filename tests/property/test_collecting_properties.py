@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.errors import NotFound
-from ostinato.core.records import WeightArray
-from ostinato.publish.checking import verify
-from ostinato.publish.collecting import CollectConfig, collect
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.holding import hold, let_go, pin, unpin
-from ostinato.publish.publisher import Publisher, PublisherConfig
+from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.keep.gc import CollectConfig, collect
+from ostinato.weights.keep.holding import hold, let_go, pin, unpin
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.version.content import weights_root
 
 HOUR = 3600
 NAMES = st.sampled_from(["a", "b"])
@@ -36,7 +36,7 @@ class Life:
 
     def __init__(self):
         self.store = MemoryStore()
-        self.publisher = Publisher(self.store, PublisherConfig(anchor_every=3, anchor_share=100))
+        self.publisher = VersionPublisher(self.store, PublisherConfig(anchor_every=3, anchor_share=100))
         self.made = []
 
     def back(self, steps):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ostinato.core.records import ItemScore, PolicyVersion, Verdict
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import ItemScore, Verdict
 from ostinato.evaluate.gate import GateConfig, Match, decide
 
 LIVE, CANDIDATE = PolicyVersion(number=7, hash="aa"), PolicyVersion(number=9, hash="bb")

@@ -11,7 +11,7 @@ from ostinato.model.kernels import arithmetic
 from ostinato.model.kernels import attention as attention_kernel
 from ostinato.model.kernels.attention import LANES, QUERIES
 from ostinato.model.kernels.softmax import TILE
-from ostinato.model.logprobs import GREEDY, Normal
+from ostinato.model.logprobs import GREEDY, RowSoftmax
 from ostinato.model.paged import Blocks, Entry, Places, Reads
 
 torch.set_num_threads(1)
@@ -195,7 +195,7 @@ def test_a_cached_kernel_is_found_again_by_the_next_process():
 def test_log_softmax_is_the_stated_order_of_operations(dtype, vocab):
     temperatures = [1.0, 0.7, 1.3]
     x, x_np = numbers(len(temperatures), vocab, seed=vocab, dtype=dtype, scale=4.0)
-    normal = Normal.of(x, torch.tensor(temperatures))
+    normal = RowSoftmax.of(x, torch.tensor(temperatures))
     every = np.arange(vocab)
     for row, temperature in enumerate(temperatures):
         s = (x_np[row] / F32(temperature)).astype(F32)
@@ -203,7 +203,7 @@ def test_log_softmax_is_the_stated_order_of_operations(dtype, vocab):
         for start in range(0, vocab, TILE):
             total += lane_sum(exp(s[start : start + TILE] - top))
         want = (np.float64(s - top) - np.log(total)).astype(F32)
-        one = Normal.of(x[row].expand(vocab, -1), torch.full((vocab,), temperature)).logprobs(every)
+        one = RowSoftmax.of(x[row].expand(vocab, -1), torch.full((vocab,), temperature)).logprobs(every)
         assert torch.equal(bits(one), bits(want))
         token = int(every[row % vocab])
         assert normal.logprobs(np.full(len(temperatures), token))[row] == want[token]
@@ -217,11 +217,11 @@ def test_a_row_of_log_softmax_is_the_same_alone_and_in_any_batch(dtype, threads)
     tokens, temperatures = np.arange(37) * 27, torch.linspace(0.5, 1.5, 37)
     torch.set_num_threads(threads)
     try:
-        batch = Normal.of(x, temperatures)
-        reverse = Normal.of(x.flip(0), temperatures.flip(0))
+        batch = RowSoftmax.of(x, temperatures)
+        reverse = RowSoftmax.of(x.flip(0), temperatures.flip(0))
         drawn = batch.draw(np.linspace(0, 0.999, 37))
         for i in range(37):
-            alone = Normal.of(x[i : i + 1], temperatures[i : i + 1])
+            alone = RowSoftmax.of(x[i : i + 1], temperatures[i : i + 1])
             assert alone.logprobs(tokens[i : i + 1])[0] == batch.logprobs(tokens)[i]
             assert alone.logprobs(tokens[i : i + 1])[0] == reverse.logprobs(tokens[::-1].copy())[36 - i]
             assert alone.draw(np.linspace(0, 0.999, 37)[i : i + 1])[0] == drawn[i]
@@ -232,11 +232,11 @@ def test_a_row_of_log_softmax_is_the_same_alone_and_in_any_batch(dtype, threads)
 def test_draws_follow_the_distribution_and_greedy_is_the_maximum():
     x, x_np = numbers(1, 700, seed=5)
     u = np.linspace(0, 1, 20_001)[:-1]
-    tokens = Normal.of(x.expand(len(u), -1).contiguous(), torch.ones(len(u))).draw(u)
+    tokens = RowSoftmax.of(x.expand(len(u), -1).contiguous(), torch.ones(len(u))).draw(u)
     assert (np.diff(tokens) >= 0).all()  # the running sum is inverted
     p = torch.softmax(x[0].double(), 0).numpy()
     np.testing.assert_allclose(np.bincount(tokens, minlength=700) / len(u), p, atol=1.01 / len(u))
-    assert Normal.of(x, torch.ones(1)).draw(np.array([GREEDY]))[0] == x_np[0].argmax()
+    assert RowSoftmax.of(x, torch.ones(1)).draw(np.array([GREEDY]))[0] == x_np[0].argmax()
 
 
 def test_queries_of_a_tile_do_not_see_each_other():

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ostinato.core.errors import Corrupt, NotFound
-from ostinato.core.records import WeightArray
-from ostinato.publish import delta
-from ostinato.publish.content import hash_of
-from ostinato.publish.delta.bits import nth
-from ostinato.publish.follower import Follower
-from ostinato.publish.manifest import canonical, parse, plain, to_bytes
-from ostinato.publish.publisher import Publisher
+from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
+from ostinato.weights import delta
+from ostinato.weights.delta.bits import nth
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.version.content import hash_of
+from ostinato.weights.version.manifest import canonical, parse, plain, to_bytes
 
 STRANGE = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x007F, 0x7F7F, 0x3F80]
 CODES = st.one_of(st.sampled_from(STRANGE), st.integers(0, 0xFFFF))
@@ -98,7 +98,7 @@ def test_a_damaged_payload_is_refused_or_stays_in_its_place(data):
 def _published() -> tuple[MemoryStore, list[bytes]]:
     async def publish():
         store = MemoryStore()
-        publisher = Publisher(store)
+        publisher = VersionPublisher(store)
         base, manifests = None, []
         for number in range(3):
             data = np.arange(400, dtype=np.uint16) + number

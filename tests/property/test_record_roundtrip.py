@@ -10,11 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.records import (
+    Alarm,
+    AlarmState,
     Arm,
     Batch,
+    Delivered,
     Finish,
     Holdback,
     PolicyVersion,
+    Quarantine,
     ReleaseEvent,
     Reward,
     Row,
@@ -24,6 +28,7 @@ from ostinato.core.records import (
     Span,
     Stamp,
     Turn,
+    identity,
 )
 from ostinato.record import log as log_module
 from ostinato.record.codec import BY_RECORD, decode, encode
@@ -66,6 +71,8 @@ turns = st.builds(
     ended_at=real,
     numerics=text,
     routes=st.binary(max_size=20),
+    group=st.none() | text,
+    verified=st.booleans(),
 )
 signals = st.builds(
     Signal,
@@ -79,6 +86,7 @@ signals = st.builds(
     correction=st.none() | text,
     comment=st.none() | text,
     retracts=st.none() | text,
+    tenant=name,
 )
 names = st.lists(text, max_size=3).map(tuple)
 rewards = st.builds(Reward, turn=name, value=real, function=text, signals=names, at=real)
@@ -87,7 +95,7 @@ batches = st.builds(
     Batch,
     step=st.integers(1, 4),
     turns=names,
-    credits=st.lists(real, max_size=3).map(tuple),
+    credits=st.lists(st.lists(real, max_size=3).map(tuple), max_size=3).map(tuple),
     reference=versions,
     at=real,
     base=st.none() | versions,
@@ -103,7 +111,18 @@ releases = st.builds(
     at=real,
 )
 stamps = st.builds(Stamp, id=name, contract=text, at=real)
-rows = st.one_of(turns, signals, rewards, holdbacks, batches, releases, stamps)
+deliveries = st.builds(Delivered, id=name, turns=names, at=real)
+quarantines = st.builds(Quarantine, turn=name, reason=text, at=real, upto=st.integers(0, 2**62))
+alarms = st.builds(
+    Alarm,
+    id=name,
+    name=text,
+    state=st.sampled_from(AlarmState),
+    reason=text,
+    at=real,
+    detail=st.dictionaries(text, json_values, max_size=3),
+)
+rows = st.one_of(turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms)
 KINDS: set[type] = set(BY_RECORD)
 
 
@@ -133,7 +152,7 @@ async def test_the_log_keeps_the_first_of_each_identity_in_order(calls: list[lis
 def firsts(stream: Sequence[Row]) -> list[Row]:
     kept: dict[tuple[type, object], Row] = {}
     for row in stream:
-        kept.setdefault((type(row), getattr(row, BY_RECORD[type(row)].identity)), row)
+        kept.setdefault((type(row), identity(row)), row)
     return list(kept.values())
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ostinato.publish.relay import RelayConfig, RelayStore
-from ostinato.publish.store import DirectoryStore, Disk
 from ostinato.testing.store import MemoryStore, WatchedStore
+from ostinato.weights.relay.store import RelayConfig, RelayStore
+from ostinato.weights.store.directory import DirectoryStore, Disk
 
 CAP = 100
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.release.ledger import Ledger, State, fold
+from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.testing.log import MemoryLog
 
 POLICIES = [PolicyVersion(number=n, hash=f"{n:064x}") for n in range(6)]
@@ -62,7 +62,7 @@ def test_fold_keeps_live_released_and_refused_apart(events):
 @given(histories(), st.integers(0, 30))
 async def test_reading_in_parts_equals_reading_at_once(events, cut):
     log = MemoryLog()
-    ledger = Ledger(log, lambda: 0.0)
+    ledger = ReleaseLedger(log, lambda: 0.0)
     await log.append(*events[:cut])
     await ledger.refresh()
     await log.append(*events[cut:])
@@ -76,7 +76,7 @@ async def test_reading_in_parts_equals_reading_at_once(events, cut):
 async def test_two_writers_of_one_conclusion_write_one_event(events):
     log = MemoryLog()
     await log.append(*events)
-    first, second = Ledger(log, lambda: 99.0), Ledger(log, lambda: 99.5)
+    first, second = ReleaseLedger(log, lambda: 99.0), ReleaseLedger(log, lambda: 99.5)
     one, other = await asyncio.gather(*(ledger.append("blocked", POLICIES[5], None, "x") for ledger in (first, second)))
     assert one.id == other.id
     assert len(log.rows) == len(events) + 1

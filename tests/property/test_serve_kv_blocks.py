@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ostinato.core.records import Generate, PolicyVersion, Sampling
-from ostinato.serve.blocks import BlockPool
-from ostinato.serve.scheduler import Sample, Scheduler
+from ostinato.core.generation import Generate
+from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.engine.embedded.blocks import BlockPool
+from ostinato.engine.embedded.scheduler import Generation, Scheduler
 
 BLOCKS = 12
 V0 = PolicyVersion(number=0, hash="v0")
@@ -82,7 +83,7 @@ def make_samples(rng, number, blocks):
     prompt = tuple(rng.randrange(2) for _ in range(rng.randint(1, blocks * 4 - budget)))
     sampling = Sampling(max_tokens=budget)
     request = Generate(id=str(number), slot="live", prompt_ids=prompt, n=rng.randint(1, 3), sampling=sampling)
-    samples = [Sample(request=request, index=i, seed=number, ids=list(prompt), policy=V0) for i in range(request.n)]
+    samples = [Generation(request=request, index=i, seed=number, ids=list(prompt), policy=V0) for i in range(request.n)]
     for sample in samples[1:]:
         sample.leader = samples[0]
     return samples

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.body import parse_json
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
 from ostinato.serve.gateway import create_app
-from ostinato.serve.openai import ChatRequest, CompletionRequest
-from ostinato.serve.settings import ServeConfig
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer

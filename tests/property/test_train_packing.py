@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.train.packing import Packed, TokenTurn, blocks, pack, plan
+from ostinato.train.packing import Packed, TokenTurn, blocks, microbatches, pack
 from ostinato.train.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def test_each_distinct_prefix_is_computed_once(turns: list[TokenTurn]):
 
 @given(TURNS, st.integers(1, 40))
 def test_a_plan_holds_every_turn_once_within_the_budget(turns: list[TokenTurn], budget: int):
-    batches = plan(turns, budget)
+    batches = microbatches(turns, budget)
     assert sorted(index for batch in batches for index in batch) == list(range(len(turns)))
     for batch in batches:
         assert pack([turns[index] for index in batch]).tokens <= budget or len({turns[i].path for i in batch}) == 1
@@ -56,8 +56,8 @@ def test_a_plan_holds_every_turn_once_within_the_budget(turns: list[TokenTurn], 
 @given(st.lists(TURN, min_size=2, max_size=8, unique_by=lambda turn: turn.path), st.randoms(use_true_random=False))
 def test_the_plan_does_not_depend_on_the_order_of_arrival(turns: list[TokenTurn], random):
     shuffled = random.sample(turns, len(turns))
-    one = [[turns[i] for i in batch] for batch in plan(turns, 20)]
-    assert one == [[shuffled[i] for i in batch] for batch in plan(shuffled, 20)]
+    one = [[turns[i] for i in batch] for batch in microbatches(turns, 20)]
+    assert one == [[shuffled[i] for i in batch] for batch in microbatches(shuffled, 20)]
 
 
 @given(TURNS, st.integers(1, 7), st.integers(1, 200))

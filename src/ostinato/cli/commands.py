@@ -26,7 +26,7 @@ app.command(weights)
 @app.command
 def up(common: Common | None = None) -> None:
     """Start gateway, trainer and release worker, and keep them running until Ctrl-C."""
-    from ostinato.launch.up import up as run
+    from ostinato.launch.commands.up import up as run
 
     run_to_end(run((common or Common()).load(), console))
 
@@ -53,8 +53,8 @@ def demo(
     directory
         Where the run is kept (default: runs/demo-SEED, emptied first if it holds an earlier demo).
     """
-    from ostinato.launch.demo import demo as run
-    from ostinato.launch.demo import demo_overrides
+    from ostinato.launch.commands.demo import demo as run
+    from ostinato.launch.commands.demo import demo_overrides
 
     config = (common or Common()).load(*demo_overrides(seed, directory))
     run_to_end(run(config, minutes=minutes, out=out, console=Console()))
@@ -63,7 +63,7 @@ def demo(
 @app.command
 def serve(common: Common | None = None) -> None:
     """Run the gateway and the embedded engine (a worker of `up`)."""
-    from ostinato.launch.serve import serve as run
+    from ostinato.launch.workers.serve import serve as run
 
     run_to_end(run((common or Common()).load()))
 
@@ -71,7 +71,7 @@ def serve(common: Common | None = None) -> None:
 @app.command
 def train(common: Common | None = None) -> None:
     """Run the trainer (a worker of `up`)."""
-    from ostinato.launch.train import train as run
+    from ostinato.launch.workers.train import train as run
 
     run_to_end(run((common or Common()).load()))
 
@@ -79,7 +79,7 @@ def train(common: Common | None = None) -> None:
 @app.command
 def release(common: Common | None = None) -> None:
     """Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`)."""
-    from ostinato.launch.release import release as run
+    from ostinato.launch.workers.release import release as run
 
     run_to_end(run((common or Common()).load()))
 
@@ -95,7 +95,7 @@ def evaluate(*, slot: str = "live", draws: int = 1, common: Common | None = None
     draws
         Samples per item.
     """
-    from ostinato.launch.release import evaluate_slot
+    from ostinato.launch.commands.release import evaluate_slot
 
     run_to_end(evaluate_slot((common or Common()).load(), slot, draws, Console()))
 
@@ -103,7 +103,7 @@ def evaluate(*, slot: str = "live", draws: int = 1, common: Common | None = None
 @app.command
 def status(common: Common | None = None) -> None:
     """What is live, what was learned, how people react: one screen."""
-    from ostinato.launch.status import show_status
+    from ostinato.launch.commands.status import show_status
 
     run_to_end(show_status((common or Common()).load(), Console()))
 
@@ -111,7 +111,9 @@ def status(common: Common | None = None) -> None:
 @app.command(name="log")
 def show_log(
     *,
-    kind: Literal["all", "turns", "signals", "rewards", "holdbacks", "batches", "releases", "contracts"] = "all",
+    kind: Literal[
+        "all", "turns", "signals", "rewards", "quarantines", "holdbacks", "batches", "releases", "contracts", "alarms"
+    ] = "all",
     last: Annotated[int, Parameter(name=["--last", "-n"])] = 20,
     common: Common | None = None,
 ) -> None:
@@ -124,7 +126,7 @@ def show_log(
     last
         How many.
     """
-    from ostinato.launch.status import print_log
+    from ostinato.launch.commands.status import print_log
 
     run_to_end(print_log((common or Common()).load(), kind, last, Console()))
 
@@ -140,7 +142,7 @@ def rollback(number: int | None = None, *, reason: str = "by hand", common: Comm
     reason
         Kept in the ledger.
     """
-    from ostinato.launch.release import roll_back
+    from ostinato.launch.commands.release import roll_back
 
     run_to_end(roll_back((common or Common()).load(), number, reason, Console()))
 
@@ -148,7 +150,7 @@ def rollback(number: int | None = None, *, reason: str = "by hand", common: Comm
 @app.command
 def doctor(common: Common | None = None) -> None:
     """Check this machine: Python, torch, SQLite, CPU features, sandbox, model, disk, port. Each failure names its remedy."""
-    from ostinato.launch.doctor import examine
+    from ostinato.launch.commands.doctor import examine
 
     if not examine((common or Common()).load(), Console()):
         sys.exit(1)

@@ -7,12 +7,9 @@ natural logs of the distribution that was sampled from (logits divided by the te
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -93,7 +90,8 @@ class Turn:
 
     `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if it is not known.
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
-    without experts.
+    without experts. `group` names the rollouts of one task, None for a turn that is compared with nothing but its baseline.
+    `verified`: the tenant proved that `user` is who asked; otherwise it is what the caller said.
     """
 
     id: str
@@ -114,6 +112,8 @@ class Turn:
     ended_at: float
     numerics: str = ""
     routes: bytes = b""
+    group: str | None = None
+    verified: bool = False
 
     @property
     def oldest(self) -> int | None:
@@ -136,9 +136,14 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """Something a person or a program did, as observed. Idempotent by `id`; `retracts` names a signal to forget.
+    """Something a person or a program did, as observed. Idempotent by `tenant` and `id`; `retracts` names a signal to forget.
 
-    Example: ``Signal(id="s1", turn="chatcmpl-3f:0", name="accepted", value=1.0, source=Source.HUMAN, occurred_at=12.0, received_at=12.5)``
+    It belongs to the tenant who sent it and says something only about that tenant's turns.
+
+    Example::
+
+        Signal(id="s1", tenant="default", turn="chatcmpl-3f:0", name="accepted", value=1.0, source=Source.HUMAN,
+               occurred_at=12.0, received_at=12.5)
     """
 
     id: str
@@ -151,13 +156,17 @@ class Signal:
     correction: str | None = None
     comment: str | None = None
     retracts: str | None = None
+    tenant: str = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """The scalar that a versioned reward function made of a turn's signals. At most one per turn.
 
-    Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0)``
+    `signals` names those that counted; none of them: it is what silence means. `upto` is the last row of the log that was read
+    before: whoever reads the log again up to there comes to the same value.
+
+    Example: ``Reward(turn="chatcmpl-3f:0", value=0.75, function="copilot@1", signals=("s1",), at=42.0, upto=817)``
     """
 
     turn: str
@@ -165,6 +174,7 @@ class Reward:
     function: str
     signals: tuple[str, ...]
     at: float
+    upto: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +182,41 @@ class Pending:
     """A reward function's answer while the maturity window is open. `until` is when to ask again (Unix seconds)."""
 
     until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoReward:
+    """A reward function's answer where nothing can be said, such as silence that means nothing. `reason` is one word or two.
+
+    Example: ``NoReward(reason="silence")``: the turn is held back as ``no_reward:silence``.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """Why a turn gets no reward: its reward function failed, hung, answered nonsense, or has none. At most one per turn.
+
+    Example: ``Quarantine(turn="chatcmpl-3f:0", reason="reward_failed: ZeroDivisionError: division by zero", at=42.0)``
+    """
+
+    turn: str
+    reason: str
+    at: float
+    upto: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """Turns whose whole answer was handed to the client's connection. Only they, and turns that got feedback, are trained on.
+
+    Example: ``Delivered(id="5c1f", turns=("chatcmpl-3f:0", "chatcmpl-40:0"), at=11.0)``
+    """
+
+    id: str
+    turns: tuple[str, ...]
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,20 +231,24 @@ class Holdback:
     at: float
 
 
+Advantages = tuple[float, ...]
+"""The credit of each of a turn's sampled tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The turns of one optimizer step, written before the step is taken, so that a killed step is taken again alike.
 
-    `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are the per-turn
-    advantages in the order of `turns`. `base` is set where the trainer first went back to the weights of a standing release,
-    because everything newer had been refused; otherwise a step starts from the step before it.
+    `step` counts from 1. `reference` is the release that the KL penalty is measured against. `credits` are, in the order of
+    `turns`, each turn's advantages, one per sampled token. `base` is set where the trainer first went back to the weights of a
+    standing release, because everything newer had been refused; otherwise a step starts from the step before it.
 
-    Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=(0.9, -1.1), reference=v2, at=50.0)``
+    Example: ``Batch(step=3, turns=("a:0", "b:0"), credits=((0.9, 0.9), (-1.1,)), reference=v2, at=50.0)``
     """
 
     step: int
     turns: tuple[str, ...]
-    credits: tuple[float, ...]
+    credits: tuple[Advantages, ...]
     reference: PolicyVersion
     at: float
     base: PolicyVersion | None = None
@@ -235,125 +284,44 @@ class Stamp:
     at: float
 
 
-Row = Turn | Signal | Reward | Holdback | Batch | ReleaseEvent | Stamp
+class AlarmState(StrEnum):
+    """Whether something is wrong now."""
+
+    RAISED = "raised"
+    CLEARED = "cleared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A turn with its credit, ready for the trainer: one advantage for all of the turn's sampled tokens."""
+class Alarm:
+    """Something that a person should look at, or that is in order again. `name` is what it is about, one state at a time.
 
-    turn: Turn
-    reward: float
-    advantage: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WeightArray:
-    """One tensor as bytes: a safetensors dtype name ("BF16", "F32"), a shape, and a flat read-only uint8 array.
-
-    Example: ``WeightArray("BF16", (576, 576), data)`` where ``data.nbytes == 576 * 576 * 2``.
+    Example: ``Alarm(id="coverage:acme:1", name="coverage:acme", state=AlarmState.RAISED, reason="no feedback for 212 turns", at=9.0)``
     """
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: NDArray[np.uint8]
-
-
-Weights = Mapping[str, WeightArray]
-"""Tensor name -> bytes. The common currency of trainer, weight store and engine; needs no torch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A policy version with its full weights in memory."""
-
-    policy: PolicyVersion
-    weights: Weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
-    """What a hot swap cost: seconds during which no token could be made, and the streams that went on across it."""
-
-    slot: str
-    policy: PolicyVersion
-    pause_s: float
-    streams: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generate:
-    """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...)."""
 
     id: str
-    slot: str
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
-    n: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
-
-    `ids`, `logprobs` have one entry per token, all made by `policy`. Text that could still become part of a stop string is
-    withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`. `routes` is set on the
-    sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
-    """
-
-    index: int
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    policy: PolicyVersion
-    text: str
-    finish: Finish | None = None
-    seed: int = 0
-    routes: bytes = b""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """What one optimizer step did. `metrics` are scalars for the log and the screen."""
-
-    step: int
-    policy_number: int
-    weights: Weights
-    metrics: Mapping[str, float]
-
-
-class Verdict(StrEnum):
-    """The gate's answer. EXTEND means: not enough evidence yet, draw more."""
-
-    SHIP = "SHIP"
-    BLOCK = "BLOCK"
-    EXTEND = "EXTEND"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemScore:
-    """One graded sample of one suite item: `score` in [0, 1]. Items are paired across policies by (item, draw)."""
-
-    item: str
-    draw: int
-    score: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Candidate against live on the same items. Differences are candidate minus live, in [-1, 1]."""
-
-    suite: str
-    suite_hash: str
-    candidate: PolicyVersion
-    live: PolicyVersion
-    candidate_mean: float
-    live_mean: float
-    difference: float
-    lower: float
-    upper: float
-    items: int
-    draws: int
-    margin: float
-    power: float
-    verdict: Verdict
+    name: str
+    state: AlarmState
     reason: str
+    at: float
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm
+
+Identity = tuple[str | int, ...]
+
+
+def identity(row: Row) -> Identity:
+    """What makes two rows of one kind the same row.
+
+    Example: ``identity(Signal(id="s1", tenant="acme", ...)) == ("acme", "s1")``
+    """
+    match row:
+        case Signal():
+            return (row.tenant, row.id)
+        case Reward() | Quarantine() | Holdback():
+            return (row.turn,)
+        case Batch():
+            return (row.step,)
+        case Turn() | Delivered() | ReleaseEvent() | Stamp() | Alarm():
+            return (row.id,)

@@ -1,27 +1,29 @@
-"""The seams: small Protocols through which the rooms meet. `app.py` is the only place that knows both sides of one."""
+"""The seams: small Protocols through which the rooms meet. `app/` is the only place that knows both sides of one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import (
-    Chunk,
-    Generate,
-    Learned,
+    Advantages,
+    Identity,
+    NoReward,
     Pending,
     PolicyVersion,
     ReleaseEvent,
-    Report,
     Reward,
     Row,
-    Sample,
     Signal,
-    Snapshot,
-    Swap,
     Turn,
 )
+from ostinato.core.report import Report
+from ostinato.core.samples import Episode, TrainingBatch
+from ostinato.core.weights import Learned, Snapshot, Swap
+
+R = TypeVar("R", bound=Row)
 
 Cursor = int
 """A position in the log: the sequence number of the last row seen; 0 is before the first."""
@@ -35,7 +37,15 @@ class Clock(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Makes tokens. One implementation today: the embedded torch engine."""
+    """Makes tokens: the embedded torch engine, or a client of a server. One life: `start`, any number of calls, `close`."""
+
+    async def start(self) -> None:
+        """Be ready for `load`; slots are empty. Raises Unavailable if it was started before or cannot be reached."""
+        ...
+
+    async def close(self) -> None:
+        """End open streams with `Finish.ABORT` and let go of everything. Idempotent."""
+        ...
 
     def generate(self, request: Generate) -> AsyncIterator[Chunk]:
         """Stream chunks; closing the iterator stops the work within one engine step."""
@@ -43,6 +53,10 @@ class Engine(Protocol):
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:
         """Put a snapshot into a slot. Streams in the slot go on with the new weights; returns the measured pause."""
+        ...
+
+    async def unload(self, slot: str) -> None:
+        """Empty a slot; its open streams end with `Finish.ERROR`. Raises NotFound."""
         ...
 
     async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
@@ -61,6 +75,14 @@ class Engine(Protocol):
         """The contract itself, if it is known."""
         ...
 
+    def capabilities(self) -> Capabilities:
+        """What it can do. Never changes in one process."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
+        ...
+
 
 @runtime_checkable
 class Log(Protocol):
@@ -72,6 +94,10 @@ class Log(Protocol):
 
     def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
         """Rows of the given kinds with a sequence number above `after`, in order, up to now."""
+        ...
+
+    async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
+        """The rows of one kind with these identities (`records.identity`), in the order asked for; unknown ones are left out."""
         ...
 
 
@@ -104,9 +130,21 @@ class WeightStore(Protocol):
 
 
 class RewardFn(Protocol):
-    """Signals -> one scalar, or Pending while the maturity window is open. Pure; independent of signal order."""
+    """Signals -> one scalar, or Pending while the maturity window is open, or NoReward. Pure; independent of signal order."""
 
-    def __call__(self, turn: Turn, signals: Sequence[Signal], now: float) -> Reward | Pending: ...
+    def __call__(self, turn: Turn, signals: Sequence[Signal], now: float) -> Reward | Pending | NoReward: ...
+
+
+class Credit(Protocol):
+    """Whole episodes and their turns' rewards -> each turn's advantages. Pure: the same arguments give the same numbers.
+
+    Groups are never split: all episodes of a group that are in a batch come in one call. Raises NoSignal for a batch that would
+    teach nothing.
+    """
+
+    def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
+        """`rewards` by turn id, one for every turn. Returns by turn id one advantage per sampled token."""
+        ...
 
 
 class Renderer(Protocol):
@@ -150,15 +188,15 @@ class TurnSource(Protocol):
 
 
 class Rewards(Protocol):
-    """Turns -> samples with credit; writes a reward row or a recorded reason for each turn."""
+    """Turns -> a batch of samples with credit; writes a reward row or a recorded reason for each turn."""
 
-    async def score(self, turns: Sequence[Turn]) -> Sequence[Sample]: ...
+    async def score(self, turns: Sequence[Turn]) -> TrainingBatch: ...
 
 
 class Trainer(Protocol):
     """All weights, one optimizer step at a time."""
 
-    async def step(self, samples: Sequence[Sample]) -> Learned: ...
+    async def step(self, batch: TrainingBatch) -> Learned: ...
 
 
 class Publisher(Protocol):

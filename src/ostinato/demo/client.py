@@ -28,12 +28,12 @@ class Failed(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class Suggestion:
     r"""A streamed completion as the user saw it.
 
     `turn` is what feedback names; `arm` and `policy` say who answered; times are seconds since the request.
 
-    Example: ``Answer(turn="chatcmpl-1:0", arm="live", policy=3, text="\n    return a + b", first_s=0.3, total_s=0.9, done=True)``
+    Example: ``Suggestion(turn="chatcmpl-1:0", arm="live", policy=3, text="\n    return a + b", first_s=0.3, total_s=0.9, done=True)``
     """
 
     turn: str = ""
@@ -83,9 +83,9 @@ def body(task: Task, user: str, model: str) -> dict[str, Any]:
     }
 
 
-async def ask(http: aiohttp.ClientSession, request: Mapping[str, Any]) -> Answer:
+async def ask(http: aiohttp.ClientSession, request: Mapping[str, Any]) -> Suggestion:
     """Stream one completion to its end. Cancelling this closes the connection, as a person who walks away does. Raises Failed."""
-    answer = Answer()
+    answer = Suggestion()
     try:
         async with http.post("/v1/chat/completions", json=request) as response:
             if response.status != 200:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 import aiohttp
 from pydantic import BaseModel, Field
 
-from ostinato.demo.client import Answer, Failed, ask, body, send_feedback
+from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
 from ostinato.demo.tasks import Task
 
 Grade = Callable[[Task, str], Awaitable[float]]
 """(task, completion text) -> 1.0 if the function passes its hidden tests, else 0.0."""
 
 
-class Config(BaseModel, frozen=True, extra="forbid"):
+class UsersConfig(BaseModel, frozen=True, extra="forbid"):
     """How the simulated users behave as a crowd."""
 
     count: int = Field(default=50, ge=1, description="Number of simulated users.")
@@ -107,7 +107,7 @@ class UserStats:
         return kinds["accepted"] / judged if judged else None
 
 
-def make_users(tasks: Sequence[Task], config: Config, seed: int) -> list[SimulatedUser]:
+def make_users(tasks: Sequence[Task], config: UsersConfig, seed: int) -> list[SimulatedUser]:
     """The crowd: each user prefers a few families; the order of `tasks` is the order of popularity."""
     dice = random.Random(f"{seed}/users")
     families = list(dict.fromkeys(task.family for task in tasks))
@@ -137,7 +137,7 @@ class _Crowd:
         grade: Grade,
         seconds: float,
         seed: int,
-        config: Config,
+        config: UsersConfig,
         on_event: Callable[[Outcome], None],
     ) -> None:
         self.stats = UserStats()
@@ -207,7 +207,7 @@ class _Crowd:
             latency_s=answer.total_s,
         )
 
-    def _judge(self, user: SimulatedUser, answer: Answer, passed: bool, dice: random.Random) -> str:
+    def _judge(self, user: SimulatedUser, answer: Suggestion, passed: bool, dice: random.Random) -> str:
         """What the user makes of it: too long to read is a no; a share is ignored, a share of judgements is wrong."""
         if dice.random() < self._config.ignore_share:
             return "ignored"
@@ -249,7 +249,7 @@ async def run_users(
     grade: Grade,
     seconds: float,
     seed: int,
-    config: Config,
+    config: UsersConfig,
     on_event: Callable[[Outcome], None],
 ) -> UserStats:
     """Let the simulated users work for some time; requests under way at the end are finished, feedback is delivered.

@@ -17,10 +17,10 @@ Rated = tuple[Turn, Reward]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Acceptance:
     """One group of rated turns; `acceptance` lies in [`lower`, `upper`] (95%).
 
-    Example: ``Point(turns=200, acceptance=0.31, lower=0.25, upper=0.38)``
+    Example: ``Acceptance(turns=200, acceptance=0.31, lower=0.25, upper=0.38)``
     """
 
     turns: int
@@ -29,7 +29,7 @@ class Point:
     upper: float
 
 
-def by_arm(rated: Iterable[Rated]) -> dict[Arm, Point]:
+def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
     """One point per arm."""
     groups: dict[Arm, list[bool]] = defaultdict(list)
     for turn, reward in rated:
@@ -58,6 +58,6 @@ def _share(tally: Tally) -> float:
     return sum(value for value, _ in tally.values()) / count if count else 0.0
 
 
-def _point(accepted: list[bool]) -> Point:
+def _point(accepted: list[bool]) -> Acceptance:
     lower, upper = wilson(sum(accepted), len(accepted))
-    return Point(turns=len(accepted), acceptance=sum(accepted) / len(accepted), lower=lower, upper=upper)
+    return Acceptance(turns=len(accepted), acceptance=sum(accepted) / len(accepted), lower=lower, upper=upper)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.records import ItemScore, PolicyVersion, Report
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import ItemScore, Report
 from ostinato.evaluate.gate import GateConfig, Match, decide
 from ostinato.evaluate.suites import Item, Suite
 

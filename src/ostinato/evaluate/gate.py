@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field, model_validator
 
-from ostinato.core.records import ItemScore, PolicyVersion, Report, Verdict
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import ItemScore, Report, Verdict
 from ostinato.evaluate.statistics import Estimate, mcnemar, mean_difference, paired_items, power, required_items
 
 

@@ -19,7 +19,8 @@ from blake3 import blake3
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import Conflict, Corrupt, OstinatoError, Unavailable
-from ostinato.core.records import ItemScore, PolicyVersion
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import ItemScore
 from ostinato.evaluate.answers import read_answers, read_health, refusal
 from ostinato.evaluate.suites import Item, Suite
 

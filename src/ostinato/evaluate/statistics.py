@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ostinato.core.records import ItemScore
+from ostinato.core.report import ItemScore
 
 FEW_INFORMATIVE = 10
 """Below this many items that moved at all, a t interval has too little to estimate a variance from."""

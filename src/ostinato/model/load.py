@@ -16,7 +16,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as library_logging
 
 from ostinato.core.errors import BadConfig, BadWeights
-from ostinato.core.records import Weights
+from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.directory import check_directory
 from ostinato.model.norms import replace_norms

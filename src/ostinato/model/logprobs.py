@@ -19,7 +19,7 @@ GREEDY = -1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Normal:
+class RowSoftmax:
     """What makes logits [M, V] a distribution per row: the maximum of logits / temperature and the sum of exp over it, by tile."""
 
     logits: NDArray[Any]
@@ -29,10 +29,10 @@ class Normal:
     totals_M: NDArray[np.float64]
 
     @staticmethod
-    def of(logits_MV: Tensor, temperatures_M: Tensor) -> Normal:
+    def of(logits_MV: Tensor, temperatures_M: Tensor) -> RowSoftmax:
         """Read the logits once. bf16 or fp32; temperatures are positive."""
         rows, vocab = logits_MV.shape
-        made = Normal(
+        made = RowSoftmax(
             array(logits_MV.contiguous()),
             temperatures_M.to(torch.float32).numpy(),
             np.empty(rows, np.float32),

@@ -76,7 +76,7 @@ _FLOW = 192  # tokens of their reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class MatrixShape:
     """A matrix product of the model: [rows, inputs] -> [rows, outputs].
 
     `stacked`: the weight is a slice of a tensor that holds one matrix per expert. `transposed`: it is stored [inputs, outputs].
@@ -108,14 +108,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ExactnessVerdict:
     """What the self-test found. `rows` is the row rule, 1 where exact mode cannot hold; `reason` says why it cannot, else "".
 
     `threads` is the number of threads whose bits the others gave too.
 
     Example::
 
-        Verdict(
+        ExactnessVerdict(
             exact=True, threads=1, rows=4, reason="", seconds=1.9,
             table=(Finding(what="linear 576 -> 1536, float32", rows=4),),
         )
@@ -129,7 +129,9 @@ class Verdict:
     table: tuple[Finding, ...]
 
 
-def examine(path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None) -> Verdict:
+def examine(
+    path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack: Pack | None = None
+) -> ExactnessVerdict:
     """The verdict on the model in a directory, computed in `dtype`; every number of `threads` must give the bits of the first.
 
     Builds as many layers as show every kind of layer, with random weights: kernels are not chosen by values. Raises BadConfig
@@ -149,7 +151,9 @@ def examine(path: Path, dtype: torch.dtype, threads: Sequence[int] = (1,), pack:
     except BadConfig as error:
         reason = str(error)
     seconds = time.perf_counter() - began
-    return Verdict(exact=not reason, threads=threads[0], rows=rows, reason=reason, seconds=seconds, table=tuple(table))
+    return ExactnessVerdict(
+        exact=not reason, threads=threads[0], rows=rows, reason=reason, seconds=seconds, table=tuple(table)
+    )
 
 
 def row_rule(model: PreTrainedModel, threads: int, pack: Pack | None = None) -> int:
@@ -173,22 +177,24 @@ def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding], tea
 # ---------------------------------------------------------------- one matrix product
 
 
-def shapes_of(model: nn.Module) -> list[Shape]:
+def shapes_of(model: nn.Module) -> list[MatrixShape]:
     """The distinct matrix products of a model: linear layers, the output head, routers, and the slices of stacked experts."""
-    found: dict[Shape, None] = {}
+    found: dict[MatrixShape, None] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2 and _multiplies(module):
             outputs, inputs = weight.shape
             bias = isinstance(getattr(module, "bias", None), Tensor)
-            found[Shape(inputs=inputs, outputs=outputs, dtype=weight.dtype, bias=bias)] = None
+            found[MatrixShape(inputs=inputs, outputs=outputs, dtype=weight.dtype, bias=bias)] = None
     for module in experts_of(model):
         for name in ("gate_up_proj", "up_proj", "down_proj"):
             stacked, turned = getattr(module, name, None), bool(cast("Any", module).is_transposed)
             if isinstance(stacked, Tensor) and stacked.dim() == 3:
                 one, two = stacked.shape[1:]
                 inputs, outputs = (one, two) if turned else (two, one)
-                shape = Shape(inputs=inputs, outputs=outputs, dtype=stacked.dtype, stacked=True, transposed=turned)
+                shape = MatrixShape(
+                    inputs=inputs, outputs=outputs, dtype=stacked.dtype, stacked=True, transposed=turned
+                )
                 found[shape] = None
     return list(found)
 
@@ -198,7 +204,7 @@ def _multiplies(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or hasattr(module, "top_k")
 
 
-def _rule_of(shape: Shape, pack: Pack | None, teams: Teams) -> int:
+def _rule_of(shape: MatrixShape, pack: Pack | None, teams: Teams) -> int:
     draws = (True,) if shape.flops * _REFERENCE > _WORK else (False, True)
     trials = [_Trial(shape, cancelling, pack, teams) for cancelling in draws]
     rule = next((rule for rule in RULES if not any(trial.bad(rule) for trial in trials)), None)
@@ -214,7 +220,7 @@ def _rule_of(shape: Shape, pack: Pack | None, teams: Teams) -> int:
 class _Trial:
     """One shape with one drawing of weights and inputs, in the forms that are computed with."""
 
-    def __init__(self, shape: Shape, cancelling: bool, pack: Pack | None, teams: Teams) -> None:
+    def __init__(self, shape: MatrixShape, cancelling: bool, pack: Pack | None, teams: Teams) -> None:
         self._flops, self._teams = shape.flops, teams
         most = int(_WORK / 2 / shape.flops)
         self.compared = max(128, min(_REFERENCE, most // 32 * 32))
@@ -256,7 +262,7 @@ class _Trial:
         return False
 
 
-def _operands(shape: Shape, rows: int, cancelling: bool) -> tuple[Tensor, Tensor]:
+def _operands(shape: MatrixShape, rows: int, cancelling: bool) -> tuple[Tensor, Tensor]:
     """A weight [outputs, inputs] and inputs [rows, inputs].
 
     If `cancelling`, most terms of each sum cancel in pairs and the rest is small. What remains then shows the order in which a
@@ -279,7 +285,9 @@ def _numbers(rows: int, columns: int, dtype: torch.dtype, *, seed: int) -> Tenso
     return repeated[: rows * columns].view(rows, columns)
 
 
-def _forms(shape: Shape, weight: Tensor, bias: Tensor | None, pack: Pack | None) -> list[Callable[[Tensor], Tensor]]:
+def _forms(
+    shape: MatrixShape, weight: Tensor, bias: Tensor | None, pack: Pack | None
+) -> list[Callable[[Tensor], Tensor]]:
     if shape.stacked:
         matrix = torch.stack([weight, weight])[1]
         if shape.transposed:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
-from ostinato.core.records import WeightArray, Weights
+from ostinato.core.weights import WeightArray, Weights
 
 DTYPES: dict[str, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """safetensors dtype name -> torch dtype, for weights that can be served and trained."""

@@ -10,17 +10,24 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import (
+    Advantages,
+    Alarm,
+    AlarmState,
     Arm,
     Batch,
+    Delivered,
     Finish,
     Holdback,
+    Identity,
     PolicyVersion,
+    Quarantine,
     ReleaseEvent,
     Reward,
     Row,
@@ -40,7 +47,7 @@ class Encoded:
     """A row ready to be bound: table name, identity within the table, column values without `seq`."""
 
     kind: str
-    identity: str | int
+    identity: Identity
     values: Values
 
 
@@ -50,7 +57,7 @@ class Kind:
 
     table: str
     record: type[Row]
-    identity: str
+    identity: tuple[str, ...]
     pack: Mapping[str, Callable[[Any], Any]]
     unpack: Mapping[str, Callable[[Any], Any]]
 
@@ -65,6 +72,29 @@ def _numbers(dtype: str) -> Callable[[bytes], tuple[Any, ...]]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _credits(credits: tuple[Advantages, ...]) -> bytes:
+    """Runs of equal advantages, turn by turn: most turns have one for all of their tokens."""
+    runs = [[(value, len(list(same))) for value, same in groupby(turn)] for turn in credits]
+    counts = np.asarray([len(turn) for turn in runs], "<i4")
+    lengths = np.asarray([length for turn in runs for _, length in turn], "<i4")
+    values = np.asarray([value for turn in runs for value, _ in turn], "<f8")
+    return (
+        np.asarray([len(counts), len(lengths)], "<i4").tobytes()
+        + counts.tobytes()
+        + lengths.tobytes()
+        + values.tobytes()
+    )
+
+
+def _to_credits(blob: bytes) -> tuple[Advantages, ...]:
+    turns, runs = np.frombuffer(blob, "<i4", 2).tolist()
+    counts = np.frombuffer(blob, "<i4", turns, 8).tolist()
+    lengths = np.frombuffer(blob, "<i4", runs, 8 + 4 * turns).tolist()
+    values = np.frombuffer(blob, "<f8", runs, 8 + 4 * (turns + runs)).tolist()
+    pairs = iter(zip(values, lengths, strict=True))
+    return tuple(tuple(value for value, length in islice(pairs, count) for _ in range(length)) for count in counts)
 
 
 def _strings(text: str) -> tuple[str, ...]:
@@ -104,7 +134,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         table="turns",
         record=Turn,
-        identity="id",
+        identity=("id",),
         pack={
             "arm": str,
             "finish": str,
@@ -124,24 +154,33 @@ KINDS: tuple[Kind, ...] = (
             "sampling": _to_sampling,
         },
     ),
-    Kind(table="signals", record=Signal, identity="id", pack={"source": str}, unpack={"source": Source}),
-    Kind(table="rewards", record=Reward, identity="turn", pack={"signals": _json}, unpack={"signals": _strings}),
-    Kind(table="holdbacks", record=Holdback, identity="turn", pack={}, unpack={}),
+    Kind(table="deliveries", record=Delivered, identity=("id",), pack={"turns": _json}, unpack={"turns": _strings}),
+    Kind(table="signals", record=Signal, identity=("tenant", "id"), pack={"source": str}, unpack={"source": Source}),
+    Kind(table="rewards", record=Reward, identity=("turn",), pack={"signals": _json}, unpack={"signals": _strings}),
+    Kind(table="quarantines", record=Quarantine, identity=("turn",), pack={}, unpack={}),
+    Kind(table="holdbacks", record=Holdback, identity=("turn",), pack={}, unpack={}),
     Kind(
         table="batches",
         record=Batch,
-        identity="step",
-        pack={"turns": _json, "credits": _blob("<f8"), "reference": _policy, "base": _policy},
-        unpack={"turns": _strings, "credits": _numbers("<f8"), "reference": _to_policy, "base": _to_policy},
+        identity=("step",),
+        pack={"turns": _json, "credits": _credits, "reference": _policy, "base": _policy},
+        unpack={"turns": _strings, "credits": _to_credits, "reference": _to_policy, "base": _to_policy},
     ),
     Kind(
         table="releases",
         record=ReleaseEvent,
-        identity="id",
+        identity=("id",),
         pack={"policy": _policy, "previous": _policy, "detail": lambda detail: _json(dict(detail))},
         unpack={"policy": _to_policy, "previous": _to_policy, "detail": json.loads},
     ),
-    Kind(table="stamps", record=Stamp, identity="id", pack={}, unpack={}),
+    Kind(table="stamps", record=Stamp, identity=("id",), pack={}, unpack={}),
+    Kind(
+        table="alarms",
+        record=Alarm,
+        identity=("id",),
+        pack={"state": str, "detail": lambda detail: _json(dict(detail))},
+        unpack={"state": AlarmState, "detail": json.loads},
+    ),
 )
 
 BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
@@ -169,7 +208,7 @@ def encode(row: Row) -> Encoded:
             values[name] = _storable(value if pack is None else pack(value))
         except (ValueError, TypeError, OverflowError) as error:
             raise BadRequest(f"{kind.record.__name__}.{name} cannot be stored: {error}", field=name) from error
-    return Encoded(kind.table, values[kind.identity], values)
+    return Encoded(kind.table, tuple(values[column] for column in kind.identity), values)
 
 
 def decode(kind: Kind, values: Mapping[str, Any]) -> Row:

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, cast
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, func, select, tuple_
 from sqlalchemy.exc import DatabaseError
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Row, Signal, Turn
-from ostinato.core.seams import Clock, Cursor
+from ostinato.core.records import Identity, Row, identity
+from ostinato.core.seams import Clock, Cursor, R
 from ostinato.record import schema
 from ostinato.record.codec import Kind, decode, encode, kind_of
 from ostinato.record.migrations import upgrade
@@ -102,25 +102,18 @@ class SqlLog:
             for item in page:
                 yield item
 
+    async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
+        """The rows of one kind with these identities, in the order asked for; unknown ones are left out."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._reader, self._where, kind_of(kind), identities)
+        by_identity = {identity(row): row for row in found}
+        return [cast(R, by_identity[each]) for each in identities if each in by_identity]
+
     # ------------------------------------------------------------ queries
 
     def newest(self) -> Cursor:
         """The sequence number of the newest row; 0 for an empty log."""
         return self._all(_newest)[0][0]
-
-    def count(self, kind: type) -> int:
-        """How many rows of a kind there are."""
-        table = schema.metadata.tables[kind_of(kind).table]
-        return self._all(select(func.count()).select_from(table))[0][0]
-
-    def turns(self, ids: Sequence[str]) -> list[Turn]:
-        """The turns with these ids, in the order asked for; unknown ids are left out."""
-        found = {turn.id: turn for turn in cast(list[Turn], self._where(kind_of(Turn), "id", ids))}
-        return [found[each] for each in ids if each in found]
-
-    def signals_of(self, turn_ids: Sequence[str]) -> list[Signal]:
-        """The signals about these turns, oldest entry first within each group of 500 turns."""
-        return cast(list[Signal], self._where(kind_of(Signal), "turn", turn_ids))
 
     def tail(self, n: int, kinds: set[type]) -> list[tuple[Cursor, Row]]:
         """The newest `n` rows of the given kinds, oldest of them first."""
@@ -142,11 +135,12 @@ class SqlLog:
             rows += found
         return sorted((row for row in rows if row[0] <= end), key=lambda item: item[0]), end
 
-    def _where(self, kind: Kind, column: str, values: Sequence[str]) -> list[Row]:
+    def _where(self, kind: Kind, identities: Sequence[Identity]) -> list[Row]:
         table = schema.metadata.tables[kind.table]
+        columns = tuple_(*(table.c[name] for name in kind.identity))
         rows: list[Row] = []
-        for start in range(0, len(values), LOOKUP):
-            query = select(table).where(table.c[column].in_(values[start : start + LOOKUP])).order_by(table.c.seq)
+        for start in range(0, len(identities), LOOKUP):
+            query = select(table).where(columns.in_(identities[start : start + LOOKUP]))
             rows += [row for _, row in self._rows(kind, query)]
         return rows
 

@@ -8,9 +8,23 @@ endian; what has no fixed shape is JSON text.
 
 from __future__ import annotations
 
-from sqlalchemy import DDL, Column, Double, Index, Integer, LargeBinary, MetaData, String, Table, Text, event, text
+from sqlalchemy import (
+    DDL,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    event,
+)
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest migration; a database that names another revision is migrated or refused."""
 
 metadata = MetaData()
@@ -43,15 +57,27 @@ turns = Table(
     Column("text", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double, nullable=False),
-    Column("numerics", Text, nullable=False, server_default=""),
-    Column("routes", LargeBinary, nullable=False, server_default=text("x''")),
+    Column("numerics", Text, nullable=False),
+    Column("routes", LargeBinary, nullable=False),
+    Column("group", String, nullable=True),
+    Column("verified", Boolean, nullable=False),
+)
+
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("id", String, nullable=False, unique=True),
+    Column("turns", Text, nullable=False),
+    Column("at", Double, nullable=False),
 )
 
 signals = Table(
     "signals",
     metadata,
     Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("id", String, nullable=False, unique=True),
+    Column("id", String, nullable=False),
+    Column("tenant", String, nullable=False),
     Column("turn", String, nullable=False),  # no foreign key: a signal may arrive before its turn
     Column("name", String, nullable=False),
     Column("value", Double, nullable=False),
@@ -61,6 +87,7 @@ signals = Table(
     Column("correction", Text, nullable=True),
     Column("comment", Text, nullable=True),
     Column("retracts", String, nullable=True),
+    UniqueConstraint("tenant", "id"),
     Index("signals_turn", "turn"),
 )
 
@@ -73,6 +100,17 @@ rewards = Table(
     Column("function", String, nullable=False),
     Column("signals", Text, nullable=False),
     Column("at", Double, nullable=False),
+    Column("upto", Integer, nullable=False),
+)
+
+quarantines = Table(
+    "quarantines",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("turn", String, nullable=False, unique=True),
+    Column("reason", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("upto", Integer, nullable=False),
 )
 
 holdbacks = Table(
@@ -107,6 +145,18 @@ releases = Table(
     Column("reason", Text, nullable=False),
     Column("detail", Text, nullable=False),
     Column("at", Double, nullable=False),
+)
+
+alarms = Table(
+    "alarms",
+    metadata,
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("id", String, nullable=False, unique=True),
+    Column("name", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("detail", Text, nullable=False),
 )
 
 stamps = Table(

@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, func, select, tuple_
 from sqlalchemy.exc import DatabaseError
 
 from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.records import Identity
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record import schema
 from ostinato.record.codec import BY_TABLE, Encoded, Values
 from ostinato.record.sqlite import translate
 
 GROUP = 512  # callers per transaction
-LOOKUP = 500  # identities per query: below SQLite's bound on parameters
+LOOKUP = 400  # identities per query: below SQLite's bound on parameters
 
 _newest = select(func.coalesce(func.max(schema.entries.c.seq), 0))
 
@@ -128,15 +129,15 @@ class GroupWriter:
 
 def _unseen(connection: Connection, rows: Sequence[Encoded]) -> list[Encoded]:
     """The rows whose identity is neither stored nor earlier in the list, in order."""
-    wanted: dict[str, list[str | int]] = defaultdict(list)
+    wanted: dict[str, list[Identity]] = defaultdict(list)
     for row in rows:
         wanted[row.kind].append(row.identity)
-    seen: set[tuple[str, str | int]] = set()
+    seen: set[tuple[str, Identity]] = set()
     for table, identities in wanted.items():
-        column = schema.metadata.tables[table].c[BY_TABLE[table].identity]
+        columns = [schema.metadata.tables[table].c[name] for name in BY_TABLE[table].identity]
         for start in range(0, len(identities), LOOKUP):
-            query = select(column).where(column.in_(identities[start : start + LOOKUP]))
-            seen.update((table, found) for found in connection.execute(query).scalars())
+            query = select(*columns).where(tuple_(*columns).in_(identities[start : start + LOOKUP]))
+            seen.update((table, tuple(found)) for found in connection.execute(query))
     fresh: list[Encoded] = []
     for row in rows:
         key = (row.kind, row.identity)

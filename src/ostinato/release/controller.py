@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
-from ostinato.core.records import PolicyVersion, ReleaseEvent, Report, Verdict
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.report import Report, Verdict
 from ostinato.core.seams import Clock, Evals, Log
 from ostinato.release.guard import Compare, GuardConfig
-from ostinato.release.ledger import Ledger, State
+from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.outcomes import OutcomeConfig, Outcomes
 from ostinato.release.watch import Watch
 
@@ -103,7 +104,7 @@ class ReleaseController:
         clock: Clock,
         compare: Compare | None = None,
     ) -> None:
-        self.ledger = Ledger(log, clock)
+        self.ledger = ReleaseLedger(log, clock)
         self.trouble: str | None = None
         self._store = store
         self._versions = versions

@@ -104,7 +104,7 @@ _STEPS = {
 }
 
 
-class Ledger:
+class ReleaseLedger:
     """The folded state, kept up to date with the log. Other processes may append to the same log."""
 
     def __init__(self, log: Log, clock: Clock) -> None:

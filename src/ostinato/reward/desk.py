@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
 from ostinato.core.lineage import Lineage
-from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Sample, Signal, Turn
+from ostinato.core.records import Advantages, Batch, Holdback, NoReward, PolicyVersion, Reward, Row, Signal, Turn
+from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.seams import Clock, Cursor, Log, RewardFn
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit import Baseline, credit
-from ostinato.reward.ledger import Ledger, Rewarded
+from ostinato.reward.ledger import Rewarded, TurnLedger
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -40,7 +41,7 @@ class RewardDesk:
         self._clock = clock
         self._config = config or RewardConfig()
         self._numerics = numerics
-        self._ledger = Ledger(Baseline(self._config.baseline))
+        self._ledger = TurnLedger(Baseline(self._config.baseline))
         self._cursor: Cursor = 0
         self._asked: dict[str, tuple[float, int]] = {}  # unrewarded turn -> (ask again at, signals seen when asked)
         self._reading = asyncio.Lock()
@@ -101,7 +102,7 @@ class RewardDesk:
 
     async def batch(
         self, step: int, size: int, reference: PolicyVersion, base: PolicyVersion | None = None
-    ) -> tuple[Batch, list[Sample]] | None:
+    ) -> TrainingBatch | None:
         """The samples of optimizer step `step` (from 1), recorded in the log before they are returned; None if too few are ready.
 
         A step that the log already holds is returned as recorded: a killed step is taken again alike. The trainer's version
@@ -130,9 +131,9 @@ class RewardDesk:
         await self._write([batch])
         if self._ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
-        return batch, _samples(batch, {entry.turn.id: (entry.turn, entry.reward) for entry in entries})
+        return _training_batch(batch, {entry.turn.id: (entry.turn, entry.reward) for entry in entries})
 
-    async def history(self, after_step: int = 0) -> AsyncIterator[tuple[Batch, list[Sample]]]:
+    async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
         """The recorded batches with a step above `after_step`, oldest first: what a restarted trainer replays.
 
         Raises Corrupt if a batch names a turn that the log does not hold.
@@ -150,18 +151,18 @@ class RewardDesk:
                     known[row.turn] = (turn, row)
             elif isinstance(row, Batch):
                 if row.step > after_step:
-                    yield row, _samples(row, known)
+                    yield _training_batch(row, known)
                 for turn_id in row.turns:
                     known.pop(turn_id, None)
 
-    async def _recorded(self, step: int) -> tuple[Batch, list[Sample]]:
-        async for batch, samples in self.history(step - 1):
-            return batch, samples
+    async def _recorded(self, step: int) -> TrainingBatch:
+        async for batch in self.history(step - 1):
+            return batch
         raise Corrupt(f"the log's batch {step} has vanished; restore the log")
 
-    async def _credits(self, entries: Sequence[Rewarded]) -> list[float]:
+    async def _credits(self, entries: Sequence[Rewarded]) -> list[Advantages]:
         try:
-            return credit(
+            scalars = credit(
                 [entry.reward.value for entry in entries],
                 [self.baseline.predict(entry.turn) for entry in entries],
                 [entry.turn.user for entry in entries],
@@ -171,6 +172,7 @@ class RewardDesk:
             now = self._clock()
             await self._write([Holdback(turn=e.turn.id, reason=f"no_signal: {error}", at=now) for e in entries])
             raise
+        return [(scalar,) * len(entry.turn.sampled_ids) for scalar, entry in zip(scalars, entries, strict=True)]
 
     def _ask(self, turn: Turn, now: float) -> Reward | None:
         """Ask the reward function if the time has come or a signal has; None while the answer is Pending."""
@@ -179,6 +181,8 @@ class RewardDesk:
         if now < until and len(signals) == seen:
             return None
         answer = self._fn(turn, signals, now)
+        if isinstance(answer, NoReward):
+            raise BadConfig(f"the reward function has no reward for {turn.id} ({answer.reason})")
         if not isinstance(answer, Reward):
             self._asked[turn.id] = (answer.until, len(signals))
             return None
@@ -202,11 +206,12 @@ class RewardDesk:
                 self._cursor = seq
 
 
-def _samples(batch: Batch, known: dict[str, tuple[Turn, Reward]]) -> list[Sample]:
+def _training_batch(batch: Batch, known: dict[str, tuple[Turn, Reward]]) -> TrainingBatch:
     missing = [turn_id for turn_id in batch.turns if turn_id not in known]
     if missing:
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
-    return [
-        Sample(turn=known[turn_id][0], reward=known[turn_id][1].value, advantage=advantage)
-        for turn_id, advantage in zip(batch.turns, batch.credits, strict=True)
-    ]
+    samples = (
+        Sample(turn=known[turn_id][0], reward=known[turn_id][1].value, advantages=advantages)
+        for turn_id, advantages in zip(batch.turns, batch.credits, strict=True)
+    )
+    return TrainingBatch(row=batch, samples=tuple(samples))

@@ -96,7 +96,7 @@ async def account(log: Log) -> Accounting:
     )
 
 
-class Ledger:
+class TurnLedger:
     """The open turns and the baseline, as the rows seen so far leave them. `apply` rows in the order of the log."""
 
     def __init__(self, baseline: Baseline) -> None:

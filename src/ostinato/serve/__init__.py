@@ -1,1 +1,1 @@
-"""Gateway, dialects, sessions, engine, hot swap."""
+"""HTTP: gateway, dialects, sessions, capture, arms, metrics."""

@@ -11,13 +11,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import Chunk, Finish, PolicyVersion, Turn
+from ostinato.core.generation import Chunk
+from ostinato.core.records import Finish, PolicyVersion, Turn
 from ostinato.core.seams import Engine
 from ostinato.serve.capture import Capture, EngineFailed
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.dialects.openai_reply import DONE, Dialect, Json, json_bytes, usage
 from ostinato.serve.endpoint import ClientGone, until_gone
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.openai_reply import DONE, Dialect, Json, json_bytes, usage
-from ostinato.serve.settings import ServeConfig
 
 Stored = Callable[[list[Turn]], Awaitable[None]]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Arm, Chunk, Finish, Generate, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.generation import Chunk, Generate
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Call:
         return [f"{self.id}:{index}" for index in range(self.n)]
 
 
-class Observer(Protocol):
+class TurnObserver(Protocol):
     """Hears what became of turns."""
 
     def turn(self, turn: Turn) -> None:
@@ -120,7 +121,7 @@ class Capture:
     """
 
     def __init__(
-        self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: Observer, numerics: str = ""
+        self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: TurnObserver, numerics: str = ""
     ) -> None:
         self.call = call
         self.numerics = numerics

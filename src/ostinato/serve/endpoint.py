@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostinato.core.errors import NotFound, OstinatoError, Unavailable
+from ostinato.serve.dialects.openai_reply import error_body, json_bytes, sse
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.openai_reply import error_body, json_bytes, sse
 
 _LOG = logging.getLogger(__name__)
 _GONE = 499  # nginx' number for a client that closed the connection; never sent

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
 from ostinato.serve.auth import DEFAULT_TENANT
-from ostinato.serve.openai import validate
+from ostinato.serve.dialects.openai import validate
 
 MAX_EVENTS = 1000
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999

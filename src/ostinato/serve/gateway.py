@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,13 +30,13 @@ from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
 from ostinato.serve.auth import Keyring, Principal
 from ostinato.serve.body import read_json
 from ostinato.serve.capture import Call, Capture, Writes
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from ostinato.serve.dialects.openai_reply import Chat, Completion, Dialect, json_bytes
 from ostinato.serve.endpoint import ClientGone, Endpoint, on_http_exception
 from ostinato.serve.feedback import parse_feedback
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from ostinato.serve.openai_reply import Chat, Completion, Dialect, json_bytes
 from ostinato.serve.sessions import Prompt, Scope, Sessions
-from ostinato.serve.settings import ServeConfig
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _T = TypeVar("_T")
@@ -46,11 +46,6 @@ class ContextExceeded(BadRequest):
     """The prompt and the wanted answer do not fit into the model's context."""
 
     code = "context_length_exceeded"
-
-
-@runtime_checkable
-class _HasContext(Protocol):
-    context: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +133,7 @@ class Gateway:
         self._clock = clock
         self._model = model_name
         self._created = int(clock())
-        self._context = min(renderer.context, engine.context) if isinstance(engine, _HasContext) else renderer.context
+        self._context = min(renderer.context, engine.capabilities().context)
         self._keys = Keyring(config.api_keys, config.admin_key)
         self._arms = Arms(control=config.control_share, canary=config.canary_share, salt=config.arm_salt)
         self._sessions = Sessions(renderer, budget=config.session_tokens)

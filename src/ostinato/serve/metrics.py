@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ostinato.core.records import Signal, Swap, Turn
+from ostinato.core.records import Signal, Turn
+from ostinato.core.seams import Engine
+from ostinato.core.weights import Swap
 
 _MAX_NAMES = 64  # distinct signal names shown; the rest is counted as "other"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-@runtime_checkable
-class HasStats(Protocol):
-    """An engine that reports numbers about itself."""
-
-    def stats(self) -> Mapping[str, float]:
-        """Name -> value now."""
-        ...
 
 
 class Metrics:
     """Counts what the gateway does. Implements `capture.Observer`.
 
     Args:
-        engine: its `stats()`, if it has them, are read at each scrape as `ostinato_engine_<name>`.
+        engine: its `stats()` are read at each scrape as `ostinato_engine_<name>`; None for a gateway's counts alone.
     """
 
-    def __init__(self, engine: object = None) -> None:
+    def __init__(self, engine: Engine | None = None) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._names: set[str] = set()
@@ -56,7 +48,7 @@ class Metrics:
         self._pause = Histogram(
             "ostinato_swap_pause_seconds", "Pause of a hot swap.", ["slot"], buckets=_SECONDS, registry=registry
         )
-        if isinstance(engine, HasStats):
+        if engine is not None:
             registry.register(_EngineStats(engine))
 
     def answered(self, route: str, status: int) -> None:
@@ -101,7 +93,7 @@ class Metrics:
 
 
 class _EngineStats(Collector):
-    def __init__(self, engine: HasStats) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

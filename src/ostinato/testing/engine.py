@@ -12,9 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import numpy as np
 
 from ostinato.core.errors import BadRequest, BadWeights, NotFound, Unavailable
+from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Chunk, Finish, Generate, PolicyVersion, Snapshot, Swap, WeightArray
-from ostinato.serve.admission import check_request
+from ostinato.core.records import Finish, PolicyVersion
+from ostinato.core.weights import Snapshot, Swap, WeightArray
+from ostinato.engine.admission import check_request
 
 STOP_ID = 256
 VOCAB_SIZE = 257
@@ -164,6 +166,10 @@ class FakeEngine:
     def contract(self) -> Contract:
         """`CONTRACT`."""
         return CONTRACT
+
+    def capabilities(self) -> Capabilities:
+        """As given; made-up log-probabilities are always the same."""
+        return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, scores_exactly=True)
 
     def stats(self) -> dict[str, float]:
         """The counters that the real engine also has."""

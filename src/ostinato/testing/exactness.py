@@ -22,28 +22,31 @@ from transformers import PreTrainedModel
 
 from ostinato.core import routes as codec
 from ostinato.core.numerics import Contract
-from ostinato.core.records import PolicyVersion, Sample, Snapshot, Turn, Weights
+from ostinato.core.records import PolicyVersion, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Snapshot, Weights
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model import routing
 from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import build, load_model, weights_of
-from ostinato.model.logprobs import Normal
+from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.numerics import contract
 from ostinato.model.paged import WholeAttend
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import DirectoryStore
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.settings import EngineConfig
+from ostinato.testing.records import a_sample
 from ostinato.testing.traffic import LARGE, MIDDLE, SMALL, Harvest, Traffic, drive, running
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
 
 
 def with_credit(turns: Sequence[Turn], seed: int = 0) -> list[Sample]:
     """The turns with an advantage of 1 or -1 each."""
     rng = random.Random(seed)
-    return [Sample(turn=turn, reward=0.0, advantage=rng.choice([-1.0, 1.0])) for turn in turns]
+    return [a_sample(turn, rng.choice([-1.0, 1.0])) for turn in turns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def rescore(
 
 def _score(model: PreTrainedModel, states_MD: torch.Tensor, turn: Turn, rows: int) -> list[float]:
     temperature = turn.sampling.temperature or 1.0
-    normal = Normal.of(
+    normal = RowSoftmax.of(
         logits(model, states_MD, rows=rows), torch.full((len(states_MD),), temperature, dtype=torch.float32)
     )
     return normal.logprobs(np.array(turn.sampled_ids)).tolist()
@@ -280,7 +283,7 @@ class Examination:
     async def _published(self, *versions: Weights) -> Snapshot:
         """Publish the versions one after another, deltas after the first; the last one as a follower reads it."""
         store = DirectoryStore(self._subject.work / "store")
-        publisher, base = Publisher(store, PublisherConfig(anchor_share=100)), None
+        publisher, base = VersionPublisher(store, PublisherConfig(anchor_share=100)), None
         for number, weights in enumerate(versions):
             published = await publisher.publish(number, weights, run="exactness", base=base, ref="candidate")
             if base is not None and published.kind != "delta":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ostinato.core.errors import NotFound, StorageFull
 from ostinato.core.seams import WeightStore
-from ostinato.publish.disk import Disk
+from ostinato.weights.store.disk import Disk
 
 
 class FaultyDisk(Disk):

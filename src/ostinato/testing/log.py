@@ -6,11 +6,11 @@ It keeps the promises of `core.seams.Log` except that nothing outlives the proce
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Stamp, Turn
-from ostinato.core.seams import Cursor
+from ostinato.core.records import Identity, Row, Signal, Turn, identity
+from ostinato.core.seams import Cursor, R
 
 
 class MemoryLog:
@@ -31,7 +31,7 @@ class MemoryLog:
         self.full = False
         self.rows: list[Row] = []
         self.appends = 0
-        self._known: set[tuple[type, str]] = set()
+        self._known: dict[tuple[type, Identity], Row] = {}
 
     async def append(self, *rows: Row) -> Cursor:
         """Write all rows or none; a row whose identity is known is ignored."""
@@ -41,7 +41,7 @@ class MemoryLog:
         for row in rows:
             key = (type(row), identity(row))
             if key not in self._known:
-                self._known.add(key)
+                self._known[key] = row
                 self.rows.append(row)
         self.appends += 1
         return len(self.rows)
@@ -52,6 +52,11 @@ class MemoryLog:
             if type(row) in kinds:
                 yield sequence, row
 
+    async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
+        """The rows of one kind with these identities, in the order asked for."""
+        found = (self._known.get((kind, each)) for each in identities)
+        return [row for row in found if isinstance(row, kind)]
+
     def turns(self) -> list[Turn]:
         """Every turn, in order of writing."""
         return [row for row in self.rows if isinstance(row, Turn)]
@@ -59,14 +64,3 @@ class MemoryLog:
     def signals(self) -> list[Signal]:
         """Every signal, in order of writing."""
         return [row for row in self.rows if isinstance(row, Signal)]
-
-
-def identity(row: Row) -> str:
-    """What makes two rows of one kind the same row."""
-    match row:
-        case Turn() | Signal() | ReleaseEvent() | Stamp():
-            return row.id
-        case Reward() | Holdback():
-            return row.turn
-        case Batch():
-            return str(row.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
 
 
 def a_turn(
@@ -45,3 +46,11 @@ def a_turn(
         numerics=numerics,
         routes=routes,
     )
+
+
+def a_sample(turn: Turn, advantage: float, *, reward: float = 0.0, weight: float = 1.0) -> Sample:
+    """A turn with one advantage for all of its tokens.
+
+    Example: ``a_sample(a_turn(), -0.7)``
+    """
+    return Sample(turn=turn, reward=reward, advantages=(advantage,) * len(turn.sampled_ids), weight=weight)

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, Unavailable
-from ostinato.publish.content import check_hash, check_ref, hash_of, is_hash
-from ostinato.publish.store import ListedObject, ListedRef, RefStore, check_range
+from ostinato.weights.store.interface import ListedObject, ListedRef, RefStore, check_range
+from ostinato.weights.version.content import check_hash, check_ref, hash_of, is_hash
 
 
 class MemoryStore:

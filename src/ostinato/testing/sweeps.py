@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ostinato.engine.embedded.packed import prepack
 from ostinato.model.kernels.softmax import TILE
-from ostinato.model.logprobs import Normal
+from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.paged import Blocks, Entry, Places, Reads
-from ostinato.serve.packed import pack
 
 WIDTHS = (64, 576, 1536, 4096)
 ROW_COUNTS = (*range(1, 18), 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 255, 256, 257)
@@ -57,7 +57,7 @@ def linear(
     x = draw(512, inputs).to(dtype)
     want = layer(x)
     holder = nn.Sequential(layer)
-    if packed and not pack(holder):
+    if packed and not prepack(holder):
         return
     for count in counts:
         compared = wrong = at = 0
@@ -170,7 +170,7 @@ def log_softmax(dtype: torch.dtype, vocab: int, *, rows: int = 33) -> Generator[
     tokens = (torch.arange(rows) * (TILE + 1) % vocab).numpy()
     for temperature in (1.0, 0.7):
         t = torch.full((rows,), temperature)
-        want = Normal.of(x, t).logprobs(tokens)
-        alone = torch.cat([Normal.of(x[i : i + 1], t[:1]).logprobs(tokens[i : i + 1]) for i in range(rows)])
-        back = Normal.of(x.flip(0), t).logprobs(tokens[::-1].copy()).flip(0)
+        want = RowSoftmax.of(x, t).logprobs(tokens)
+        alone = torch.cat([RowSoftmax.of(x[i : i + 1], t[:1]).logprobs(tokens[i : i + 1]) for i in range(rows)])
+        back = RowSoftmax.of(x.flip(0), t).logprobs(tokens[::-1].copy()).flip(0)
         yield f"temperature {temperature}", 2 * rows, differing(alone, want) + differing(back, want)

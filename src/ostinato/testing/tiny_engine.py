@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ostinato.core.records import PolicyVersion, Snapshot
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.settings import EngineConfig
 from ostinato.testing.tiny import tiny_model
 
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ostinato.core.generation import Chunk, Generate
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Chunk, Finish, Generate, Sampling, Snapshot, Span, Turn
+from ostinato.core.records import Finish, Sampling, Span, Turn
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.model.load import build
 from ostinato.model.renderer import HFRenderer
-from ostinato.serve.engine import TorchEngine
-from ostinato.serve.settings import EngineConfig
 from ostinato.testing.records import a_turn
 
 SMALL = EngineConfig(block=16, prefill_chunk=16, kv_tokens=512, max_batch=10)

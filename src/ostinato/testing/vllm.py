@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from ostinato.publish.staging import Staging
+from ostinato.weights.follow.staging import Staging
 
 
 class FakeVllm:
@@ -126,7 +126,7 @@ class VllmServer:
         work: Path,
         log: Path,
         options: Sequence[str] = (),
-        extension: str = "ostinato.publish.vllm.worker.StagingWorker",
+        extension: str = "ostinato.weights.follow.vllm.worker.StagingWorker",
         path: Sequence[Path] = (),
     ) -> None:
         with socket.socket() as probe:

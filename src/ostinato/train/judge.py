@@ -18,11 +18,11 @@ from torch import Tensor
 from ostinato.core.errors import BadWeights, NoSignal
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import drift, effective_share, k1, k3
-from ostinato.train.work import Work
+from ostinato.train.microbatch import Microbatch
 
 
 def judge(
-    work: Sequence[Work], *, loss: float, norm: float, step: int, held: Collection[int], config: TrainConfig
+    work: Sequence[Microbatch], *, loss: float, norm: float, step: int, held: Collection[int], config: TrainConfig
 ) -> dict[str, float]:
     """Measure a batch after its backward pass. `loss` and `norm` are over all turns, as accumulated.
 
@@ -73,7 +73,7 @@ def judge(
 
 
 def _groups(
-    work: Sequence[Work], now_M: Tensor, behaviour_M: Tensor, held: Collection[int], config: TrainConfig
+    work: Sequence[Microbatch], now_M: Tensor, behaviour_M: Tensor, held: Collection[int], config: TrainConfig
 ) -> dict[str, float]:
     foreign_M = torch.cat([item.foreign_M for item in work])
     same_M = torch.cat([_same(item, held) for item in work])
@@ -95,7 +95,7 @@ def _groups(
     return metrics
 
 
-def _same(item: Work, held: Collection[int]) -> Tensor:
+def _same(item: Microbatch, held: Collection[int]) -> Tensor:
     """Tokens made by the weights that are held, as all of their turn before them: after a swap a stream may read older keys."""
     held_M = torch.tensor([version.number in held for version in item.versions_M])
     others_M = (~held_M).long().cumsum(0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ostinato.model.logprobs import Normal
+from ostinato.model.logprobs import RowSoftmax
 
 _ROWS = 64
 """Rows of logits held in fp32 at a time: 64 x 49,152 floats are 12 MB, which stays in a CPU's last-level cache."""
@@ -28,7 +28,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor) -> Tensor:
-        normal = Normal.of(logits_MV, temperatures_M)
+        normal = RowSoftmax.of(logits_MV, temperatures_M)
         ctx.save_for_backward(logits_MV, targets_M, temperatures_M, normal.log_totals())
         return normal.logprobs(targets_M.numpy())
 
@@ -104,16 +104,18 @@ def policy_loss(
     beta: float = 0.0,
     cap: float = 2.0,
     keep_M: Tensor | None = None,
+    shares_M: Tensor | None = None,
 ) -> PolicyLoss:
     r"""REINFORCE with truncated token importance weights and a token-level KL penalty in the reward.
 
     .. math::
-        L = -\frac{1}{Z} \sum_t w_t A_t \log \pi(y_t), \quad w_t = \min(\pi(y_t) / \mu(y_t), cap), \quad
+        L = -\frac{1}{Z} \sum_t s_t w_t A_t \log \pi(y_t), \quad w_t = \min(\pi(y_t) / \mu(y_t), cap), \quad
         A_t = A_{turn} - \beta \sum_{s \ge t} (\log \pi(y_s) - \log \pi_{ref}(y_s))
 
-    w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), `advantages_M` the turn's advantage
-    repeated for its tokens, the sum over s runs to the end of the turn, `normaliser` is Z = turns of the whole batch x the
-    token budget of a turn: a constant, so a long wrong answer costs as much per token as a short one. Tokens outside `keep_M`
+    w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), `advantages_M` each token's credit,
+    `shares_M` the part s that its turn is of its episode (1 if None), the sum over s >= t runs to the end of the turn, `normaliser`
+    is Z = episodes of the whole batch x the token budget of a turn: a constant, so a long wrong answer costs as much per token as a
+    short one, and an episode of many turns as much as one of one. Tokens outside `keep_M`
     get weight 0; the caller leaves their turns out of Z too, or the others would count for less.
 
     Sources: importance truncation, Ionides 2008 and CISPO (2506.13585), whose loss this equals; constant Z, Dr. GRPO
@@ -126,7 +128,8 @@ def policy_loss(
     shaped_M = advantages_M
     if reference_M is not None and beta:
         shaped_M = advantages_M - beta * rewards_to_go(now_M - reference_M, turns_M)
-    loss = -(weights_M * shaped_M * logprobs_M).sum() / normaliser
+    terms_M = weights_M * shaped_M * logprobs_M
+    loss = -(terms_M if shares_M is None else terms_M * shares_M).sum() / normaliser
     return PolicyLoss(loss=loss, weights_M=weights_M, advantages_M=shaped_M)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
-from ostinato.core.records import WeightArray, Weights
+from ostinato.core.weights import WeightArray, Weights
 from ostinato.model.tensors import DTYPES, named_tensors
 from ostinato.train.config import TrainConfig
 

@@ -79,7 +79,7 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def plan(turns: Sequence[TokenTurn], budget: int) -> list[list[int]]:
+def microbatches(turns: Sequence[TokenTurn], budget: int) -> list[list[int]]:
     """Cut turns into micro-batches of at most `budget` packed tokens; returns the turns' indices.
 
     Turns are taken in lexicographic order of their paths, which puts shared prefixes side by side and makes the result the same

@@ -22,7 +22,9 @@ from transformers import PreTrainedModel
 
 from ostinato.core.errors import Corrupt, NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Learned, Sample, Snapshot, Turn, Weights
+from ostinato.core.records import Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Learned, Snapshot, Weights
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
@@ -33,10 +35,10 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.judge import judge
 from ostinato.train.losses import policy_loss, sequence_mask, token_logprobs
 from ostinato.train.masters import Masters
-from ostinato.train.packing import Packed, pack, plan
+from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
+from ostinato.train.packing import Packed, microbatches, pack
 from ostinato.train.replay import Experts
 from ostinato.train.tree_attention import TreeAttention
-from ostinato.train.work import Work, prepare, temperatures, token_turns
 
 _LOG = logging.getLogger(__name__)
 _GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percent
@@ -105,13 +107,13 @@ class PolicyTrainer:
         started = time.perf_counter()
         seconds: dict[str, float] = {}
         usable, counts = self._admit(samples)
-        work = prepare(usable, self.config.microbatch_tokens, self._foreign, self._experts.lay_out)
+        work = make_microbatches(usable, self.config.microbatch_tokens, self._foreign, self._experts.lay_out)
         lap = _lap(seconds, "prepare", started)
         if reference is not None and self.config.kl_beta:
             self._add_reference(work, reference)
         lap = _lap(seconds, "reference", lap)
         try:
-            loss = self._accumulate(work, len(usable), seconds)
+            loss = self._accumulate(work, sum(sample.weight for sample in usable), seconds)
             lap = time.perf_counter()
             metrics = judge(
                 work,
@@ -139,7 +141,8 @@ class PolicyTrainer:
             "tokens_sampled": float(sum(len(item.packed.targets_M) for item in work)),
             "microbatches": float(len(work)),
             "reward_mean": sum(sample.reward for sample in usable) / len(usable),
-            "advantage_abs": sum(abs(sample.advantage) for sample in usable) / len(usable),
+            "advantage_abs": sum(abs(value) for sample in usable for value in sample.advantages)
+            / sum(len(sample.advantages) for sample in usable),
             "seconds": total,
             "tokens_per_second": tokens / total,
             **{f"seconds_{name}": value for name, value in seconds.items()},
@@ -151,7 +154,7 @@ class PolicyTrainer:
         results: list[tuple[float, ...]] = [()] * len(turns)
         known = [index for index, turn in enumerate(turns) if turn.prompt_ids and turn.sampled_ids]
         tokens = token_turns([turns[index] for index in known])
-        for chosen in plan(tokens, self.config.microbatch_tokens):
+        for chosen in microbatches(tokens, self.config.microbatch_tokens):
             packed = pack([tokens[index] for index in chosen])
             scored = self._forward(
                 packed, TreeAttention(packed), temperatures([turns[known[i]] for i in chosen])
@@ -188,7 +191,7 @@ class PolicyTrainer:
         """True if the turn was made under another contract than the trainer's; unknown arithmetic is another one."""
         return self.contract is not None and turn.numerics != self._own
 
-    def _add_reference(self, work: Sequence[Work], reference: Snapshot) -> None:
+    def _add_reference(self, work: Sequence[Microbatch], reference: Snapshot) -> None:
         """Give each token its logprob under the reference; the reference's weights are loaded only if some token needs them."""
         own = reference.policy.hash
         foreign = any(version.hash != own for item in work for version in item.versions_M)
@@ -215,7 +218,7 @@ class PolicyTrainer:
         rows_MD = states_ND.index_select(0, torch.from_numpy(packed.rows_M))
         return token_logprobs(self._head, rows_MD, torch.from_numpy(packed.targets_M), temperatures_M)
 
-    def _accumulate(self, work: Sequence[Work], turns: int, seconds: dict[str, float]) -> float:
+    def _accumulate(self, work: Sequence[Microbatch], episodes: float, seconds: dict[str, float]) -> float:
         """Forward and backward of every micro-batch, whose logprobs and mask are kept on it. Returns the loss."""
         total = 0.0
         seconds |= {"forward": 0.0, "backward": 0.0}
@@ -231,11 +234,12 @@ class PolicyTrainer:
                     behaviour_M=item.behaviour_M,
                     advantages_M=item.advantages_M,
                     turns_M=item.turns_M,
-                    normaliser=float(turns * self.config.turn_tokens),
+                    normaliser=episodes * self.config.turn_tokens,
                     reference_M=item.reference_M,
                     beta=self.config.kl_beta,
                     cap=self.config.importance_cap,
                     keep_M=item.keep_M,
+                    shares_M=item.shares_M,
                 )
                 now = time.perf_counter()
                 seconds["forward"] += now - lap
@@ -247,7 +251,7 @@ class PolicyTrainer:
             total += float(result.loss.detach())
         return total
 
-    def _mask(self, item: Work) -> Tensor:
+    def _mask(self, item: Microbatch) -> Tensor:
         """The tokens that may teach. Turns of our own exact contract are never masked: their staleness is the ESS guard's."""
         keep_M = torch.ones(len(item.turns_M), dtype=torch.bool)
         bound = self.config.sequence_mask

@@ -11,7 +11,7 @@ class _Part(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of the report's parts: unknown fields and NaN are refused."""
 
 
-class Point(_Part, frozen=True):
+class CurvePoint(_Part, frozen=True):
     """Share of accepted turns in one window that ends `t` minutes into the run, with its 95% interval."""
 
     t: float = Field(ge=0.0, description="Minutes since the start.")
@@ -25,7 +25,7 @@ class Curve(_Part, frozen=True):
     """One arm over time."""
 
     arm: str = Field(description="live, control or canary.")
-    points: tuple[Point, ...] = Field(description="In order of time.")
+    points: tuple[CurvePoint, ...] = Field(description="In order of time.")
 
 
 class Mark(_Part, frozen=True):
@@ -85,7 +85,7 @@ class RunReport(_Part, frozen=True):
     Example::
 
         RunReport(title="Inline copilot", seed=0, minutes=12.0, model="SmolLM2-135M-Instruct", users=50,
-                  curves=(Curve(arm="live", points=(Point(t=1.0, mean=0.25, lower=0.2, upper=0.3, n=200),)),),
+                  curves=(Curve(arm="live", points=(CurvePoint(t=1.0, mean=0.25, lower=0.2, upper=0.3, n=200),)),),
                   summary=(("Releases", "5"),), accounting=(("turns", 3000), ("trained", 2400), ("held back", 600)))
     """
 

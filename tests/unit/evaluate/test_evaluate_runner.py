@@ -8,7 +8,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ostinato.core.errors import BadRequest, Conflict, Corrupt, Unauthorized, Unavailable
-from ostinato.core.records import PolicyVersion, Verdict
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import Verdict
 from ostinato.evaluate.answers import read_answers
 from ostinato.evaluate.evaluation import Evaluation
 from ostinato.evaluate.gate import GateConfig

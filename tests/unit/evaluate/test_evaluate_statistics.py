@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ostinato.core.records import ItemScore
+from ostinato.core.report import ItemScore
 from ostinato.evaluate.statistics import (
     clustered_difference,
     mcnemar,

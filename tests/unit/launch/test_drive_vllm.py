@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from ostinato.core.errors import Conflict, Corrupt, Unavailable
-from ostinato.core.records import WeightArray
-from ostinato.launch.vllm import VllmFollower
-from ostinato.publish.follower import Follower, FollowerConfig
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.staging import Staging
+from ostinato.core.weights import WeightArray
 from ostinato.testing.serving import serving
 from ostinato.testing.store import MemoryStore
 from ostinato.testing.vllm import FakeVllm
+from ostinato.weights.follow.drive import VllmFollower
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.follow.staging import Staging
+from ostinato.weights.publish.publisher import VersionPublisher
 
 UPDATE = ["start_weight_update", "update_weights", "finish_weight_update"]
 
@@ -25,7 +25,7 @@ def model(seed):
 
 
 async def publish(store, count):
-    publisher, base, found = Publisher(store), None, []
+    publisher, base, found = VersionPublisher(store), None, []
     for number in range(count):
         done = await publisher.publish(number, model(number), run="r", base=base, ref="live")
         base = done.policy

@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model import gguf_wheel
+from ostinato.model.config import ModelConfig, served_dtype
 from ostinato.model.load import check_directory, load_model, resolve
-from ostinato.model.settings import ModelConfig, served_dtype
 from ostinato.testing.tiny import tiny_model
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from ostinato.core.errors import BadWeights
-from ostinato.core.records import WeightArray
+from ostinato.core.weights import WeightArray
 from ostinato.model.load import build, empty_model, load_model, put_weights, weights_of
 from ostinato.model.tensors import check_finite
 from ostinato.testing.tiny import tiny_model

@@ -5,24 +5,13 @@ import asyncio
 import pytest
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
-from ostinato.core.records import (
-    Arm,
-    Finish,
-    PolicyVersion,
-    ReleaseEvent,
-    Report,
-    Sampling,
-    Signal,
-    Source,
-    Span,
-    Turn,
-    Verdict,
-)
+from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
+from ostinato.core.report import Report, Verdict
 from ostinato.core.seams import Releases
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
-from ostinato.release.ledger import Ledger
+from ostinato.release.ledger import ReleaseLedger
 from ostinato.release.outcomes import OutcomeConfig
 from ostinato.testing.log import MemoryLog
 
@@ -163,7 +152,7 @@ async def test_bootstrap_sets_live_and_control_once(disk):
     assert disk.refs["live"] == disk.refs["control"] == "m0"
     assert disk.events() == [("shipped", 0)]
     assert control.live == V0
-    assert isinstance(control.ledger, Ledger)
+    assert isinstance(control.ledger, ReleaseLedger)
     seam: Releases = control
     assert seam.live == V0
 
@@ -342,14 +331,14 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
 
     disk, factory = fresh()
     assert await story(disk, factory) == 0
-    writes, truth = disk.fuse.writes, Ledger(disk, Time())
+    writes, truth = disk.fuse.writes, ReleaseLedger(disk, Time())
     expected = await truth.refresh()
     assert expected.releases == (V0, V3, V8)
     for at in range(1, writes + 1):
         disk, factory = fresh()
         disk.fuse.at, disk.fuse.after = at, after
         assert await story(disk, factory) == 1
-        state = await Ledger(disk, Time()).refresh()
+        state = await ReleaseLedger(disk, Time()).refresh()
         assert state.releases == expected.releases, f"killed at write {at}"
         assert state.refused == expected.refused
         shipped = [number for action, number in disk.events() if action == "shipped"]

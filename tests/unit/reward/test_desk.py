@@ -15,13 +15,13 @@ from ostinato.core.records import (
     Pending,
     PolicyVersion,
     Reward,
-    Sample,
     Sampling,
     Signal,
     Source,
     Span,
     Turn,
 )
+from ostinato.core.samples import Sample
 from ostinato.core.seams import RewardFn
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.desk import RewardDesk
@@ -162,11 +162,11 @@ async def test_a_batch_is_recorded_before_it_is_returned_and_holds_the_newest(lo
     now.at = 41.0
     made = await desk.batch(1, 4, V0)
     assert made is not None
-    batch, samples = made
+    batch, samples = made.row, made.samples
     assert rows(log, Batch) == [batch]
     assert batch.turns == ("t3:0", "t4:0", "t5:0", "t6:0")
     assert batch.reference == V0
-    assert [(s.turn, s.reward, s.advantage) for s in samples] == [
+    assert [(s.turn, s.reward, s.advantages) for s in samples] == [
         (turns[i], (0.75, -0.0)[i % 2], batch.credits[i - 3]) for i in range(3, 7)
     ]
     assert await desk.batch(2, 4, V0) is None  # three are left
@@ -224,7 +224,7 @@ async def test_the_baseline_predicts_a_batch_before_it_learns_from_it(log: Memor
     made = await desk.batch(1, 4, V0)
     assert made is not None
     rms = np.sqrt((0.75**2 + 0.25**2) / 4)  # the first batch meets a baseline of 0
-    assert made[0].credits == pytest.approx((0.75 / rms, -0.25 / rms, 0.0, 0.0))
+    assert [turn[0] for turn in made.row.credits] == pytest.approx([0.75 / rms, -0.25 / rms, 0.0, 0.0])
     assert desk.baseline.predict(turns[0]) != 0.0
 
 
@@ -283,7 +283,7 @@ async def test_going_back_to_a_release_counts_staleness_from_it(log: MemoryLog, 
     now.at = 99.0
     back = await desk.batch(3, 4, V0, base=V0)
     assert back is not None
-    assert back[0].base == V0
+    assert back.row.base == V0
     late = desk_on(log, now, config=config)
     await log.append(turn(200), turn(201, version=2))  # v2 was left behind: two steps from v0, which is one from now
     await late.poll()
@@ -391,7 +391,7 @@ async def test_ingested_is_trained_plus_held_back_plus_waiting_at_every_moment(l
                 made = None
             if made:
                 step += 1
-                samples += made[1]
+                samples += made.samples
         reckoning = await account(log)
         assert reckoning.balanced
         assert reckoning.trained >= trained

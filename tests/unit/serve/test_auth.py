@@ -5,7 +5,7 @@ from pydantic import SecretStr
 
 from ostinato.core.errors import BadConfig, Unauthorized
 from ostinato.serve.auth import Keyring, check_bind
-from ostinato.serve.settings import ServeConfig
+from ostinato.serve.config import ServeConfig
 
 KEY, OTHER, ADMIN = "sk-0123456789abcdef", "sk-fedcba9876543210", "admin-0123456789ab"
 

@@ -6,9 +6,9 @@ import pytest
 from ostinato.client import AsyncOstinato, Ostinato
 from ostinato.core.errors import BadConfig, BadRequest, TooLarge, Unauthorized, Unavailable
 from ostinato.core.records import Source
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.feedback import parse_feedback
 from ostinato.serve.gateway import create_app
-from ostinato.serve.settings import ServeConfig
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer

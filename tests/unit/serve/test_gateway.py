@@ -8,9 +8,10 @@ import httpx2
 import pytest
 
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Arm, Chunk, Finish, PolicyVersion
+from ostinato.core.generation import Chunk
+from ostinato.core.records import Arm, Finish, PolicyVersion
+from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
-from ostinato.serve.settings import ServeConfig
 from ostinato.testing.engine import CONTRACT, STOP_ID, FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer

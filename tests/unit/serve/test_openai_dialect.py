@@ -4,7 +4,7 @@ import pytest
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.serve.body import parse_json, read_json
-from ostinato.serve.openai import parse_chat, parse_completion
+from ostinato.serve.dialects.openai import parse_chat, parse_completion
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.train.packing import TokenTurn, pack, plan
+from ostinato.train.packing import TokenTurn, microbatches, pack
 
 
 def test_the_documented_example():
@@ -31,7 +31,7 @@ def test_a_common_head_and_repeated_prompts_are_computed_once():
     packed = pack(turns)
     assert packed.tokens == 35 + 40 * 65 + 144 * 29
     assert packed.saved == 144 * 129 - packed.tokens
-    split = [pack([turns[i] for i in batch]) for batch in plan(turns, 2048)]
+    split = [pack([turns[i] for i in batch]) for batch in microbatches(turns, 2048)]
     assert len(split) == 4
     assert sum(part.tokens for part in split) < 1.05 * packed.tokens
 

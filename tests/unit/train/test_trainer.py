@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from ostinato.core.errors import BadWeights, Corrupt, NoSignal
-from ostinato.core.records import Arm, Finish, PolicyVersion, Sample, Sampling, Snapshot, Span, Turn
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Snapshot
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.load import load_model
+from ostinato.testing.records import a_sample
 from ostinato.testing.tiny import tiny_model
 from ostinato.train import losses, packing
 from ostinato.train import trainer as module
@@ -56,7 +59,7 @@ def samples(trainer: PolicyTrainer, *pairs: tuple[Turn, float]) -> list[Sample]:
     """Turns as this trainer's present weights would have sampled them."""
     scores = trainer.score([turn for turn, _ in pairs])
     return [
-        Sample(turn=replace(turn, logprobs=scored), reward=value, advantage=value)
+        a_sample(replace(turn, logprobs=scored), value, reward=value)
         for (turn, value), scored in zip(pairs, scores, strict=True)
     ]
 
@@ -157,7 +160,7 @@ def test_one_turn_moves_the_policy_in_the_direction_of_its_advantage(path: Path,
 def test_a_nan_changes_nothing_and_the_next_step_is_as_if_it_had_not_been(path: Path):
     trainer, twin = PolicyTrainer(path, CONFIG), PolicyTrainer(path, CONFIG)
     good = batch(trainer)
-    bad = [replace(good[0], advantage=float("nan")), *good[1:]]
+    bad = [a_sample(good[0].turn, float("nan")), *good[1:]]
     before = snapshot(trainer)
     with pytest.raises(BadWeights, match="step 1 refused"):
         trainer.step(bad)
@@ -212,7 +215,7 @@ def test_the_reference_is_its_own_logprob_or_is_computed_and_leaves_no_trace(pat
     fresh = PolicyVersion(number=1, hash="next")
     given = samples(
         trainer,
-        *((replace(s.turn, spans=(Span(policy=fresh, tokens=len(s.turn.sampled_ids)),)), s.advantage) for s in own),
+        *((replace(s.turn, spans=(Span(policy=fresh, tokens=len(s.turn.sampled_ids)),)), s.advantages[0]) for s in own),
     )
     expected = np.concatenate(
         [np.array(s.turn.logprobs) - np.array(old.turn.logprobs) for s, old in zip(given, own, strict=True)]

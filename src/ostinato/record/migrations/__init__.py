@@ -39,7 +39,9 @@ def _refuse_unknown(connection: Connection, path: Path) -> None:
     found = revision(connection)
     known = {script.revision for script in ScriptDirectory(str(Path(__file__).parent)).walk_revisions()}
     if found is not None and found not in known:
-        raise BadConfig(f"{path} has schema {found}, newer than this Ostinato ({HEAD}); upgrade Ostinato to open it")
+        raise BadConfig(
+            f"{path} has schema {found}, this Ostinato reads {HEAD}; open it with the Ostinato that wrote it, or start a new run"
+        )
     if found is None and inspect(connection).get_table_names():
         raise BadConfig(f"{path} is a database, but no log of Ostinato's; name another file")
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostinato.publish.chain import Manifests
-from ostinato.publish.content import version_ref
-from ostinato.publish.follower import Follower
-from ostinato.publish.manifest import Manifest
-from ostinato.publish.store import DirectoryStore
 from ostinato.testing.faults import flipped, truncated
 from ostinato.testing.weight_faults.following import Looks, Seen, watching
 from ostinato.testing.weight_faults.outcome import OBEYED, REPAIRED, RIGHT, WAITED, Broken, Case, must
 from ostinato.testing.weight_faults.process import Child
 from ostinato.testing.weight_faults.versions import LONG, chain, objects_of, policy
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.content import version_ref
+from ostinato.weights.version.manifest import Manifest
 
 LAST = 41
 STATES: dict[str, int | None] = {"fresh": None, "40 behind": LAST - 40, "one behind": LAST - 1, "current": LAST}

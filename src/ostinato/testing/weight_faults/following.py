@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ostinato.core.records import Snapshot
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.journal import Journal
+from ostinato.core.weights import Snapshot
 from ostinato.testing.faults import FaultyStore
 from ostinato.testing.weight_faults.outcome import must
 from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
 from ostinato.testing.weight_faults.versions import policy
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.follow.journal import Journal
+from ostinato.weights.version.content import weights_root
 
 INTERVAL_S = 0.004
 

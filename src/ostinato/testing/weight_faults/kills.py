@@ -9,19 +9,19 @@ import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from ostinato.core.records import Snapshot
 from ostinato.core.seams import WeightStore
-from ostinato.publish.chain import Manifests
-from ostinato.publish.content import version_ref, weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.journal import Journal
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import Snapshot
 from ostinato.testing.faults import FaultyDisk, FaultyStore, flipped
 from ostinato.testing.weight_faults.following import INTERVAL_S, Looks, Seen, watching
 from ostinato.testing.weight_faults.outcome import FELL_BACK, REPAIRED, RIGHT, Broken, Case, must
 from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
 from ostinato.testing.weight_faults.versions import SHORT, chain, check_sound, objects_of, policy, publish
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.follow.journal import Journal
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.content import version_ref, weights_root
 
 KINDS = {0: "first version", 1: "delta", 4: "delta, full, two squashed"}
 _STORE = Path("store")  # relative: each process has its own copy, in its own directory
@@ -49,7 +49,7 @@ def publisher(root: Path, *, wide: bool) -> Generator[Case]:
             shutil.rmtree(copy)
 
 
-def _publishing(inside: Publisher, directory: Path, number: int) -> Work:
+def _publishing(inside: VersionPublisher, directory: Path, number: int) -> Work:
     async def work(say: Say, ears: Ears) -> None:
         os.chdir(directory)
         await publish(inside, number)
@@ -67,7 +67,7 @@ def _after(copy: Path, number: int, where: str) -> Case:
         else:
             must(number == 0, "there is no ref live any more")
         store = DirectoryStore(copy / _STORE)
-        again = Publisher(store, SHORT)
+        again = VersionPublisher(store, SHORT)
         for step in (number, number + 1):
             await publish(again, step)
             must(await check_sound(store) == step, f"version {step} was published and live is another one")

@@ -15,13 +15,13 @@ from aiohttp import web
 from obstore.store import S3Store
 
 from ostinato.core.errors import OstinatoError
-from ostinato.publish.bucket import BucketConfig, BucketStore
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher
 from ostinato.testing.weight_faults.outcome import REPAIRED, RIGHT, Broken, Case, must
 from ostinato.testing.weight_faults.process import Child, Ears, Say
 from ostinato.testing.weight_faults.versions import SHORT, chain, check_sound, policy, publish
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.bucket import BucketConfig, BucketStore
+from ostinato.weights.version.content import weights_root
 
 BUCKET = "weights"
 TIMEOUT_S = 0.6
@@ -189,7 +189,7 @@ async def _publication(network: BadNetwork, url: str, fault: str, nth: int, for_
     """Version 4 with all its ways; where it is refused, the same publication again on a good network, and the next."""
     direct = bucket_at(url, prefix)
     await chain(direct, 4, SHORT)
-    publisher = Publisher(bucket_at(network.url, prefix, retries=1), SHORT)
+    publisher = VersionPublisher(bucket_at(network.url, prefix, retries=1), SHORT)
     where = f"publication to S3{', for good' if for_good else ''}"
 
     async def act() -> str:
@@ -244,7 +244,7 @@ async def _lost_moves(network: BadNetwork, url: str) -> AsyncGenerator[Case]:
     prefix = "lost-moves"
     direct = bucket_at(url, prefix)
     for retries in (0, 4):
-        publisher = Publisher(bucket_at(network.url, prefix, retries), SHORT)
+        publisher = VersionPublisher(bucket_at(network.url, prefix, retries), SHORT)
         for number in range(0 if retries == 0 else 4, 4 if retries == 0 else 8):
             struck: set[str] = set()
 
@@ -253,7 +253,7 @@ async def _lost_moves(network: BadNetwork, url: str) -> AsyncGenerator[Case]:
                 struck.add(what)
                 return "answer lost" if hit else ""
 
-            async def act(publisher: Publisher = publisher, number: int = number, plan: Plan = once) -> str:
+            async def act(publisher: VersionPublisher = publisher, number: int = number, plan: Plan = once) -> str:
                 network.start(plan)
                 outcome, refused = RIGHT, 0
                 while True:

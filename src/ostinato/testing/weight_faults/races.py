@@ -8,18 +8,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ostinato.core.errors import Conflict
-from ostinato.core.records import PolicyVersion, WeightArray, Weights
+from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
-from ostinato.publish.checking import verify
-from ostinato.publish.content import weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.store import DirectoryStore, RefStore
+from ostinato.core.weights import WeightArray, Weights
 from ostinato.testing.faults import FaultyStore
 from ostinato.testing.weight_faults.network import bucket_at, bucket_server
 from ostinato.testing.weight_faults.outcome import RIGHT, Broken, Case, must
 from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
 from ostinato.testing.weight_faults.versions import SHORT, model
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.interface import RefStore
+from ostinato.weights.version.content import weights_root
 
 Open = Callable[[], RefStore]
 
@@ -50,7 +52,7 @@ def entry(number: int, racer: int) -> Weights:
 def _racing(open_store: Open, racer: int) -> Work:
     async def work(say: Say, ears: Ears) -> None:
         store = Gate(open_store(), say, ears)
-        publisher, follower = Publisher(store, SHORT), Follower(store)
+        publisher, follower = VersionPublisher(store, SHORT), Follower(store)
         while line := await ears.line():
             number = int(line)
             base = await follower.resolve("live")

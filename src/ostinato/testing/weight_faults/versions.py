@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.core.records import PolicyVersion, WeightArray, Weights
+from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
-from ostinato.publish.checking import verify
-from ostinato.publish.content import version_ref, weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.publisher import Publisher, PublisherConfig
-from ostinato.publish.store import RefStore
+from ostinato.core.weights import WeightArray, Weights
 from ostinato.testing.weight_faults.outcome import must
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
+from ostinato.weights.store.interface import RefStore
+from ostinato.weights.version.content import version_ref, weights_root
 
 SIZE = 12_000
 SHORT = PublisherConfig(object_bytes=8192, anchor_every=3, skips=(2, 4), anchor_share=100.0)
@@ -41,15 +42,15 @@ def policy(number: int) -> PolicyVersion:
     return PolicyVersion(number=number, hash=weights_root(model(number)))
 
 
-async def publish(publisher: Publisher, number: int, ref: str = "live") -> PolicyVersion:
+async def publish(publisher: VersionPublisher, number: int, ref: str = "live") -> PolicyVersion:
     """Publish version `number` as the one after `number - 1`."""
     base = policy(number - 1) if number else None
     return (await publisher.publish(number, model(number), run="r", base=base, ref=ref)).policy
 
 
-async def chain(store: WeightStore, length: int, config: PublisherConfig) -> Publisher:
+async def chain(store: WeightStore, length: int, config: PublisherConfig) -> VersionPublisher:
     """Publish versions 0 to `length` - 1 to ref live; the publisher is ready for the next."""
-    publisher = Publisher(store, config)
+    publisher = VersionPublisher(store, config)
     for number in range(length):
         await publish(publisher, number)
     return publisher

@@ -14,20 +14,20 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 from ostinato.core.errors import NotFound, StorageFull, Unavailable
-from ostinato.core.records import Snapshot
 from ostinato.core.seams import WeightStore
-from ostinato.launch.progress import Lines, Progress
-from ostinato.publish.chain import Manifests
-from ostinato.publish.content import version_ref, weights_root
-from ostinato.publish.follower import Follower
-from ostinato.publish.journal import Journal
-from ostinato.publish.publisher import Publisher
-from ostinato.publish.store import DirectoryStore
+from ostinato.core.weights import Snapshot
+from ostinato.launch.views.progress import Lines, Progress
 from ostinato.testing.faults import FaultyDisk, flipped, truncated
 from ostinato.testing.weight_faults.following import INTERVAL_S, Looks, Seen, watching
 from ostinato.testing.weight_faults.outcome import REPAIRED, RIGHT, Broken, Case, must
 from ostinato.testing.weight_faults.process import Child, Ears, Say, Work
 from ostinato.testing.weight_faults.versions import LONG, SHORT, chain, check_sound, objects_of, policy, publish
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.follow.journal import Journal
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.content import version_ref, weights_root
 
 LAST = 41
 SHARE = 0.05
@@ -176,7 +176,7 @@ def full_disk(root: Path, *, wide: bool) -> Generator[Case]:
     yield _judged("disk full, by the kernel's limit", "follower's journal and log", lambda: _no_space(root, here))
 
 
-def _refused(inside: Publisher, disk: FaultyDisk, nth: int, sticky: bool) -> Work:
+def _refused(inside: VersionPublisher, disk: FaultyDisk, nth: int, sticky: bool) -> Work:
     """Publish with the fault, look, then publish again with space: in one process, as a trainer would."""
 
     async def work(say: Say, ears: Ears) -> None:
@@ -281,7 +281,7 @@ class Clock:
 def _shifted(root: Path, shift: float) -> str:
     async def publishing(say: Say, ears: Ears) -> None:
         clock = Clock(shift)
-        publisher = Publisher(DirectoryStore(root), SHORT)
+        publisher = VersionPublisher(DirectoryStore(root), SHORT)
         for number in range(8):
             clock.jump()
             await publish(publisher, number)

@@ -1,0 +1,85 @@
+"""The training worker's objects: where samples come from, who learns, where the weights go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.app.storage import Run
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.numerics import Contract
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Log
+from ostinato.core.weights import Learned
+from ostinato.loop import Learner
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.reward.desk import RewardDesk
+from ostinato.reward.loader import load as load_reward
+from ostinato.reward.source import DeskSource
+from ostinato.weights.follow.released import Released
+from ostinato.weights.publish.candidates import Candidates, Overlapped
+from ostinato.weights.publish.publisher import Published, VersionPublisher
+
+if TYPE_CHECKING:
+    from ostinato.train.trainer import PolicyTrainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """What learns. `learner` are the loop's stages over the other parts."""
+
+    learner: Learner
+    trainer: PolicyTrainer
+    desk: RewardDesk
+    source: DeskSource
+    released: Released
+    releases: ReleaseLedger
+    candidates: Candidates
+    stored: Overlapped
+
+
+def open_desk(config: Config, log: Log, contract: Contract | None = None) -> RewardDesk:
+    """The reward desk over a log. With a contract it holds back what was made under another, if the config says so."""
+    only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
+    function = load_reward(config.reward.function, config.reward.options)
+    return RewardDesk(log, function, wall_clock, config.reward, numerics=only)
+
+
+def open_learning(
+    run: Run,
+    model: Path,
+    live: PolicyVersion,
+    contract: Contract,
+    *,
+    on_learned: Callable[[Learned], None],
+    on_published: Callable[[Published], None],
+) -> Learning:
+    """Build the trainer of a run and everything around it. Imports torch. `live` is the release before users now."""
+    from ostinato.train.stepper import Stepper
+    from ostinato.train.trainer import PolicyTrainer
+
+    config = run.config
+    trainer, desk = PolicyTrainer(model, config.train, contract), open_desk(config, run.log, contract)
+    released = Released(run.follower, live)
+    source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
+    settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
+    publisher = VersionPublisher(run.store, settings)
+    candidates = Candidates(publisher, run.home.name, config.learn.publish_every, on_published, numerics=contract.id)
+    return Learning(
+        learner=Learner(
+            source=source,
+            rewards=source,
+            trainer=Stepper(trainer, released.snapshot, on_learned),
+            publisher=candidates,
+        ),
+        trainer=trainer,
+        desk=desk,
+        source=source,
+        released=released,
+        releases=ReleaseLedger(run.log, wall_clock),
+        candidates=candidates,
+        stored=Overlapped(candidates),
+    )

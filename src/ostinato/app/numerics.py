@@ -1,0 +1,80 @@
+"""Which arithmetic each worker computes with, and what the self-test says about this machine."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ostinato.app.storage import model_path
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig
+from ostinato.core.numerics import Contract
+from ostinato.core.records import Stamp
+from ostinato.core.seams import Log
+
+if TYPE_CHECKING:
+    import torch
+
+    from ostinato.model.selftest import ExactnessVerdict
+
+
+def engine_contract(config: Config) -> Contract:
+    """The numerics contract of the serving worker; the same in every process of this machine.
+
+    Imports torch. In exact mode it needs the model's directory (see `model_path`), and measures this machine for some seconds the
+    first time. Raises BadConfig where exact mode cannot hold.
+    """
+    from ostinato.model.config import served_dtype
+
+    return _contract(config, served_dtype(config.model), threads=1)  # its lanes have one torch thread each
+
+
+def trainer_contract(config: Config) -> Contract:
+    """The numerics contract of the training worker: the engine's, unless its dtype is another or its threads give other bits."""
+    from ostinato.train.trainer import compute_dtype
+
+    return _contract(config, compute_dtype(config.train.compute), threads=config.train.threads)
+
+
+def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:
+    from ostinato.model.numerics import contract
+
+    mode, rows = config.model.numerics, 1
+    if mode == "exact":
+        found = verdict(config, dtype, threads)
+        if not found.exact:
+            raise BadConfig(found.reason)
+        rows, threads = found.rows, found.threads
+    return contract(dtype, mode, threads, rows, config.engine.block)
+
+
+def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:
+    """What the self-test says about this machine and the configured model; measured once per process.
+
+    Best is that the trainer's threads give the bits of one, as which each of the engine's computes. If they do not, the verdict is on
+    `threads` alone.
+    """
+    path = model_path(config)
+    found = _examined(path, dtype, tuple(sorted({1, config.train.threads})))
+    return found if found.exact else _examined(path, dtype, (threads,))
+
+
+@lru_cache
+def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> ExactnessVerdict:
+    from ostinato.engine.embedded.packed import prepack
+    from ostinato.model.selftest import examine
+
+    return examine(path, dtype, threads, prepack)
+
+
+async def stamp(log: Log, contract: Contract) -> None:
+    """Write down what a contract's id stands for, before the first turn that names it. Idempotent."""
+    await log.append(Stamp(id=contract.id, contract=contract.to_json(), at=wall_clock()))
+
+
+async def stamped(log: Log) -> dict[str, Contract]:
+    """Every contract that turns of this log may name, by id, oldest first. Raises Corrupt."""
+    rows = [row async for _, row in log.read(0, {Stamp})]
+    return {row.id: Contract.from_json(row.contract) for row in rows if isinstance(row, Stamp)}

@@ -1,0 +1,47 @@
+"""The serving worker's objects: an engine, the gateway in front of it, and a follower that brings it weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+from starlette.applications import Starlette
+
+from ostinato.app.numerics import engine_contract, stamp
+from ostinato.app.storage import Run, open_cached_follower
+from ostinato.core.clock import wall_clock
+from ostinato.core.seams import Engine
+from ostinato.serve.gateway import create_app
+from ostinato.weights.follow.follower import Follower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What serves: an engine that is not started yet, the gateway over it, and who fetches its weights."""
+
+    engine: Engine
+    gateway: Starlette
+    follower: Follower
+
+
+async def open_serving(run: Run, model: Path) -> Serving:
+    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig."""
+    from ostinato.engine.embedded.engine import TorchEngine
+    from ostinato.model.load import build
+    from ostinato.model.renderer import HFRenderer
+
+    config = run.config
+    renderer, contract = HFRenderer(model), engine_contract(config)
+    await stamp(run.log, contract)
+    engine = TorchEngine(build(model), renderer, config.engine, contract=contract)
+    settings = config.serve.model_copy(update={"admin_key": SecretStr(run.home.admin_key())})
+    gateway = create_app(
+        engine=engine,
+        renderer=renderer,
+        log=run.log,
+        config=settings,
+        clock=wall_clock,
+        model_name=config.model.served_as,
+    )
+    return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))

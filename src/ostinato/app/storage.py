@@ -1,0 +1,153 @@
+"""Where a run lives: its directory, its log, its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.record.log import SqlLog
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.follow.journal import Journal
+from ostinato.weights.relay.store import RelayStore
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.interface import KeptStore, RefStore
+from ostinato.weights.store.opening import open_url
+
+EVALUATION_REF = "evaluation"
+SERVED_REFS = ("live", "control", "canary", EVALUATION_REF)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of a run."""
+
+    root: Path
+
+    @property
+    def log(self) -> Path:
+        """The append-only log."""
+        return self.root / "log.db"
+
+    @property
+    def weights(self) -> Path:
+        """The weight store."""
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The trainer's checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def address(self) -> Path:
+        """Where the gateway writes the URL that it serves."""
+        return self.root / "gateway.url"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.json"
+
+    @property
+    def name(self) -> str:
+        """The name under which this run publishes: its directory's."""
+        return self.root.resolve().name
+
+    def worker_log(self, worker: str) -> Path:
+        """A worker's output."""
+        return self.root / "logs" / f"{worker}.log"
+
+    def progress(self, worker: str) -> Path:
+        """The JSON lines that a worker leaves for people."""
+        return self.root / f"{worker}.jsonl"
+
+    def admin_key(self) -> str:
+        """The run's own key, made once; lets the release worker name a weight slot.
+
+        Several processes may ask at once, and any may be killed: the file appears whole or not at all, and an empty one, which a
+        power cut can leave, is replaced.
+        """
+        path = self.root / "admin.key"
+        with contextlib.suppress(FileNotFoundError):
+            if key := path.read_text().strip():
+                return key
+        partial = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_urlsafe(32))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            if path.exists() and not path.read_text().strip():
+                partial.replace(path)
+            else:
+                with contextlib.suppress(FileExistsError):  # another process was quicker: its key holds
+                    os.link(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return path.read_text().strip()
+
+
+def home(config: Config) -> Home:
+    """The run's directory, made if need be."""
+    config.run.directory.mkdir(parents=True, exist_ok=True)
+    return Home(config.run.directory)
+
+
+def open_log(config: Config) -> SqlLog:
+    """The run's log, migrated to the newest schema."""
+    return SqlLog.open(home(config).log, wall_clock)
+
+
+def open_store(config: Config) -> KeptStore:
+    """The run's weight store: a directory, or what `weights.url` names."""
+    return open_url(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
+
+
+def open_follower(config: Config) -> Follower:
+    """Reads versions out of the run's weight store."""
+    return Follower(open_store(config), config.follow)
+
+
+def open_cached_store(config: Config) -> RefStore:
+    """The run's weight store for one who only reads, through the directory `follow.cache` if that is set."""
+    store = open_store(config)
+    if config.follow.cache is None:
+        return store
+    return RelayStore(store, DirectoryStore(config.follow.cache.expanduser()), config.relay)
+
+
+def open_cached_follower(config: Config) -> Follower:
+    """The engine's follower: reads through its cache, and keeps a journal of what was served."""
+    return Follower(open_cached_store(config), config.follow, Journal(home(config).root / "follow.json"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run's durable things, opened once per process."""
+
+    config: Config
+    home: Home
+    log: SqlLog
+    store: KeptStore
+    follower: Follower
+
+
+@contextlib.contextmanager
+def open_run(config: Config) -> Generator[Run]:
+    """The run's log and weights. The log is closed at the end."""
+    store = open_store(config)
+    with open_log(config) as log:
+        yield Run(config=config, home=home(config), log=log, store=store, follower=Follower(store, config.follow))
+
+
+def model_path(config: Config, progress: Callable[[str], None] | None = None) -> Path:
+    """The checked directory of the model that training starts from."""
+    from ostinato.model.load import resolve
+
+    return resolve(config.model.source, config.model.cache.expanduser(), progress)

@@ -1,0 +1,51 @@
+"""What goes into an engine, what comes out, and what an engine can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.core.records import Finish, PolicyVersion, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...)."""
+
+    id: str
+    slot: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
+
+    `ids`, `logprobs` have one entry per token, all made by `policy`. Text that could still become part of a stop string is
+    withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`. `routes` is set on the
+    sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
+    """
+
+    index: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy: PolicyVersion
+    text: str
+    finish: Finish | None = None
+    seed: int = 0
+    routes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
+
+    `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit.
+
+    Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True)``
+    """
+
+    context: int
+    vocab_size: int
+    scores_exactly: bool

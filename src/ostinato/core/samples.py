@@ -1,0 +1,46 @@
+"""What the trainer learns from: turns with credit, and the batch of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.core.records import Advantages, Batch, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """The turns of one task or session that are credited together, oldest first.
+
+    `group` names the rollouts of one task that are compared with each other; None for an episode that stands alone.
+
+    Example: ``Episode(id="e1", tenant="default", turns=(first, second))``
+    """
+
+    id: str
+    tenant: str
+    turns: tuple[Turn, ...]
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A turn with its credit, ready for the trainer.
+
+    `advantages` has one entry per sampled token. `weight` is the turn's part of its episode, so that an episode of twenty turns
+    counts once and not twenty times: the weights of an episode's turns in a batch sum to 1.
+
+    Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
+    """
+
+    turn: Turn
+    reward: float
+    advantages: Advantages
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBatch:
+    """What one optimizer step learns from: the batch's row in the log, and its samples in the row's order."""
+
+    row: Batch
+    samples: tuple[Sample, ...]

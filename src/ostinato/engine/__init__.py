@@ -1,0 +1,1 @@
+"""Engines that make tokens: the embedded one, and clients of servers."""

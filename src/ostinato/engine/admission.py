@@ -1,0 +1,53 @@
+"""What an engine refuses before it does any work: the one check that every `Generate` passes, shared by all engines."""
+
+from __future__ import annotations
+
+from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.core.generation import Generate
+from ostinato.core.records import Sampling
+
+MAX_SAMPLES = 128
+MAX_STOPS = 16
+
+
+def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
+    """Refuse a request that no state of the engine could serve.
+
+    Args:
+        request: what was asked for.
+        context: the most tokens (prompt and answer together) that the model can hold.
+        vocab_size: prompt ids lie in [0, vocab_size).
+
+    Raises:
+        TooLarge: the prompt fills the context, or n is above `MAX_SAMPLES`.
+        BadRequest: any other field out of range; `field` names it as the HTTP API does.
+    """
+    length = len(request.prompt_ids)
+    if length == 0:
+        raise BadRequest("The prompt has no tokens; send at least one.", field="messages")
+    if length >= context:
+        raise TooLarge(f"The prompt has {length} tokens; this model holds {context} with the answer.", field="messages")
+    if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
+        raise BadRequest(f"A prompt token id lies outside [0, {vocab_size}).", field="messages")
+    if request.n < 1:
+        raise BadRequest(f"n is {request.n}; it must be at least 1.", field="n")
+    if request.n > MAX_SAMPLES:
+        raise TooLarge(f"n is {request.n}; at most {MAX_SAMPLES} samples are made per request.", field="n")
+    _check_sampling(request.sampling)
+    if length + request.sampling.max_tokens > context:
+        raise BadRequest(
+            f"{length} prompt tokens and max_tokens={request.sampling.max_tokens} exceed the context of {context}; "
+            f"ask for at most {context - length}.",
+            field="max_tokens",
+        )
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if sampling.max_tokens < 1:
+        raise BadRequest(f"max_tokens is {sampling.max_tokens}; it must be at least 1.", field="max_tokens")
+    if sampling.temperature != 0.0 and not 0.001 <= sampling.temperature <= 100.0:  # logits / 1e-38 would overflow
+        raise BadRequest(f"temperature is {sampling.temperature}; send 0 or 0.001 to 100.", field="temperature")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise BadRequest(f"top_p is {sampling.top_p}; it must lie in (0, 1].", field="top_p")
+    if len(sampling.stop) > MAX_STOPS or "" in sampling.stop:
+        raise BadRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty.", field="stop")

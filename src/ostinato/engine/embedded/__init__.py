@@ -1,0 +1,1 @@
+"""The embedded engine: scheduler, KV blocks, lanes, sampler, one worker thread."""

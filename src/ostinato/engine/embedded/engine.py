@@ -1,0 +1,266 @@
+"""The embedded engine: `core.seams.Engine` over Hugging Face modules, asyncio in front and one torch thread behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TypeVar
+
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BadRequest, NotFound, TooLarge, Unavailable
+from ostinato.core.generation import Capabilities, Chunk, Generate
+from ostinato.core.numerics import Contract
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Renderer
+from ostinato.core.weights import Snapshot, Swap, Weights
+from ostinato.engine.admission import check_request
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.blocks import BlockPool
+from ostinato.engine.embedded.kv import Store
+from ostinato.engine.embedded.packed import prepack
+from ostinato.engine.embedded.scheduler import Scheduler
+from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
+from ostinato.model.experts import DEFAULT_ROWS, set_rows
+
+T = TypeVar("T")
+
+
+class TorchEngine:
+    """Makes tokens with one module per loaded policy.
+
+    Args:
+        build: weights -> an eval module; raises BadWeights for weights that must not be served.
+        renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
+        config: sizes.
+        prepack: lay bf16 weights out for the CPU's kernels when they are loaded (the same bits, fewer microseconds).
+        contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
+
+    Example::
+
+        engine = TorchEngine(build(path), HFRenderer(path), EngineConfig())
+        await engine.start()
+        await engine.load("live", Snapshot(policy=v0, weights=weights))
+        async for chunk in engine.generate(Generate(id="r1", slot="live", prompt_ids=ids, sampling=Sampling(max_tokens=64))):
+            ...
+        await engine.close()
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Weights], PreTrainedModel],
+        renderer: Renderer,
+        config: EngineConfig | None = None,
+        *,
+        prepack: bool = True,
+        contract: Contract | None = None,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self._build, self._renderer, self._prepack = build, renderer, prepack
+        self._contract = contract
+        self._loading = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: EngineThread | None = None
+        self._open = 0
+        self._last_pause_s = 0.0
+        self._blocks = self.config.kv_tokens // self.config.block
+
+    async def start(self) -> None:
+        """Start the worker thread. Slots are empty until `load`."""
+        if self._worker is not None:
+            raise Unavailable("The engine has been started before; make a new one.")
+        config = self.config
+        self._loop = asyncio.get_running_loop()
+        scheduler = Scheduler(
+            BlockPool(self._blocks),
+            block=config.block,
+            rows=config.max_batch,
+            chunk=config.prefill_chunk,
+            lanes=config.threads,
+        )
+        self._worker = EngineThread(
+            scheduler,
+            make_store=lambda shape: Store(shape, self._blocks, config.block),
+            stop_ids=self._renderer.stop_ids(),
+            decode=self._renderer.decode,
+            flush=self._flush,
+            threads=config.threads,
+            rows=DEFAULT_ROWS if self._contract is None else self._contract.rows,
+            recompute=config.recompute_on_swap,
+        )
+        self._worker.start()
+
+    async def close(self) -> None:
+        """End open streams with `Finish.ABORT` and the thread with them. Idempotent."""
+        if self._worker is not None:
+            with contextlib.suppress(Unavailable):
+                self._worker.post(self._worker.stop)
+            await asyncio.to_thread(self._worker.join)
+
+    async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
+        """One chunk per token and sample, in order within a sample. See `core.seams.Engine.generate`.
+
+        Raises:
+            NotFound: nothing is loaded in the slot.
+            TooLarge, BadRequest: the request can never be served (see `check_request`).
+            Unavailable: not started, failed, or too many samples are open.
+        """
+        worker = self._running()
+        self._admit(worker, request)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
+        chunks: asyncio.Queue[Chunk] = asyncio.Queue()  # bounded by n * max_tokens
+        submitted: list[Stream] = []
+        worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait)))  # may raise Unavailable
+        missing = request.n
+        self._open += request.n
+        try:
+            while missing:
+                chunk = await chunks.get()
+                missing -= chunk.finish is not None
+                yield chunk
+        finally:
+            self._open -= request.n
+            if missing:
+                with contextlib.suppress(Unavailable):  # the thread ended meanwhile, and the stream with it
+                    worker.post(lambda: worker.cancel(submitted[0]))
+
+    async def load(self, slot: str, snapshot: Snapshot) -> Swap:
+        """Build the module beside the running one, then exchange the slot's pointer between two steps.
+
+        Open streams of the slot keep their KV and go on with the new weights; cached prefixes of the old version are not used for
+        new requests. Slots with the same weights share one module. Raises BadWeights; the slot then keeps what it had.
+        """
+        worker = self._running()
+        async with self._loading:
+            same = (p.model for p in list(worker.policies.values()) if p.version.hash == snapshot.policy.hash)
+            model = next(same, None)
+            if model is None:
+                model = await asyncio.to_thread(self._make, snapshot.weights)
+            policy = Policy(version=snapshot.policy, model=model)
+            swap, _ = await self._call(lambda: worker.exchange(slot, policy))
+        self._last_pause_s = swap.pause_s
+        return swap
+
+    async def unload(self, slot: str) -> None:
+        """Empty a slot; its open streams end with `Finish.ERROR`. Raises NotFound."""
+        worker = self._running()
+        self._policy(worker, slot)
+        await self._call(lambda: worker.unload(slot))
+
+    async def score(self, slot: str, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probabilities (temperature 1) of ids[start:]; streams wait while it is computed. Raises BadRequest, NotFound."""
+        worker = self._running()
+        policy = self._policy(worker, slot)
+        if not 1 <= start <= len(ids):
+            raise BadRequest(f"start is {start}; it must lie in [1, {len(ids)}].", field="start")
+        if len(ids) > self._renderer.context:
+            raise TooLarge(f"{len(ids)} tokens exceed the context of {self._renderer.context}.", field="ids")
+        if min(ids) < 0 or max(ids) >= self._renderer.vocab_size:
+            raise BadRequest(f"A token id lies outside [0, {self._renderer.vocab_size}).", field="ids")
+        return await self._call(lambda: worker.score(policy.model, list(ids), start))
+
+    def slots(self) -> dict[str, PolicyVersion]:
+        """What is loaded now."""
+        return {slot: policy.version for slot, policy in self._running().policies.copy().items()}
+
+    def numerics(self) -> str:
+        """The contract's id; "" without a contract."""
+        return "" if self._contract is None else self._contract.id
+
+    def contract(self) -> Contract | None:
+        """As given."""
+        return self._contract
+
+    def capabilities(self) -> Capabilities:
+        """The renderer's context and vocabulary; scores are exact where a contract says so."""
+        exact = self._contract is not None and self._contract.mode == "exact"
+        renderer = self._renderer
+        return Capabilities(context=renderer.context, vocab_size=renderer.vocab_size, scores_exactly=exact)
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""
+        worker = self._running()
+        scheduler, pauses = worker.scheduler, sorted(worker.pauses.copy())
+        return {
+            **worker.counters,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "kv_blocks": self._blocks,
+            "kv_blocks_used": scheduler.pool.held,
+            "kv_blocks_cached": scheduler.pool.idle,
+            "prefix_hit_tokens": scheduler.prefix_hits,
+            "preemptions": scheduler.preemptions,
+            "swaps": worker.swaps,
+            "last_pause_s": self._last_pause_s,
+            "pause_p50_s": pauses[len(pauses) // 2] if pauses else 0.0,
+            "pause_p99_s": pauses[len(pauses) * 99 // 100] if pauses else 0.0,
+        }
+
+    def _make(self, weights: Weights) -> PreTrainedModel:
+        model = self._build(weights)
+        if self._contract is not None:
+            set_rows(model, self._contract.rows)
+        if self._prepack:
+            prepack(model)
+        return model
+
+    def _running(self) -> EngineThread:
+        if self._worker is None or not self._worker.is_alive():
+            failure = self._worker.failure if self._worker else None
+            raise Unavailable(CLOSED) from failure
+        return self._worker
+
+    def _policy(self, worker: EngineThread, slot: str) -> Policy:
+        policy = worker.policies.get(slot)
+        if policy is None:
+            raise NotFound(f"No policy is loaded in slot {slot!r}; loaded: {sorted(worker.policies)}.", field="model")
+        return policy
+
+    def _admit(self, worker: EngineThread, request: Generate) -> None:
+        self._policy(worker, request.slot)
+        check_request(request, context=self._renderer.context, vocab_size=self._renderer.vocab_size)
+        tokens = len(request.prompt_ids) + request.sampling.max_tokens
+        if -(-tokens // self.config.block) > self._blocks:
+            raise TooLarge(
+                f"Prompt and max_tokens need {tokens} tokens; the KV cache holds {self._blocks * self.config.block}.",
+                field="max_tokens",
+            )
+        if self._open + request.n > self.config.max_waiting:
+            raise Unavailable(
+                f"{self._open} samples are open, the limit is {self.config.max_waiting}; try again later."
+            )
+
+    async def _call(self, order: Callable[[], T]) -> T:
+        """Run `order` on the worker thread between two steps and return what it returns or raises."""
+        worker, loop = self._running(), asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # pyright: ignore[reportArgumentType]
+
+        def run() -> None:
+            try:
+                result = order()
+            except Exception as error:  # noqa: BLE001 (it is raised again where the order came from)
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, result, None)
+
+        worker.post(run)
+        return await answer
+
+    def _flush(self, outbox: list[tuple[Callable[[Chunk], None], Chunk]]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_deliver, outbox)
+
+
+def _deliver(outbox: list[tuple[Callable[[Chunk], None], Chunk]]) -> None:
+    for deliver, chunk in outbox:
+        deliver(chunk)

@@ -1,0 +1,122 @@
+"""One step's arithmetic, spread over lanes: threads that each run a part of the batch through the whole model.
+
+Lanes need no barrier inside a layer, where a team of OpenMP threads needs two per operation; torch runs with one thread in each. A
+row's bits do not depend on the rows beside it, so they do not depend on the lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ostinato.engine.embedded.kv import PagedAttention, Store
+from ostinato.engine.embedded.sampler import Draw, Drawn, draw
+from ostinato.engine.embedded.scheduler import Scheduled
+from ostinato.model import routing
+from ostinato.model.attention import hidden, logits
+from ostinato.model.paged import Entry
+
+A = TypeVar("A")
+B = TypeVar("B")
+_WORTH = 8  # tokens below which a part of its own would read all weights for too little
+
+
+class Lanes:
+    """`count` threads, the caller's included. Example: ``Lanes(2).map(run, parts)``."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(
+            max(1, count - 1), thread_name_prefix="ostinato-lane", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    def map(self, run: Callable[[A], B], items: Sequence[A]) -> list[B]:
+        """`run` of every item, in order. Raises what `run` raises, after all have ended."""
+        others = [self._pool.submit(run, item) for item in items[1:]] if self.count > 1 else []
+        try:
+            first = [run(item) for item in (items[:1] if others else items)]
+        finally:
+            for other in others:
+                other.exception()  # waits: no lane may still be writing keys when the next step begins
+        return [*first, *(other.result() for other in others)]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pieces of one policy's work that one lane computes."""
+
+    model: PreTrainedModel
+    pieces: list[Scheduled]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a part gave: the final state of each piece's last token, and each piece's experts per token [n, L, k], if any."""
+
+    states_RD: Tensor
+    routes: list[NDArray[np.integer[Any]]] | None
+
+
+def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list[Part]:
+    """Divide work among lanes by tokens. The longest pieces come first; single tokens that share a prompt stand side by side."""
+    pieces = sorted(pieces, key=lambda piece: (piece.start - piece.end, piece.sample.blocks))
+    total = sum(piece.end - piece.start for piece in pieces)
+    router = routing.of(model)
+    lanes = min(lanes, total // _WORTH) if router is None else 1  # routes are recorded by one call at a time
+    if lanes <= 1:
+        return [Part(model, pieces)]
+    parts: list[list[Scheduled]] = [[] for _ in range(lanes)]
+    load = [0] * lanes
+    for piece in pieces:
+        size = piece.end - piece.start
+        fair = load.index(min(load)) if size > 1 else next((i for i in range(lanes) if load[i] * lanes < total), -1)
+        parts[fair].append(piece)
+        load[fair] += size
+    return [Part(model, part) for part in parts if part]
+
+
+@torch.inference_mode()
+def forward(part: Part, store: Store, rows: int) -> Ran:
+    """The part's pieces through the model; their keys and values are in the store afterwards."""
+    pieces = part.pieces
+    ids = torch.tensor([token for p in pieces for token in p.sample.ids[p.start : p.end]])
+    positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)])
+    plan = PagedAttention(store, [Entry(start=p.start, end=p.end, blocks=p.sample.blocks) for p in pieces])
+    router = routing.of(part.model)
+    with router.record() if router is not None and router.can_record else nullcontext() as recording:
+        states_ND = hidden(part.model, ids, positions, plan, rows=rows)
+    ends = np.cumsum([p.end - p.start for p in pieces])
+    routes = None if recording is None else np.split(recording.ids_NLk(len(ids)).numpy(), ends[:-1])
+    return Ran(states_ND[torch.from_numpy(ends - 1)], routes)
+
+
+@torch.inference_mode()
+def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes, padding: int) -> Drawn:
+    """One token for each of M states, drawn as `rows` says."""
+    share = -(-len(rows) // lanes.count)
+    starts = range(0, len(rows), max(share, _WORTH))
+
+    def part(start: int) -> Drawn:
+        stop = min(start + max(share, _WORTH), len(rows))
+        with torch.inference_mode():
+            return draw(logits(model, states_MD[start:stop], rows=padding), rows[start:stop])
+
+    parts = lanes.map(part, starts)
+    return Drawn(
+        tokens=[token for drawn in parts for token in drawn.tokens],
+        logprobs=[logprob for drawn in parts for logprob in drawn.logprobs],
+        sound=[sound for drawn in parts for sound in drawn.sound],
+    )

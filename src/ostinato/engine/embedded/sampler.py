@@ -1,0 +1,96 @@
+"""Logits -> tokens: one batched pass in which every draw depends on (seed, sample index, position) and its own logits only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostinato.model.logprobs import GREEDY, RowSoftmax
+
+_MASK = (1 << 64) - 1
+_TOP = 512  # a nucleus almost always lies within this many tokens; else the whole row is sorted
+
+
+def uniform(seed: int, index: int, position: int) -> float:
+    """A number in [0, 1) that depends on its three arguments only: SplitMix64's finaliser applied to each in turn.
+
+    The finaliser is Stafford's variant 13 as used in Steele, Lea, Flood (2014), "Fast splittable pseudorandom number generators".
+    """
+    state = 0
+    for part in (seed, index, position):
+        state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return (state >> 11) / (1 << 53)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How one row is drawn. `u` in [0, 1) decides; temperature 0 ignores it.
+
+    Example: ``Draw(temperature=1.0, top_p=1.0, u=uniform(7, 0, 12))``.
+    """
+
+    temperature: float
+    top_p: float
+    u: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One entry per row. `sound` is False where the logits held a NaN or +inf, or nothing but -inf; the token then means nothing.
+
+    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True])``.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    sound: list[bool]
+
+
+def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
+    """Draw one token per row.
+
+    Args:
+        logits_MV: [M, V] in any floating dtype.
+        rows: M ways to draw.
+
+    Returns:
+        Tokens and their log-probabilities: log_softmax(logits / temperature) before any top-p cut, temperature 1 where greedy.
+    """
+    # dtypes are named: a model that another thread is building changes the process's default meanwhile
+    temperatures_M = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
+    normal = RowSoftmax.of(logits_MV, temperatures_M)
+    tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
+    cut = [i for i, row in enumerate(rows) if row.temperature and row.top_p < 1.0]
+    if cut:
+        scaled_CV = logits_MV[cut].float() / temperatures_M[cut, None]
+        kept_CV = _nucleus(scaled_CV.softmax(-1), torch.tensor([rows[i].top_p for i in cut], dtype=torch.float32))
+        tokens_M[cut] = _invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).numpy()
+    return Drawn(tokens=tokens_M.tolist(), logprobs=normal.logprobs(tokens_M).tolist(), sound=normal.sound().tolist())
+
+
+def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:
+    """Zero all but the smallest set of likeliest tokens with at least `top_p` of the mass (Holtzman et al., arXiv:1904.09751)."""
+    target_C1 = (mass_CV.sum(-1) * top_p_C)[:, None]
+    best_CK, where_CK = mass_CV.topk(min(_TOP, mass_CV.shape[-1]), dim=-1)
+    if bool((best_CK.sum(-1, keepdim=True) < target_C1).any()):
+        best_CK, where_CK = mass_CV.sort(dim=-1, descending=True)
+    before_CK = best_CK.cumsum(-1) - best_CK
+    best_CK = best_CK.masked_fill(before_CK >= target_C1, 0.0)
+    return torch.zeros_like(mass_CV).scatter_(1, where_CK, best_CK)
+
+
+def _invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
+    """The token at which the running sum passes u of the whole."""
+    sums_CV = mass_CV.double().cumsum(-1)
+    target_C1 = (u_C * sums_CV[:, -1])[:, None]
+    last_C = (
+        mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
+    )  # rounding may carry the target past the end
+    return torch.minimum((sums_CV <= target_C1).sum(-1), last_C)

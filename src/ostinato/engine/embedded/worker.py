@@ -1,0 +1,323 @@
+"""The engine's one thread: plan, forward, draw, deliver, again. Everything here runs on that thread except `post`."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ostinato.core import routes
+from ostinato.core.errors import BadRoutes, BadWeights, Unavailable
+from ostinato.core.generation import Chunk, Generate
+from ostinato.core.records import Finish, PolicyVersion
+from ostinato.core.weights import Swap
+from ostinato.engine.embedded.kv import KVShape, Store
+from ostinato.engine.embedded.lanes import Lanes, Part, cut, forward
+from ostinato.engine.embedded.lanes import sample as draw_rows
+from ostinato.engine.embedded.sampler import Draw, uniform
+from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
+from ostinato.model import routing
+from ostinato.model.attention import hidden, logits
+from ostinato.model.logprobs import RowSoftmax
+from ostinato.model.paged import WholeAttend
+from ostinato.model.stream import TextStream
+
+CLOSED = "The engine is not running; start it, or restart the server if it failed."
+_LOG = logging.getLogger(__name__)
+_SCORE_ROWS = 128  # positions whose logits are held at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A version and its module, which slots with the same weights share."""
+
+    version: PolicyVersion
+    model: PreTrainedModel
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """One request on its way out: where its chunks go, and how each sample's ids become text."""
+
+    deliver: Callable[[Chunk], None]
+    texts: list[TextStream]
+    samples: list[Generation]
+
+
+class EngineThread(threading.Thread):
+    """Runs steps while there is work and sleeps when there is none.
+
+    `flush(outbox)` hands the chunks of a whole step to the event loop at once. When a step raises, every stream ends with
+    `Finish.ERROR`, `failure` is set and the thread ends.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        make_store: Callable[[KVShape], Store],
+        stop_ids: frozenset[int],
+        decode: Callable[[Sequence[int]], str],
+        flush: Callable[[list[tuple[Callable[[Chunk], None], Chunk]]], None],
+        threads: int,
+        rows: int,
+        recompute: bool,
+    ) -> None:
+        super().__init__(name="ostinato-engine", daemon=True)
+        self.scheduler = scheduler
+        self.policies: dict[str, Policy] = {}
+        self.failure: BaseException | None = None
+        self.counters = {"tokens": 0, "steps": 0, "prefill_tokens": 0, "busy_s": 0.0}
+        self.swaps = 0
+        self.pauses: deque[float] = deque(maxlen=1024)
+        self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
+        self._lanes, self._rows, self._recompute = Lanes(threads), rows, recompute
+        self._store: Store | None = None
+        self._streams: dict[Generation, Stream] = {}
+        self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._closed = False
+        self._gate = threading.Lock()  # after `_closed` no order is taken, and all taken before are carried out
+
+    # ---- from any thread
+
+    def post(self, order: Callable[[], None]) -> None:
+        """Run `order` on this thread between two steps. Raises Unavailable when the thread has ended."""
+        with self._gate:
+            if self._closed:
+                raise Unavailable(CLOSED) from self.failure
+            self._orders.put(order)
+
+    # ---- orders
+
+    def submit(self, request: Generate, seed: int, deliver: Callable[[Chunk], None]) -> Stream:
+        """Queue a request's samples."""
+        version = (
+            self.policies[request.slot].version if request.slot in self.policies else PolicyVersion(number=0, hash="")
+        )
+        samples = [
+            Generation(request=request, index=i, seed=seed, ids=list(request.prompt_ids), policy=version)
+            for i in range(request.n)
+        ]
+        for sample in samples[1:]:
+            sample.leader = samples[0]
+        texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
+        stream = Stream(deliver, texts, samples)
+        self._streams |= dict.fromkeys(samples, stream)
+        self.scheduler.add(samples)
+        return stream
+
+    def cancel(self, stream: Stream) -> None:
+        """Stop the samples of a request that are still open, without a last chunk."""
+        for sample in stream.samples:
+            if self._streams.pop(sample, None) is not None:
+                self.scheduler.remove(sample)
+
+    def exchange(self, slot: str, policy: Policy) -> tuple[Swap, Policy | None]:
+        """Point the slot at other weights. Returns the old policy too, so that its memory is freed elsewhere."""
+        self._check_shape(policy.model)
+        started = time.perf_counter()
+        old = self.policies.get(slot)
+        self.policies[slot] = policy
+        streams = self.scheduler.swap(slot, policy.version, recompute=self._recompute)
+        pause = time.perf_counter() - started
+        self.pauses.append(pause)
+        self.swaps += 1
+        return Swap(slot=slot, policy=policy.version, pause_s=pause, streams=streams), old
+
+    def unload(self, slot: str) -> Policy | None:
+        """Forget the slot; its open samples end with `Finish.ERROR` at the next step."""
+        return self.policies.pop(slot, None)
+
+    @torch.inference_mode()
+    def score(self, model: PreTrainedModel, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probabilities of ids[start:] at temperature 1, from one plain causal pass."""
+        ids_N = torch.tensor(ids[:-1] if len(ids) > 1 else ids)
+        attend = WholeAttend([len(ids_N)])
+        states_ND = hidden(model, ids_N, torch.arange(len(ids_N)), attend, rows=self._rows)[start - 1 :]
+        scores: list[float] = []
+        for at in range(0, len(ids) - start, _SCORE_ROWS):
+            part_MD = states_ND[at : at + _SCORE_ROWS]
+            normal = RowSoftmax.of(
+                logits(model, part_MD, rows=self._rows), torch.ones(len(part_MD), dtype=torch.float32)
+            )
+            scores += normal.logprobs(np.array(ids[start + at : start + at + len(part_MD)])).tolist()
+        return scores
+
+    def stop(self) -> None:
+        """End the thread; open streams end with `Finish.ABORT`."""
+        self._stopping = True
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Until `stop` or a failure."""
+        torch.set_num_threads(1)  # the lanes are the parallelism
+        finish = Finish.ABORT
+        try:
+            while not self._stopping:
+                self._obey()
+                if not self._stopping:
+                    self._step()
+        except BaseException as error:  # noqa: BLE001 (no failure may leave a stream hanging; it is kept and logged)
+            self.failure, finish = error, Finish.ERROR
+            _LOG.exception("the engine's thread failed")
+        self._end(finish)
+
+    def _end(self, finish: Finish) -> None:
+        with self._gate:
+            self._closed = True
+        while not self._orders.empty():
+            self._orders.get()()
+        self._lanes.close()
+        for sample in list(self._streams):
+            self._emit(sample, (), (), "", finish)
+        self._send()
+
+    def _obey(self) -> None:
+        """Carry out the orders that wait; sleep for one when there is no work."""
+        while True:
+            try:
+                order = self._orders.get(block=not self._streams)
+            except queue.Empty:
+                return
+            order()
+            if self._stopping:
+                return
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        started = time.perf_counter()
+        for sample in [s for s in self.scheduler.samples() if s.request.slot not in self.policies]:
+            self._emit(sample, (), (), "", Finish.ERROR)
+        work = self.scheduler.plan()
+        by_policy: dict[str, list[Scheduled]] = {}  # slots that hold the same weights share a forward pass
+        for piece in work:
+            by_policy.setdefault(self.policies[piece.sample.request.slot].version.hash, []).append(piece)
+        parts = [
+            part
+            for pieces in by_policy.values()
+            for part in cut(self.policies[pieces[0].sample.request.slot].model, pieces, self._lanes.count)
+        ]
+        if parts:
+            self._run(parts)
+        self._send()
+        self.counters["steps"] += 1
+        self.counters["busy_s"] += time.perf_counter() - started
+
+    def _run(self, parts: Sequence[Part]) -> None:
+        store = self._store
+        if store is None:
+            raise RuntimeError("a policy is loaded, so the store exists")
+        drawing: dict[PreTrainedModel, list[tuple[Generation, Tensor]]] = {}
+        for part, ran in zip(parts, self._lanes.map(lambda part: forward(part, store, self._rows), parts), strict=True):
+            for at, piece in enumerate(part.pieces):
+                count = piece.end - piece.start
+                self.counters["prefill_tokens"] += count if count > 1 else 0
+                if ran.routes is not None:
+                    piece.sample.routes[piece.start : piece.end] = list(ran.routes[at])
+                self.scheduler.advance(piece)
+                if piece.last:
+                    first = self._fork(piece.sample, store) if piece.sample.sampled == 0 else []
+                    drawing.setdefault(part.model, []).extend((s, ran.states_RD[at]) for s in [piece.sample, *first])
+        for model, rows in drawing.items():
+            self._draw(model, rows)
+
+    def _fork(self, leader: Generation, store: Store) -> list[Generation]:
+        started = self.scheduler.fork(leader) if leader.request.n > 1 else []
+        for _, source, target in started:
+            if source is not None and target is not None:
+                store.copy(source, target)
+        return [sample for sample, _, _ in started]
+
+    def _draw(self, model: PreTrainedModel, drawing: Sequence[tuple[Generation, Tensor]]) -> None:
+        rows = [
+            Draw(
+                temperature=sample.request.sampling.temperature,
+                top_p=sample.request.sampling.top_p,
+                u=uniform(sample.seed, sample.index, sample.sampled),
+            )
+            for sample, _ in drawing
+        ]
+        states_MD = torch.stack([state for _, state in drawing])
+        drawn = draw_rows(model, states_MD, rows, self._lanes, self._rows)
+        for (sample, _), token, logprob, sound in zip(drawing, drawn.tokens, drawn.logprobs, drawn.sound, strict=True):
+            if sound:
+                self._take(sample, token, logprob)
+            else:
+                self._spoiled(sample)
+
+    def _take(self, sample: Generation, token: int, logprob: float) -> None:
+        sample.ids.append(token)
+        self.counters["tokens"] += 1
+        text_stream = self._streams[sample].texts[sample.index]
+        finish: Finish | None = None
+        if token in self._stop_ids:
+            text, finish = text_stream.flush(), Finish.STOP
+        else:
+            text = text_stream.feed((token,))
+            if not text_stream.stopped and sample.sampled == sample.request.sampling.max_tokens:
+                text, finish = text + text_stream.flush(), Finish.LENGTH
+            if text_stream.stopped:
+                finish = Finish.STOP
+        self._emit(sample, (token,), (logprob,), text, finish)
+
+    def _spoiled(self, sample: Generation) -> None:
+        _LOG.error("request %s: the logits are not finite; the stream ends", sample.request.id)
+        if self._store is not None:
+            self._store.wipe(self.scheduler.spoil(sample))
+        self._emit(sample, (), (), "", Finish.ERROR)
+
+    def _emit(
+        self, sample: Generation, ids: tuple[int, ...], logprobs: tuple[float, ...], text: str, finish: Finish | None
+    ) -> None:
+        chunk = Chunk(
+            index=sample.index,
+            ids=ids,
+            logprobs=logprobs,
+            policy=sample.policy,
+            text=text,
+            finish=finish,
+            seed=sample.seed,
+            routes=b"" if finish is None else self._routes(sample),
+        )
+        self._outbox.append((self._streams[sample].deliver, chunk))
+        if finish is not None:
+            del self._streams[sample]
+            self.scheduler.remove(sample)
+
+    def _routes(self, sample: Generation) -> bytes:
+        """The experts of every position that was computed, encoded; empty for a dense model and for a stream that was cut."""
+        policy = self.policies.get(sample.request.slot)
+        router = None if policy is None else routing.of(policy.model)
+        if router is None or len(sample.routes) < len(sample.ids) - 1:
+            return b""
+        try:
+            return routes.encode(np.stack(sample.routes[: len(sample.ids) - 1]), router.experts)
+        except BadRoutes as error:
+            _LOG.error("request %s: its routes are not kept: %s", sample.request.id, error)
+            return b""
+
+    def _send(self) -> None:
+        if self._outbox:
+            self._flush(self._outbox)
+            self._outbox = []
+
+    def _check_shape(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        shape = KVShape(layers=config.num_hidden_layers, kv_heads=kv_heads, head_dim=head_dim, dtype=model.dtype)
+        if self._store is None:
+            self._store = self._make_store(shape)
+        elif shape != self._store.shape:
+            raise BadWeights(f"These weights need a KV cache of {shape}; this engine holds {self._store.shape}.")

@@ -1,0 +1,250 @@
+"""`ostinato demo`: the loop on a real model. Starts the same workers as `up`, lets simulated users loose on them, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ostinato.app.proving import open_runner
+from ostinato.app.storage import home, open_follower, open_log, open_run
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig, Conflict, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Log
+from ostinato.demo import tasks as demo_tasks
+from ostinato.demo.users import Outcome, UserStats, make_users, run_users
+from ostinato.demo.users import UsersConfig as UsersConfig
+from ostinato.evaluate.statistics import Estimate, mean_difference, paired_items, suite_mean
+from ostinato.launch.commands.up import address, workers
+from ostinato.launch.placing.local import supervise
+from ostinato.launch.views import report as figures
+from ostinato.launch.views.observe import RunObserver
+from ostinato.launch.views.screen import panel
+from ostinato.launch.workers.prepare import prepare
+from ostinato.reward.ledger import account
+from ostinato.web.report import render
+from ostinato.web.run_report import RunReport
+from ostinato.worlds.grader import python_tests
+from ostinato.worlds.sandbox import Sandbox
+
+MARKER = "demo"
+FINAL_DRAWS = 2
+FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not be the one that chose
+
+
+def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
+    """The demo's settings, as `--set` words; the command line's own come after and win."""
+    place = directory or Path("runs") / f"demo-{seed}"
+    return (
+        f"run.directory='{place}'",
+        f"run.seed={seed}",
+        "listen.port=0",
+        "serve.control_share=0.2",
+        f"serve.arm_salt='demo-{seed}'",
+        "reward.options={window=10.0}",
+        "reward.max_staleness=8",
+        "release.outcomes.maturity_s=10.0",
+        "engine.block=16",
+        "learn.batch=96",
+        "learn.publish_every=3",
+        "learn.max_lead=8",
+        "train.learning_rate=3e-5",
+        "train.turn_tokens=40",
+        "evaluate.items=96",
+        "evaluate.gate.margin=0.1",
+        "evaluate.gate.first_draws=2",
+        "evaluate.gate.max_draws=4",
+        "evaluate.runner.concurrency=48",
+        f"evaluate.runner.seed={seed}",
+    )
+
+
+def fresh(config: Config) -> None:
+    """Empty the run's directory, but only if it is an earlier demo's. Raises BadConfig otherwise."""
+    place = config.run.directory
+    if place.exists() and any(place.iterdir()):
+        if not (place / MARKER).exists():
+            raise BadConfig(
+                f"run.directory {place} is not empty and not an earlier demo's; give --directory another place"
+            )
+        shutil.rmtree(place)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / MARKER).write_text("made by `ostinato demo`; emptied by the next one\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutResult:
+    """Base and final model on the held-out suite, same items, same seeds."""
+
+    base: tuple[PolicyVersion, Estimate]
+    final: tuple[PolicyVersion, Estimate]
+    difference: Estimate
+    items: int
+
+
+async def demo(config: Config, *, minutes: float, out: Path, console: Console) -> None:
+    """Run the whole loop for `minutes` of simulated traffic and write report.html and report.json into `out`."""
+    fresh(config)
+    out.mkdir(parents=True, exist_ok=True)
+    with console.status("preparing the model and the weight store") as status, open_run(config) as run:
+        await prepare(run, status.update)
+    stopping = asyncio.Event()
+    events: list[str] = []
+    crew = asyncio.ensure_future(supervise(workers(config), stopping, lambda who, what: events.append(f"{who} {what}")))
+    try:
+        with console.status("waiting for the gateway") as status:
+            url = await address(home(config).address)
+            await ready(url, ("live", "control"))
+        with open_log(config) as log:
+            await _run(config, minutes, out, console, RunObserver(home(config), log), url, log)
+    finally:
+        stopping.set()
+        await crew
+    died = [event for event in events if "died" in event]
+    for event in died:
+        console.print(f"[red]{event}[/]", highlight=False)
+
+
+async def ready(url: str, slots: tuple[str, ...], timeout_s: float = 180.0) -> None:
+    """Wait until the gateway serves these slots. Raises Unavailable naming what is missing."""
+    missing: object = "any answer"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{url}/health") as response:
+                        loaded = (await response.json()).get("slots", {})
+                        missing = [slot for slot in slots if slot not in loaded]
+                        if not missing:
+                            return
+                await asyncio.sleep(0.5)
+    raise Unavailable(f"the gateway at {url} did not come up in {timeout_s:g} s; still missing: {missing}")
+
+
+async def _run(
+    config: Config, minutes: float, out: Path, console: Console, observer: RunObserver, url: str, log: Log
+) -> None:
+    start = wall_clock()
+    stats = await traffic(config, url, minutes, observer, console)
+    end = wall_clock()
+    with console.status("waiting for the last feedback to mature"):
+        await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
+    with console.status("measuring base and final model on the held-out suite, with draws the gate never saw"):
+        result = await measure_held_out(config, url)
+    seen = await observer.look()
+    found = await account(log)
+    difference = result.difference
+    extra = [
+        (
+            "held-out suite, final minus base",
+            f"{100 * difference.mean:+.1f} pp, 95% [{100 * difference.lower:+.1f}, {100 * difference.upper:+.1f}], {result.items} items",
+        ),
+        ("user requests, failed", f"{stats.asked}, {sum(outcome.kind == 'failed' for outcome in stats.outcomes)}"),
+        ("given up by impatient users", str(sum(outcome.kind == "abandoned" for outcome in stats.outcomes))),
+        ("failed tries by kind", ", ".join(f"{count} {kind}" for kind, count in stats.failures.items()) or "none"),
+        ("turns accounted for", "all, once each" if found.balanced else f"NOT BALANCED: {found}"),
+    ]
+    page = RunReport(
+        title="Inline copilot with simulated users",
+        seed=config.run.seed,
+        minutes=round((end - start) / 60, 1),
+        model=config.model.served_as,
+        users=len({outcome.user for outcome in stats.outcomes}),
+        curves=figures.curves(seen, start, end),
+        releases=figures.marks(seen, start),
+        gates=figures.gates(seen, start),
+        deltas=figures.deltas(seen),
+        pauses=figures.pauses(seen),
+        held_out=tuple(
+            figures.held_out(f"{name} (v{policy.number})", score, result.items)
+            for name, (policy, score) in (("base", result.base), ("final", result.final))
+        ),
+        accounting=figures.accounting_rows(found),
+        summary=figures.summary(seen, start, end, extra),
+        notes=(
+            "The users are simulated: programs that run the suggested body against hidden tests, with 5% wrong labels.",
+            "The held-out families are never asked for by users; base and final are measured with fresh seeds.",
+        ),
+    )
+    (out / "report.json").write_text(page.to_json(), encoding="utf-8")
+    (out / "report.html").write_text(render(page), encoding="utf-8")
+    show(page, out, console)
+
+
+async def traffic(config: Config, url: str, minutes: float, observer: RunObserver, console: Console) -> UserStats:
+    """Simulated users at work, and the screen that follows them."""
+    tasks, _ = demo_tasks.split(demo_tasks.load())
+    sandbox = Sandbox(config.sandbox)
+    await sandbox.check()
+
+    async def grade(task: demo_tasks.Task, text: str) -> float:
+        return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
+
+    def happened(_: Outcome) -> None:
+        """The screen reads the log instead: it shows what the platform knows, not what the users know."""
+
+    crowd = UsersConfig(model=config.model.served_as)
+    seed = config.run.seed
+    started = time.monotonic()
+    working = asyncio.ensure_future(
+        run_users(url, make_users(tasks, crowd, seed), tasks, grade, minutes * 60, seed, crowd, happened)
+    )
+    with Live(console=console, refresh_per_second=2, transient=False) as live:
+        while not working.done():
+            seen = await observer.look()
+            passed = time.monotonic() - started
+            live.update(
+                panel(
+                    seen,
+                    wall_clock(),
+                    f"{passed / 60:.1f} of {minutes:g} min, {crowd.count} simulated users on {url}",
+                )
+            )
+            await asyncio.wait({working}, timeout=1.0)
+    return working.result()
+
+
+async def measure_held_out(config: Config, url: str) -> HeldOutResult:
+    """Base (the frozen control slot) and the live release on the same items and fresh seeds."""
+    follower = open_follower(config)
+    settings = config.evaluate.model_copy(
+        update={"runner": config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + config.run.seed})}
+    )
+    runner = open_runner(config.model_copy(update={"evaluate": settings}), url)
+    base = await follower.resolve("control")
+    assert base is not None
+    base_scores = await runner.run("control", base, range(FINAL_DRAWS))
+    for _ in range(5):
+        final = await follower.resolve("live")
+        assert final is not None
+        with contextlib.suppress(Conflict, Unavailable):  # a release may still move live while it is being measured
+            final_scores = await runner.run("live", final, range(FINAL_DRAWS))
+            break
+    else:
+        raise Unavailable("live kept moving while the final model was measured; run `ostinato eval` by hand")
+    _, differences, _ = paired_items(final_scores, base_scores)
+    return HeldOutResult(
+        base=(base, suite_mean(base_scores)),
+        final=(final, suite_mean(final_scores)),
+        difference=mean_difference(differences, lower_alpha=0.025, upper_alpha=0.025),
+        items=len(differences),
+    )
+
+
+def show(page: RunReport, out: Path, console: Console) -> None:
+    """The summary table."""
+    table = Table(title="Inline copilot with simulated users", show_header=False, title_justify="left")
+    for label, value in page.summary:
+        table.add_row(label, value)
+    console.print(table)
+    console.print(f"report: {out / 'report.html'} and {out / 'report.json'}", highlight=False)

@@ -1,0 +1,56 @@
+"""`ostinato eval` and `ostinato rollback`: a person looks at a release, and takes one back."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ostinato.app.proving import open_releases, open_runner
+from ostinato.app.storage import home, open_follower, open_run
+from ostinato.config import Config
+from ostinato.core.errors import NotFound, Unavailable
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.seams import Log
+from ostinato.evaluate.statistics import suite_mean
+from ostinato.launch.workers.release import gateway_url
+
+
+async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:
+    """Score one slot of the running gateway on the suite. Raises Unavailable if nothing is running."""
+    url = gateway_url(home(config))
+    if url is None:
+        raise Unavailable("no gateway is running for this run; start one with `ostinato up`")
+    policy = await open_follower(config).resolve(slot)
+    if policy is None:
+        raise NotFound(f"no ref {slot!r} in the weight store; use live, canary, control or evaluation", field="slot")
+    runner = open_runner(config, url)
+    with console.status(f"{len(runner.suite.items)} items x {draws} draws against {slot} = {policy}"):
+        scores = await runner.run(slot, policy, range(draws))
+    mean = suite_mean(scores)
+    console.print(f"{runner.suite.name} ({runner.suite.hash[:12]}): {slot} = {policy}")
+    console.print(
+        f"score {mean.mean:.3f}  95% [{mean.lower:.3f}, {mean.upper:.3f}]  {len(runner.suite.items)} items, {draws} draws"
+    )
+
+
+async def roll_back(config: Config, number: int | None, reason: str, console: Console) -> None:
+    """Move `live` back. Raises NotFound for a number that was never released."""
+    with open_run(config) as run:
+        target = None if number is None else await _released(run.log, number)
+        event = await open_releases(run).rollback(target, reason)
+    console.print(
+        f"live is {event.policy} again (was {event.previous}); engines follow within {config.follow.interval_s:g} s"
+    )
+
+
+async def _released(log: Log, number: int) -> PolicyVersion:
+    known: set[int] = set()
+    async for _, row in log.read(0, {ReleaseEvent}):
+        assert isinstance(row, ReleaseEvent)
+        if row.action == "shipped":
+            known.add(row.policy.number)
+            if row.policy.number == number:
+                return row.policy
+    raise NotFound(
+        f"v{number} was never released; released: {', '.join(f'v{n}' for n in sorted(known)) or 'nothing'}",
+        field="number",
+    )

@@ -1,0 +1,126 @@
+"""`ostinato weights pull`, `push` and `relay`: versions between stores, and a relay that followers read from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from ostinato.app.storage import home, open_store
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
+from ostinato.launch.workers.listening import bind, listen
+from ostinato.launch.workers.stopping import until_stopped
+from ostinato.record.lock import hold
+from ostinato.weights.keep.transfer import Transferred, transfer
+from ostinato.weights.relay.http import relay_app
+from ostinato.weights.relay.store import RelayStore
+from ostinato.weights.store.bucket import BucketConfig
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.interface import RefStore
+from ostinato.weights.store.opening import open_url
+from ostinato.weights.store.readonly import HttpStore
+from ostinato.weights.version.content import is_hash
+
+LEDGERS = frozenset({"live", "control", "canary"})
+"""Refs that a run's release ledger speaks about."""
+
+
+async def pull(
+    config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
+) -> None:
+    """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref behind the ledger's back."""
+    ref = _target(version, name)
+    place = home(config)
+    if ref in LEDGERS and not config.weights.url and place.log.exists():
+        raise BadConfig(
+            f"the release ledger in {place.log} decides where {ref!r} is; give another name with --to, such as --to imported"
+        )
+    done = await _copy(_elsewhere(config, url, options), open_store(config), version, ref, console)
+    _say(done, ref, "pulled", console)
+
+
+async def push(
+    config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
+) -> None:
+    """Copy a version from the run's store into the one at `url`."""
+    ref, target = _target(version, name), _elsewhere(config, url, options)
+    if isinstance(target, HttpStore):
+        raise BadConfig(f"{url} can only be read; push to the bucket or directory behind it")
+    done = await _copy(open_store(config), target, version, ref, console)
+    _say(done, ref, "pushed", console)
+
+
+async def relay(config: Config, address: str | None, console: Console) -> None:
+    """Serve the run's store to followers through a directory, until told to stop. Raises Conflict if the directory is in use."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    host, port = _address(address) if address is not None else (config.relay.host, config.relay.port)
+    directory = config.relay.directory or home(config).root / "relay"
+    with hold(directory, "relay"):
+        stopping = until_stopped()
+        local = await asyncio.to_thread(DirectoryStore, directory)
+        store = RelayStore(open_store(config), local, config.relay)
+        try:
+            listener = bind(host, port)
+        except OSError as error:
+            raise BadConfig(f"cannot listen on {host}:{port}: {error}; give another --listen HOST:PORT") from error
+        kept = f"at most {config.relay.max_bytes / 1e9:.1f} GB in {directory}"
+
+        def say(url: str) -> None:
+            console.print(f'relay on {url} ({kept}); followers: [bold]--set weights.url="{url}"[/]', highlight=False)
+
+        await listen(relay_app(store), listener, stopping, say, lifespan=False)
+
+
+def _target(version: str, name: str | None) -> str | None:
+    """The ref that moves in the target: the one asked for, else the source's, unless a hash was asked for."""
+    return name or (None if is_hash(version) else version)
+
+
+def _elsewhere(config: Config, url: str, options: Sequence[str]) -> RefStore:
+    """The store at a URL, with the run's settings but its own options."""
+    pairs: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise BadConfig(f"--option {option!r}: write it as key=value, such as aws_region=eu-west-1")
+        pairs[key] = value
+    settings = config.weights.model_dump() | {"url": url, "options": pairs}
+    return open_url(BucketConfig.model_validate(settings))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise BadConfig(f"--listen {text!r}: write it as HOST:PORT, such as 0.0.0.0:8330")
+    return host.strip("[]"), int(port)
+
+
+async def _copy(source: RefStore, target: RefStore, version: str, ref: str | None, console: Console) -> Transferred:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("reading manifests", total=None)
+
+        def show(done: int, total: int) -> None:
+            progress.update(bar, description="copying", completed=done, total=total)
+
+        return await transfer(source, target, version, ref=ref, on_bytes=show)
+
+
+def _say(done: Transferred, ref: str | None, verb: str, console: Console) -> None:
+    rate = done.bytes / 1e6 / max(done.seconds, 1e-6)
+    moved = f"; {ref} is at it" if ref is not None else ""
+    console.print(
+        f"{verb} {done.policy}: {done.objects} objects, {done.bytes / 1e6:.2f} MB in {done.seconds:.1f} s ({rate:.1f} MB/s), "
+        f"{done.skipped / 1e6:.2f} MB were there already{moved}",
+        highlight=False,
+    )

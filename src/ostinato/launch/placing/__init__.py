@@ -1,0 +1,1 @@
+"""Where workers run: subprocesses of this machine."""

@@ -1,0 +1,120 @@
+"""What was observed of a run -> the report's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.core.records import Arm, ReleaseEvent
+from ostinato.evaluate.acceptance import by_arm, live_minus_control
+from ostinato.evaluate.statistics import Estimate
+from ostinato.launch.views.observe import Observed
+from ostinato.reward.ledger import Accounting
+from ostinato.web.run_report import Curve, CurvePoint, Delta, Gate, HeldOut, Mark, Pause
+
+BINS = 12
+
+
+def curves(seen: Observed, start: float, end: float) -> tuple[Curve, ...]:
+    """Acceptance per arm in equal windows from `start` to `end` (Unix seconds)."""
+    width = (end - start) / BINS
+    points: dict[Arm, list[CurvePoint]] = {}
+    for index in range(BINS):
+        low = start + index * width
+        for arm, point in by_arm(seen.between(low, low + width)).items():
+            points.setdefault(arm, []).append(
+                CurvePoint(
+                    t=(low + width - start) / 60,
+                    mean=point.acceptance,
+                    lower=point.lower,
+                    upper=point.upper,
+                    n=point.turns,
+                )
+            )
+    return tuple(Curve(arm=arm.value, points=tuple(line)) for arm, line in points.items())
+
+
+def marks(seen: Observed, start: float) -> tuple[Mark, ...]:
+    """Releases and rollbacks."""
+    events = [*seen.shipped(), *(event for event in seen.releases if event.action == "rolled_back")]
+    return tuple(
+        Mark(t=max(0.0, event.at - start) / 60, label=f"v{event.policy.number}", action=event.action)
+        for event in sorted(events, key=lambda event: event.at)
+    )
+
+
+def gates(seen: Observed, start: float) -> tuple[Gate, ...]:
+    """Every look of the gate."""
+    return tuple(_gate(event, start) for event in seen.releases if event.action == "evaluated")
+
+
+def _gate(event: ReleaseEvent, start: float) -> Gate:
+    report = event.detail["report"]
+    numbers = {
+        name: report[name] for name in ("difference", "lower", "upper", "margin", "power", "items", "draws", "verdict")
+    }
+    live = f"v{event.previous.number}" if event.previous else "-"
+    return Gate(t=max(0.0, event.at - start) / 60, candidate=f"v{event.policy.number}", live=live, **numbers)
+
+
+def deltas(seen: Observed) -> tuple[Delta, ...]:
+    """What each published delta sent."""
+    return tuple(
+        Delta(version=f"v{line['number']}", bytes=line["bytes"], full_bytes=line["full_bytes"])
+        for line in seen.published
+        if line["form"] == "delta"
+    )
+
+
+def pauses(seen: Observed) -> tuple[Pause, ...]:
+    """Swaps of the live slot, the first load left out: nobody was waiting for it."""
+    live = [swap for swap in seen.swaps if swap["slot"] == "live"][1:]
+    return tuple(
+        Pause(version=f"v{swap['number']}", slot="live", seconds=swap["pause_s"], streams=swap["streams"])
+        for swap in live
+    )
+
+
+def held_out(label: str, score: Estimate, items: int) -> HeldOut:
+    """One version's score."""
+    return HeldOut(label=label, mean=score.mean, lower=max(0.0, score.lower), upper=min(1.0, score.upper), items=items)
+
+
+def accounting_rows(found: Accounting) -> tuple[tuple[str, int], ...]:
+    """Where every turn ended."""
+    held = [(f"held back: {reason}", count) for reason, count in found.held.items()]
+    return (("served turns", found.ingested), ("trained on", found.trained), *held, ("still waiting", found.waiting))
+
+
+def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The table that ends the demo: label, value."""
+    last = seen.between(end - (end - start) / 3, end)
+    points = by_arm(last)
+    gap = live_minus_control(last)
+    sizes = [delta.full_bytes / max(1, delta.bytes) for delta in deltas(seen)]
+    waits = sorted(pause.seconds for pause in pauses(seen))
+    rows = [
+        (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
+        for arm, point in sorted(points.items(), key=lambda pair: pair[0] is Arm.CONTROL)
+    ]
+    rows += [
+        (
+            "live minus control, last third",
+            f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters",
+        ),
+        ("releases shipped", str(len(seen.shipped()))),
+        ("candidates blocked", str(sum(event.action == "blocked" for event in seen.releases))),
+        ("optimizer steps", str(len(seen.steps))),
+        ("turns, tokens sampled", f"{seen.turns}, {seen.tokens}"),
+    ]
+    if sizes:
+        rows.append(
+            (
+                "delta, median and range",
+                f"{sorted(sizes)[len(sizes) // 2]:.0f}x smaller, {min(sizes):.0f}x to {max(sizes):.0f}x",
+            )
+        )
+    if waits:
+        rows.append(
+            ("swap pause, median and longest", f"{1e3 * waits[len(waits) // 2]:.2f} ms, {1e3 * waits[-1]:.2f} ms")
+        )
+    return (*rows, *extra)

@@ -1,1 +1,0 @@
-"""Delta codec, snapshots, content-addressed store, publisher, follower."""

@@ -1,0 +1,47 @@
+"""People's turns as the loop sees them: `TurnSource` and `Rewards` over one reward desk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from ostinato.core.errors import Conflict
+from ostinato.core.records import PolicyVersion, Turn
+from ostinato.core.samples import TrainingBatch
+from ostinato.reward.desk import RewardDesk
+
+
+class DeskSource:
+    """Waits for turns whose rewards are known, and makes batches of them.
+
+    `base` is the release that the next step starts from, if not from the last one; whoever sends the trainer back sets it.
+
+    Args:
+        desk: where turns become samples.
+        live: the release that the KL penalty is measured against, looked up anew for each batch.
+        size: turns per batch.
+        poll_s: seconds between two looks at the log.
+    """
+
+    def __init__(
+        self, desk: RewardDesk, live: Callable[[], Awaitable[PolicyVersion]], *, size: int, poll_s: float
+    ) -> None:
+        self._desk, self._live, self._size, self._poll_s = desk, live, size, poll_s
+        self.base: PolicyVersion | None = None
+
+    async def collect(self) -> Sequence[Turn]:
+        """Wait until a batch of turns is ready."""
+        while True:
+            await self._desk.poll()
+            ready = await self._desk.ready(self._desk.last_step, self._size, self.base)
+            if len(ready) >= self._size:
+                return [entry.turn for entry in ready]
+            await asyncio.sleep(self._poll_s)
+
+    async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
+        """The batch with its credits, in the log before it is returned. Raises NoSignal."""
+        made = await self._desk.batch(self._desk.last_step + 1, len(turns), await self._live(), self.base)
+        if made is None:
+            raise Conflict("turns that were ready are not any more: another trainer is using this log; stop it")
+        self.base = None
+        return made

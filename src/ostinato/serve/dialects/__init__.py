@@ -1,0 +1,1 @@
+"""What the gateway speaks: requests in, replies out."""

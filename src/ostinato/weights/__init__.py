@@ -1,0 +1,1 @@
+"""The weight store: every version, everywhere, bit for bit."""

@@ -1,0 +1,33 @@
+"""The lossless codec of one chunk of a tensor: `encode` and `decode`."""
+
+from ostinato.weights.delta.codec import (
+    CODECS,
+    EQUAL,
+    MAX_CHUNK_BYTES,
+    NEEDS_OLD,
+    PLANES,
+    RAW,
+    STEPS,
+    XOR,
+    Bytes,
+    Coded,
+    changed_elements,
+    decode,
+    encode,
+)
+
+__all__ = [
+    "CODECS",
+    "EQUAL",
+    "MAX_CHUNK_BYTES",
+    "NEEDS_OLD",
+    "PLANES",
+    "RAW",
+    "STEPS",
+    "XOR",
+    "Bytes",
+    "Coded",
+    "changed_elements",
+    "decode",
+    "encode",
+]

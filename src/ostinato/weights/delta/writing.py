@@ -1,0 +1,256 @@
+# pyright: basic, reportCallIssue=false
+"""The delta of 16-bit floats, with the receiver's old values as context.
+
+A bf16 weight changes when its fp32 master crosses a rounding boundary. The chance of that is about step / ulp, so it doubles for every
+exponent downwards, and the receiver knows the old exponents. So:
+
+- Elements fall into at most 24 classes: ranges of the old value's exponent.
+- Within a class the elements are counted 0, 1, 2, ... ; the gaps between changed ones are nearly geometric: Rice codes, one
+  parameter per class (Golomb 1966; Rice 1979).
+- A new value is a step along the line of all 65,536 codes in the order of their values: a sign, and a length that is nearly
+  always 1. Where it is, only the exceptions are named, by gaps of their own; elsewhere every length is a Rice code.
+
+One bit stream: the classes' headers, then class by class gaps, signs and lengths. There are no positions and no tables. Elements are
+looked at 64 at a time, as one comparison per class and a count of bits, so a chunk takes under a cycle per element and class.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ostinato.weights.delta.bits import LONGEST, lowest, ones, put, put_gamma, put_rice, put_signed_gap
+from ostinato.weights.delta.sixteen import BLOCK, MAGNITUDE, Codes, differing, exponents, ordered, within
+
+CLASSES = 24
+DENSEST = 4  # a chunk of which more than 1 in 4 elements changed is left to other codecs
+_USUAL_BITS = 32  # per change, and for 256 more; where that is too little, the stream is written again with more room
+_APART_BITS = 10  # that a class of its own may cost; its header takes about 30, but its steps fit better alone
+_LANES = 4  # counters per exponent: neighbours have the same one, and a counter that was just raised is waited for
+_SAMPLED = 29  # 1 block in 29 is counted to estimate how many elements each exponent has; rows are no multiple of it
+
+
+@njit(nogil=True, cache=True)
+def _find(old, new, shift, positions, steps, total, changed):
+    """Fill `positions` with the places (int32) that differ, ascending, and `steps` with how far; count both kinds of elements.
+
+    Returns how many differ, or -1 if there is no room for all. Per exponent, `changed` counts those and `total` a sample of all.
+    """
+    count, room, sampled = 0, len(positions), 0
+    seen = np.zeros((_LANES, len(total)), np.int32)
+    whole = len(old) // BLOCK * BLOCK
+    for i in range(0, whole, BLOCK):
+        mask = differing(old, new, i)
+        if mask:
+            if count + BLOCK > room:
+                return -1
+            while mask:
+                at = i + lowest(mask)
+                mask &= mask - np.uint64(1)
+                positions[count], steps[count] = at, ordered(new[at]) - ordered(old[at])
+                changed[(old[at] & MAGNITUDE) >> shift] += 1
+                count += 1
+        if i == sampled:
+            sampled += BLOCK * _SAMPLED
+            for j in range(i, i + BLOCK):
+                seen[j % _LANES, (old[j] & MAGNITUDE) >> shift] += 1
+    for i in range(whole, len(old)):
+        if i >= sampled:
+            seen[0, (old[i] & MAGNITUDE) >> shift] += 1
+        if old[i] != new[i]:
+            if count == room:
+                return -1
+            positions[count], steps[count] = i, ordered(new[i]) - ordered(old[i])
+            changed[(old[i] & MAGNITUDE) >> shift] += 1
+            count += 1
+    for lane in range(_LANES):
+        for e in range(len(total)):
+            total[e] += seen[lane, e] * _SAMPLED
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _classes(total, changed, starts, widths, firsts, class_of):
+    """Choose the ranges of exponents; returns their number. Neighbours are joined while that costs fewer than `_APART_BITS`.
+
+    `class_of` gets the class of each exponent, `firsts` how many changed elements the classes before each class have.
+    """
+    most = len(total)
+    first, last, count, n = np.zeros(most, np.int64), np.zeros(most, np.int64), 0, 0
+    sums = np.zeros((most, 2), np.float64)
+    for e in range(most):
+        if changed[e]:
+            first[count] = last[count] = e
+            sums[count, 0], sums[count, 1] = max(total[e], changed[e] + 1), changed[e]
+            count += 1
+    n = count
+    while n > 1:
+        best, where = np.float64(_APART_BITS), -1
+        for c in range(n - 1):
+            between = 0.0
+            for e in range(last[c] + 1, first[c + 1]):
+                between += total[e]
+            apart = _cost(sums[c, 0], sums[c, 1]) + _cost(sums[c + 1, 0], sums[c + 1, 1])
+            loss = _cost(sums[c, 0] + sums[c + 1, 0] + between, sums[c, 1] + sums[c + 1, 1]) - apart
+            if loss < best or (n > CLASSES and where < 0):
+                best, where = loss, c
+        if where < 0:
+            break
+        for e in range(last[where] + 1, first[where + 1]):
+            sums[where, 0] += total[e]
+        sums[where] += sums[where + 1]
+        last[where] = last[where + 1]
+        n -= 1
+        for c in range(where + 1, n):
+            first[c], last[c], sums[c] = first[c + 1], last[c + 1], sums[c + 1]
+    for c in range(n):
+        starts[c], widths[c] = first[c], last[c] - first[c]
+        class_of[first[c] : last[c] + 1] = c
+        firsts[c + 1] = firsts[c] + np.int64(sums[c, 1])
+    return n
+
+
+@njit(inline="always")
+def _cost(total, changed):
+    """Bits that say which `changed` of `total` changed."""
+    p = changed / total
+    return -total * (p * np.log2(p) + (1 - p) * np.log2(1 - p)) if p < 1 else 0.0
+
+
+@njit(nogil=True, cache=True)
+def _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks, steps):
+    """Per class, in order: the changed elements' ranks among the class's elements, and their steps (`jumps` in order of places).
+
+    firsts[c] is where class c begins.
+    """
+    n, found = len(starts), np.empty(BLOCK, np.uint8)
+    seen, masks, nexts = np.zeros(n, np.int64), np.zeros(n, np.uint64), firsts[:n].copy()
+    whole = len(old) // BLOCK * BLOCK
+    k = 0
+    for i in range(0, whole, BLOCK):
+        if k == len(positions):
+            break
+        exponents(old, i, shift, found)
+        for c in range(n):
+            masks[c] = within(found, starts[c], widths[c])
+        while k < len(positions) and positions[k] < i + BLOCK:
+            at = positions[k]
+            bit = np.uint64(1) << np.uint64(at - i)
+            c = class_of[(old[at] & MAGNITUDE) >> shift]
+            ranks[nexts[c]] = seen[c] + ones(masks[c] & (bit - np.uint64(1)))
+            steps[nexts[c]] = jumps[k]
+            nexts[c] += 1
+            k += 1
+        for c in range(n):
+            seen[c] += ones(masks[c])
+    for i in range(whole, len(old)):
+        exponent = (old[i] & MAGNITUDE) >> shift
+        for c in range(n):
+            if starts[c] <= exponent <= starts[c] + widths[c]:
+                if k < len(positions) and positions[k] == i:
+                    ranks[nexts[c]], steps[nexts[c]] = seen[c], jumps[k]
+                    nexts[c] += 1
+                    k += 1
+                seen[c] += 1
+
+
+@njit(nogil=True, cache=True)
+def _parameter(total, count):
+    """The Rice parameter for `count` numbers whose sum is `total`: the one with the smallest sum of bits, nearly."""
+    k = 0
+    while k < 24 and (count << (k + 1)) <= total + (total >> 1):  # mean * ln 2 against 2^k, in integers
+        k += 1
+    return k
+
+
+@njit(nogil=True, cache=True)
+def _write(starts, widths, firsts, ranks, steps, words, limit):
+    """The bit stream; returns its length in bits, or -1 if it would pass `limit`."""
+    n = len(starts)
+    gap_k, length_k, long = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    gaps = np.empty(len(ranks), np.int64)
+    at = put(words, 0, n, 5)
+    end = 0
+    for c in range(n):
+        first, last = firsts[c], firsts[c + 1]
+        before, extra, beyond = -1, 0, 0
+        for i in range(first, last):
+            gaps[i], before = ranks[i] - before - 1, ranks[i]
+            extra += abs(steps[i]) - 1
+            beyond += abs(steps[i]) > 1
+        long[c] = beyond
+        gap_k[c], length_k[c] = _parameter(before + 1 - (last - first), last - first), _parameter(extra, last - first)
+        start, width = np.int64(starts[c]), np.int64(widths[c])
+        at = put_gamma(words, at, start - end)
+        at = put_gamma(words, at, width)
+        end = start + width + 1
+        at = put_gamma(words, at, last - first - 1)
+        at = put(words, at, gap_k[c], 5)
+        at = put(words, at, length_k[c], 5)
+    for c in range(n):
+        first, last = firsts[c], firsts[c + 1]
+        for i in range(first, last):
+            if at > limit - 3 * LONGEST:
+                return -1
+            at = put_signed_gap(words, at, gaps[i], gap_k[c], 1 if steps[i] < 0 else 0)
+        at = _write_lengths(steps[first:last], length_k[c], long[c], words, at, limit)
+        if at < 0:
+            return -1
+    return at
+
+
+@njit(nogil=True, cache=True)
+def _write_lengths(steps, k, long, words, at, limit):
+    """Every length as a Rice code, or with k = 0 the exceptions from 1: their number, and for each a gap and a length."""
+    count = len(steps)
+    if at > limit - 3 * LONGEST:
+        return -1
+    if k:
+        for i in range(count):
+            if at > limit - 3 * LONGEST:
+                return -1
+            at = put_rice(words, at, abs(steps[i]) - 1, k)
+        return at
+    at = put_gamma(words, at, long)
+    if long == 0:
+        return at
+    gap_k = _parameter(count - long, long)
+    at = put(words, at, gap_k, 5)
+    before = -1
+    for i in range(count):
+        if abs(steps[i]) > 1:
+            if at > limit - 3 * LONGEST:
+                return -1
+            at = put_rice(words, at, i - before - 1, gap_k)
+            at = put_rice(words, at, abs(steps[i]) - 2, 0)
+            before = i
+    return at
+
+
+def encode(old: Codes, new: Codes, shift: int) -> bytes | None:
+    """The payload that turns `old` into `new`: empty if they are equal, None if too much changed for this codec.
+
+    Args:
+        old: contiguous codes, fewer than 2^31.
+        new: as many.
+        shift: bits of the mantissa: 7 for bf16, 10 for fp16.
+    """
+    room, most = len(old) // DENSEST + BLOCK, 1 << (15 - shift)
+    positions, jumps = np.empty(room, np.int32), np.empty(room, np.int32)
+    total, changed = np.zeros(most, np.float64), np.zeros(most, np.float64)
+    count = int(_find(old, new, shift, positions, jumps, total, changed))
+    if count <= 0:
+        return b"" if count == 0 else None
+    positions, jumps = positions[:count], jumps[:count]
+    starts, widths = np.zeros(most, np.uint8), np.zeros(most, np.uint8)
+    firsts, class_of = np.zeros(most + 1, np.int64), np.zeros(most, np.int64)
+    n = int(_classes(total, changed, starts, widths, firsts, class_of))
+    starts, widths, firsts = starts[:n].copy(), widths[:n].copy(), firsts[: n + 1].copy()
+    ranks, steps = np.empty(count, np.int32), np.empty(count, np.int32)
+    _rank(old, positions, jumps, shift, starts, widths, firsts, class_of, ranks, steps)
+    for limit in (min(_USUAL_BITS * count + 8192, old.nbytes * 8), old.nbytes * 8):
+        words = np.zeros(limit // 64 + 4 * CLASSES, np.uint64)  # room for the headers, whatever the limit
+        bits = int(_write(starts, widths, firsts, ranks, steps, words, limit))
+        if bits >= 0:
+            return words.view(np.uint8)[: (bits + 7) // 8].tobytes()
+    return None

@@ -1,0 +1,1 @@
+"""A ref -> verified weights in memory."""

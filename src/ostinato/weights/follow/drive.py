@@ -1,0 +1,229 @@
+"""Drives a vLLM server that follows a ref of the weight store. The server's side is `weights.follow.vllm`.
+
+A version is fetched and verified by the server's workers while they serve; then the server pauses, loads, is asked what it
+serves, and resumes. Whatever goes wrong before the load leaves it serving what it served, and is said aloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import aiohttp
+
+from ostinato.core.errors import Conflict, Corrupt, NotFound, OstinatoError, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.weights.follow.follower import Follower
+
+logger = logging.getLogger(__name__)
+
+Kv = Literal["recompute", "keep"]
+_LONGEST_WAIT_S = 60.0
+_RESUMES = 5  # attempts, a growing part of a second apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSwap:
+    """What a swap took: fetching beside the serving, the whole pause as the driver saw it, and the load within the pause.
+
+    Example: ``VllmSwap(policy=v17, staged_s=0.6, pause_s=0.21, load_s=0.16)``
+    """
+
+    policy: PolicyVersion
+    staged_s: float
+    pause_s: float
+    load_s: float
+
+
+class VllmFollower:
+    """Drives one vLLM server. `store` says where the server's workers find the weight store, as they see it.
+
+    `kv` says what becomes of the key-value cache that the old weights made. "recompute": open streams go on, and the new weights
+    compute their cache and everyone's prefixes anew. "keep": nothing is computed again; open streams, and new requests that share
+    a cached prefix, read what the old weights made.
+
+    Example::
+
+        async with VllmFollower("http://127.0.0.1:8000", follower, {"url": "/mnt/weights"}) as vllm:
+            swap = await vllm.swap(await follower.resolve("live"))
+    """
+
+    def __init__(
+        self,
+        url: str,
+        follower: Follower,
+        store: Mapping[str, Any],
+        *,
+        kv: Kv = "recompute",
+        poll_s: float = 0.05,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._url, self._follower, self._store = url.rstrip("/"), follower, dict(store)
+        self._kv, self._poll_s = kv, poll_s
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> VllmFollower:
+        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def served(self) -> str:
+        """The root that the server says it serves; another word before the first swap."""
+        return str((await self._call("GET", "/weight_info"))["weight_version"])
+
+    async def swap(self, policy: PolicyVersion) -> VllmSwap:
+        """Put a version before the server's users. Streams stay open.
+
+        Raises:
+            Corrupt: the workers refused the version; the server was not paused and serves what it served.
+            Unavailable: the server cannot be reached, or refused a step; it was resumed and serves what it served.
+            Conflict: what it serves is not known. It is left paused, because nobody should be answered by it.
+        """
+        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store})
+        staged_s = await self._stage(policy)
+        started, known = time.perf_counter(), True
+        try:
+            await self._call("POST", "/pause?mode=keep&clear_cache=false")
+            load_s = await self._load(policy)
+            if self._kv == "recompute":
+                await self._forget()
+        except Conflict:
+            known = False
+            raise
+        finally:
+            if known:
+                await self._resume()
+        return VllmSwap(policy=policy, staged_s=staged_s, pause_s=time.perf_counter() - started, load_s=load_s)
+
+    async def follow(
+        self,
+        ref: str,
+        on_swap: Callable[[VllmSwap], object],
+        on_error: Callable[[str, Exception], object] | None = None,
+        interval_s: float = 1.0,
+    ) -> None:
+        """Swap whenever the server serves something else than the ref's version, until cancelled.
+
+        A server that restarts is brought to the version again; one that a killed driver left paused is resumed. What fails is
+        reported once per different message and tried again, at growing intervals of at most a minute.
+        """
+        report = on_error or _log_error
+        reported, wait, first = "", interval_s, True
+        while True:
+            try:
+                first = await self._look(ref, on_swap, first)
+                reported, wait = "", interval_s
+            except (OstinatoError, OSError) as error:
+                if str(error) != reported:
+                    report(ref, error)
+                reported, wait = str(error), min(2 * wait, _LONGEST_WAIT_S)
+            await asyncio.sleep(wait)
+
+    # ------------------------------------------------------------ within
+
+    async def _look(self, ref: str, on_swap: Callable[[VllmSwap], object], first: bool) -> bool:
+        """One look at ref and server. Returns False: the next look is not the first."""
+        policy = await self._follower.resolve(ref)
+        if policy is None:
+            raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
+        if await self.served() != policy.hash:
+            on_swap(await self.swap(policy))
+        elif first and (await self._call("GET", "/is_paused"))["is_paused"]:
+            logger.warning("%s serves %s but is paused: a driver ended in between; it is resumed", self._url, policy)
+            await self._resume()
+        return False
+
+    async def _stage(self, policy: PolicyVersion) -> float:
+        """Have every worker fetch and verify the version beside the serving. Returns the seconds of the slowest."""
+        workers = await self._ask("ostinato_stage", policy.hash)
+        while any(worker["state"] == "fetching" for worker in workers):
+            await asyncio.sleep(self._poll_s)
+            workers = await self._ask("ostinato_status")
+        refused = [worker for worker in workers if worker["state"] != "ready" or worker["root"] != policy.hash]
+        if refused:
+            why = refused[0].get("error") or f"it is at {refused[0]['state']}"
+            raise Corrupt(f"{policy} is refused by {self._url}, which goes on as it was: {why}")
+        return max(float(worker["seconds"]) for worker in workers)
+
+    async def _load(self, policy: PolicyVersion) -> float:
+        """Load the staged version, and verify that every worker and the server's label say so."""
+        started = time.perf_counter()
+        try:
+            await self._call("POST", "/start_weight_update")
+        except Unavailable as error:
+            if "already active" not in str(error):
+                raise
+            logger.warning("%s: a driver ended within an update; this one goes on with it", self._url)
+        await self._call("POST", "/update_weights", {"update_info": {"root": policy.hash}})
+        await self._call("POST", "/finish_weight_update", {"weight_version": policy.hash})
+        label = await self.served()
+        held = {str(worker["served"]) for worker in await self._ask("ostinato_status")}
+        if {label} | held != {policy.hash}:
+            raise Conflict(f"{self._url} should serve {policy.hash}, but says {label} and its workers {sorted(held)}")
+        return time.perf_counter() - started
+
+    async def _forget(self) -> None:
+        """Drop every cached key and value; the streams that need them compute them again."""
+        done = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true")
+        if not done.get("success"):
+            raise Unavailable(f"{self._url} serves the new weights but kept its cache: {done}; it is tried again")
+
+    async def _resume(self) -> None:
+        """Let the server go on, unless its workers serve different weights or one says that its weights are broken."""
+        for attempt in range(_RESUMES):
+            try:
+                workers = await self._ask("ostinato_status")
+                broken = next((worker["broken"] for worker in workers if worker["broken"]), "")
+                if broken or len({worker["served"] for worker in workers}) > 1:
+                    raise Conflict(f"{self._url} is left paused: {broken or 'its workers serve different weights'}")
+                await self._call("POST", "/resume")
+                return
+            except Unavailable as error:
+                if attempt == _RESUMES - 1:
+                    raise Unavailable(
+                        f"{self._url} is paused and cannot be resumed: {error}. POST /resume there"
+                    ) from error
+                await asyncio.sleep(0.1 * 2**attempt)
+
+    async def _ask(self, method: str, *args: str) -> list[dict[str, Any]]:
+        """Call a method of the worker extension on every worker."""
+        answer = await self._call("POST", "/collective_rpc", {"method": method, "args": list(args)})
+        return answer["results"]
+
+    async def _call(self, verb: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        assert self._session is not None, "use `async with VllmFollower(...)`"
+        try:
+            async with self._session.request(verb, self._url + path, json=body) as reply:
+                text = await reply.text()
+                if reply.status == 404:
+                    raise Unavailable(f"{self._url} has no {path}: {_START}")
+                if reply.status >= 400:
+                    raise Unavailable(f"{self._url} refused {path}: {_short(text)} ({_START})")
+                return await reply.json() if text else {}
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"{self._url}{path}: {type(error).__name__}: {error}") from error
+
+
+_START = (
+    'start vLLM with VLLM_SERVER_DEV_MODE=1, --weight-transfer-config \'{"backend": "ostinato"}\' and '
+    "--worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker"
+)
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:1000]
+
+
+def _log_error(ref: str, error: Exception) -> None:
+    logger.error("ref %s: the server's weights stay as they are: %s", ref, error)

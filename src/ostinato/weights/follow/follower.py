@@ -1,0 +1,201 @@
+"""From a ref or a policy version to verified full weights in memory: what serve, evaluate and people take from the store.
+
+Weights are built beside those that are being served and handed over only when every hash fits. A corrupt or missing object is
+a loud refusal that names it; whoever served old weights goes on serving them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import NotFound, OstinatoError
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import WeightStore
+from ostinato.core.weights import Snapshot, Weights
+from ostinato.weights.follow.export import write_model
+from ostinato.weights.follow.journal import Journal
+from ostinato.weights.follow.rebuild import rebuild
+from ostinato.weights.version.chain import Loaded, Manifests
+from ostinato.weights.version.manifest import Manifest
+from ostinato.weights.version.signing import check_signature
+
+logger = logging.getLogger(__name__)
+
+OnChange = Callable[[str, Snapshot], Awaitable[object]]
+OnError = Callable[[str, Exception], None]
+
+
+class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
+    """How a follower holds weights."""
+
+    keep: int = Field(
+        default=3, ge=1, le=64, description="How many versions stay in memory to build the next ones from."
+    )
+    trusted: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")], ...] = Field(
+        default=(),
+        description="Public keys; a version that none of them signed is refused. Empty: signatures are not looked at.",
+    )
+    interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
+    cache: Path | None = Field(
+        default=None, description="A directory of this engine alone that keeps objects it read, up to relay.max_bytes."
+    )
+    max_bytes: int = Field(
+        default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
+    )
+
+
+def _log_error(ref: str, error: Exception) -> None:
+    logger.error("ref %s: the weights stay as they are: %s", ref, error)
+
+
+class Follower:
+    """Reads versions out of a weight store. Safe to share between tasks of one event loop.
+
+    Example::
+
+        follower = Follower(DirectoryStore(Path("weights")))
+        live = await follower.resolve("live")
+        weights = await follower.fetch(live)
+    """
+
+    def __init__(
+        self, store: WeightStore, config: FollowerConfig | None = None, journal: Journal | None = None
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._config = config or FollowerConfig()
+        self._manifests = Manifests(store)
+        self._kept: OrderedDict[str, Loaded] = OrderedDict()
+        self._lock = asyncio.Lock()
+
+    async def resolve(self, ref: str) -> PolicyVersion | None:
+        """The version that a ref points to (by its root, or by its manifest's hash), or None if there is no such ref.
+
+        Raises: BadRequest for a bad ref name; NotFound or Corrupt if its manifest is missing or damaged; Corrupt if none of the
+        trusted keys signed it.
+        """
+        value = await self._store.read_ref(ref)
+        if value is None:
+            return None
+        hash, manifest = await self._manifests.at(value)
+        check_signature(manifest, hash, self._config.trusted)
+        return manifest.policy
+
+    async def fetch(self, policy: PolicyVersion) -> Weights:
+        """Full weights of a version, every chunk and the root verified. Arrays are read-only and shared with later versions.
+
+        Raises: NotFound for a version or object that is not in the store; Corrupt names the object that is damaged.
+        """
+        return await self._fetch(policy.hash, None)
+
+    async def _fetch(self, root: str, found: tuple[str, Manifest] | None) -> Weights:
+        async with self._lock:
+            if root in self._kept:
+                self._kept.move_to_end(root)
+                return self._kept[root].weights
+            hash, manifest = found or await self._manifests.of_root(root)
+            check_signature(manifest, hash, self._config.trusted)
+            loaded = await rebuild(self._store, self._manifests, hash, self._known, self._config.max_bytes)
+            self._kept[root] = loaded
+            while len(self._kept) > self._config.keep:
+                self._kept.popitem(last=False)
+            return loaded.weights
+
+    def _known(self, value: str) -> Loaded | None:
+        return next((kept for kept in self._kept.values() if value in (kept.manifest.root, kept.hash)), None)
+
+    async def watch(
+        self,
+        refs: Sequence[str],
+        on_change: OnChange,
+        interval_s: float | None = None,
+        on_error: OnError = _log_error,
+    ) -> None:
+        """Call `on_change(ref, snapshot)` for each ref's version, now and whenever it moves, until cancelled.
+
+        A version that cannot be fetched or that `on_change` refuses (an OstinatoError or OSError) is reported through `on_error`,
+        once per different message, and tried again; the others go on. Unverified weights are never delivered. With a journal, a
+        follower that starts and cannot have what a ref names delivers what it had last, if that can be fetched. A journal that
+        cannot be written is reported too and tried again, but holds nothing up.
+        """
+        delivered: dict[str, str] = {}
+        reported: dict[str, str] = {}
+        while True:
+            for ref in refs:
+                try:
+                    await self._deliver(ref, delivered, on_change)
+                    reported.pop(ref, None)
+                except (OstinatoError, OSError) as error:
+                    if reported.get(ref) != str(error):
+                        on_error(ref, error)
+                    reported[ref] = str(error)
+                    await self._fall_back(ref, delivered, on_change)
+            await asyncio.sleep(self._config.interval_s if interval_s is None else interval_s)
+
+    async def _deliver(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
+        value = await self._store.read_ref(ref)
+        if value is None:
+            if ref in delivered or self._had(ref) is not None:
+                raise NotFound(f"ref {ref} is no longer in the weight store; point it to a version again", field="ref")
+            return
+        if delivered.get(ref) == value and self._noted(ref):
+            return
+        hash, manifest = await self._manifests.at(value)
+        policy = manifest.policy
+        if delivered.get(ref) != value:
+            if self._journal is not None:
+                with contextlib.suppress(OSError):  # a disk that stays full is reported below
+                    await asyncio.to_thread(self._journal.want, ref, policy)
+            await on_change(ref, Snapshot(policy=policy, weights=await self._fetch(policy.hash, (hash, manifest))))
+            delivered[ref] = value
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.have, ref, policy)
+
+    def _had(self, ref: str) -> PolicyVersion | None:
+        """What the journal says was delivered last."""
+        entry = self._journal.entries.get(ref) if self._journal is not None else None
+        return entry.have.policy if entry is not None and entry.have is not None else None
+
+    def _noted(self, ref: str) -> bool:
+        """Whether the journal knows that what it wanted was delivered."""
+        entry = self._journal.entries.get(ref) if self._journal is not None else None
+        return self._journal is None or (entry is not None and entry.have is not None and entry.want is None)
+
+    async def _fall_back(self, ref: str, delivered: dict[str, str], on_change: OnChange) -> None:
+        """Nothing was delivered for `ref` since the start: better what was served before than nothing."""
+        had = self._had(ref)
+        if ref in delivered or had is None:
+            return
+        with contextlib.suppress(OstinatoError, OSError):  # the error that led here is reported already
+            await on_change(ref, Snapshot(policy=had, weights=await self.fetch(had)))
+            delivered[ref] = had.hash
+            logger.warning("ref %s: serving %s, which was served before", ref, had)
+
+    async def log(self, ref: str, limit: int = 100) -> list[Manifest]:
+        """The version that a ref points to and its ancestors, newest first. Raises NotFound if there is no such ref."""
+        value = await self._store.read_ref(ref)
+        if value is None:
+            raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
+        found: list[Manifest] = []
+        async for _, manifest in self._manifests.walk((await self._manifests.at(value))[0]):
+            found.append(manifest)
+            if len(found) >= limit:
+                break
+        return found
+
+    async def materialise(self, policy: PolicyVersion, directory: Path, files: Iterable[Path] = ()) -> Path:
+        """Write a version as a plain model directory: model.safetensors and copies of `files` (config, tokenizer).
+
+        Returns the path of the safetensors file. Raises StorageFull; NotFound and Corrupt like `fetch`.
+        """
+        weights = await self.fetch(policy)
+        notes = {"format": "pt", "ostinato_root": policy.hash, "ostinato_number": str(policy.number)}
+        return await asyncio.to_thread(write_model, weights, directory, tuple(files), notes)

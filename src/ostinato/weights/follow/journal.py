@@ -1,0 +1,119 @@
+"""What a follower holds and what it is fetching, on its own disk: how it starts again after kill -9, or with a store out of reach.
+
+One small JSON file, replaced atomically. It is a memory, not a truth: the store's refs decide, and every version that it names is
+verified like any other when it is fetched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ostinato.core.records import PolicyVersion
+from ostinato.weights.store.disk import Disk, storage_refusals
+from ostinato.weights.version.content import hash_of
+from ostinato.weights.version.manifest import canonical
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 1 << 20
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+
+
+class Version(BaseModel):
+    """A policy version as the journal spells it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    number: Annotated[int, Field(ge=0)]
+    hash: _Hash
+
+    @property
+    def policy(self) -> PolicyVersion:
+        """The record."""
+        return PolicyVersion(number=self.number, hash=self.hash)
+
+
+class JournalEntry(BaseModel):
+    """One ref: `have` was delivered whole; `want` is, or was, on its way. None: nothing yet, nothing under way."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    have: Version | None = None
+    want: Version | None = None
+
+
+_Entries = TypeAdapter(dict[str, JournalEntry])
+
+
+class Journal:
+    """The journal of one follower process.
+
+    Example: ``journal = Journal(Path("runs/a/follow.json")); journal.want("live", v17); ...; journal.have("live", v17)``
+    """
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self._path, self._disk = path, disk or Disk()
+        self._entries = self._read()
+
+    @property
+    def entries(self) -> Mapping[str, JournalEntry]:
+        """By ref."""
+        return self._entries
+
+    def want(self, ref: str, policy: PolicyVersion) -> None:
+        """`policy` is about to be fetched for `ref`. Durable when it returns. Raises StorageFull."""
+        before = self._entries.get(ref, JournalEntry())
+        if before.want is None or before.want.policy != policy:
+            self._write({**self._entries, ref: JournalEntry(have=before.have, want=_version(policy))})
+
+    def have(self, ref: str, policy: PolicyVersion) -> None:
+        """`policy` was verified and delivered. Durable when it returns. Raises StorageFull."""
+        entry = JournalEntry(have=_version(policy))
+        if self._entries.get(ref) != entry:
+            self._write({**self._entries, ref: entry})
+
+    def _read(self) -> dict[str, JournalEntry]:
+        try:
+            with self._path.open("rb") as file:
+                line = file.read(_MAX_BYTES)
+        except FileNotFoundError:
+            return {}
+        check, _, data = line.partition(b" ")
+        try:
+            if check.decode("ascii", "replace") != hash_of(data):
+                raise ValueError("its hash does not fit")
+            return _Entries.validate_json(data)
+        except (ValidationError, ValueError) as error:
+            logger.error("%s is damaged (%s); going on without it", self._path, str(error).splitlines()[0])
+            return {}
+
+    def _write(self, entries: dict[str, JournalEntry]) -> None:
+        data = canonical(_Entries.dump_python(entries, mode="json"))
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        with storage_refusals(f"writing {self._path}"):
+            partial.unlink(missing_ok=True)
+            fd = self._disk.create(partial)
+            try:
+                rest = memoryview(hash_of(data).encode() + b" " + data)
+                while rest:
+                    rest = rest[self._disk.write(fd, rest) :]
+                self._disk.fsync(fd)
+            finally:
+                os.close(fd)
+            self._disk.rename(partial, self._path)
+            fd = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                os.close(fd)
+        self._entries = entries
+
+
+def _version(policy: PolicyVersion) -> Version:
+    return Version(number=policy.number, hash=policy.hash)

@@ -1,0 +1,157 @@
+"""Versions fetched and verified beside an engine that is not ours, before it is asked to stop for them.
+
+The fetch runs in a thread with an event loop of its own: the engine's thread only asks how far it is, and at last takes what is
+ready. Nothing is handed over before every hash fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Literal
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import WeightStore
+from ostinato.core.weights import Weights
+from ostinato.weights.follow.follower import Follower, FollowerConfig
+from ostinato.weights.version.content import check_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """How far a version is. `error` is the sentence that says why it was refused; `seconds` is the time since it was asked for.
+
+    Example: ``Staged(root="9f2c...", state="ready", error="", seconds=0.41)``
+    """
+
+    root: str
+    state: Literal["nothing", "fetching", "ready", "refused"]
+    error: str
+    seconds: float
+
+
+class Staging:
+    """One version at a time, fetched by a `Follower` in a thread of its own. All methods are for one calling thread.
+
+    `check` sees the verified weights before they count as ready, and raises what makes them unfit for the engine.
+
+    Example::
+
+        staging = Staging(DirectoryStore(Path("weights")))
+        staging.stage(root)
+        while staging.status().state == "fetching":
+            engine.step()
+        weights = staging.take(root)
+    """
+
+    def __init__(
+        self, store: WeightStore, check: Callable[[Weights], None] | None = None, config: FollowerConfig | None = None
+    ) -> None:
+        # Two versions: the one that is served, which the next delta needs, and the one that was refused after it.
+        self._follower = Follower(store, config or FollowerConfig(keep=2))
+        self._check = check
+        self._root, self._asked, self._took = "", 0.0, 0.0
+        self._work: Future[Weights] | None = None
+        self._closing = asyncio.Event()
+        self._runner = asyncio.Runner(
+            loop_factory=asyncio.new_event_loop
+        )  # with a factory it leaves this thread's loop alone
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._run, name="ostinato-staging", daemon=True)
+        self._thread.start()
+
+    def stage(self, root: str) -> Staged:
+        """Begin to fetch a version; one that is under way or ready stays so, one that was refused is tried again.
+
+        Raises: BadRequest for a root of the wrong form.
+        """
+        check_hash(root, "root")
+        if self._work is None or root != self._root or self.status().state == "refused":
+            if self._work is not None:
+                self._work.cancel()
+            self._root, self._asked = root, time.perf_counter()
+            self._work = asyncio.run_coroutine_threadsafe(self._fetch(root), self._loop)
+        return self.status()
+
+    def status(self) -> Staged:
+        """How far the version is that was asked for last."""
+        work = self._work
+        if work is None:
+            return Staged(root="", state="nothing", error="", seconds=0.0)
+        if not work.done():
+            return Staged(root=self._root, state="fetching", error="", seconds=time.perf_counter() - self._asked)
+        error = CancelledError("it was given up") if work.cancelled() else work.exception()
+        if error is not None:
+            return Staged(root=self._root, state="refused", error=_sentence(error), seconds=self._took)
+        return Staged(root=self._root, state="ready", error="", seconds=self._took)
+
+    def take(self, root: str) -> Weights:
+        """The verified weights of a version, waited for if they are not ready.
+
+        Raises: NotFound, Corrupt or BadWeights, which name the object or tensor; BadRequest for a root of the wrong form.
+        """
+        self.stage(root)
+        assert self._work is not None
+        return self._work.result()
+
+    def resolve(self, ref: str) -> str | None:
+        """The root that a ref leads to now, or None. Raises BadRequest, NotFound or Corrupt."""
+        policy = asyncio.run_coroutine_threadsafe(self._follower.resolve(ref), self._loop).result()
+        return None if policy is None else policy.hash
+
+    def close(self) -> None:
+        """Give up what is under way and end the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._runner:
+            self._runner.run(self._closing.wait())
+
+    async def _fetch(self, root: str) -> Weights:
+        try:
+            weights = await self._follower.fetch(PolicyVersion(number=0, hash=root))  # the root alone names a version
+            if self._check is not None:
+                await asyncio.to_thread(self._check, weights)
+            return weights
+        finally:
+            self._took = time.perf_counter() - self._asked
+
+
+def part_of(name: str) -> str:
+    """The part of a model that a tensor belongs to: its outermost numbered block, or else the module that holds it.
+
+    No engine fuses tensors across these: ``model.layers.3.self_attn.q_proj.weight`` -> ``model.layers.3``,
+    ``model.norm.weight`` -> ``model.norm``.
+    """
+    pieces = name.split(".")
+    for at, piece in enumerate(pieces):
+        if piece.isdigit():
+            return ".".join(pieces[: at + 1])
+    return ".".join(pieces[:-1])
+
+
+def changed_parts(old: Weights | None, new: Weights) -> dict[str, list[str]]:
+    """The parts in which a tensor differs -> all tensors of the part, in the order of the names.
+
+    A tensor counts as unchanged if both versions share its memory, which a follower sees to; without `old` all are changed.
+    """
+    parts: dict[str, list[str]] = {}
+    for name in sorted(new):
+        parts.setdefault(part_of(name), []).append(name)
+    if old is None:
+        return parts
+    return {
+        part: names
+        for part, names in parts.items()
+        if any(name not in old or old[name].data is not new[name].data for name in names)
+    }
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]

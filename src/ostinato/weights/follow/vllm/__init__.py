@@ -1,0 +1,26 @@
+"""vLLM takes new weights from a weight store while it serves.
+
+Nothing of Ostinato imports this package: it lives in vLLM's processes, found through the entry point ``vllm.general_plugins``.
+Beside vLLM it needs blake3, numba, obstore, pydantic and zstandard. Start the server like this::
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve DIRECTORY --weight-transfer-config '{"backend": "ostinato"}' \
+        --worker-extension-cls ostinato.weights.follow.vllm.worker.StagingWorker
+
+and let ``ostinato weights drive-vllm URL`` follow a ref.
+"""
+
+from __future__ import annotations
+
+BACKEND = "ostinato"
+
+
+def register() -> None:
+    """Make the backend known to this vLLM process; vLLM calls it in each. Safe to call again."""
+    import contextlib
+
+    from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
+        WeightTransferEngineFactory,
+    )
+
+    with contextlib.suppress(ValueError):  # registered before
+        WeightTransferEngineFactory.register_engine(BACKEND, "ostinato.weights.follow.vllm.engine", "StoreEngine")

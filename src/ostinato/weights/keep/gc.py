@@ -1,0 +1,298 @@
+"""Garbage collection of a weight store: what no ref, pin, lease, recent version or release needs is deleted once it is old.
+
+The order makes it safe beside publishers and followers, and against a kill at any instant:
+
+1. list the objects, then the refs; read the manifests and mark. A manifest that cannot be read stops everything here.
+2. delete the refs of versions that are not marked: from now on nobody finds them.
+3. list the refs again and mark again. Who began to rely on a version meanwhile gets its ref back.
+4. delete the objects that are marked by neither look and that nobody has put again since they were listed.
+
+What it cannot see is the base of a publication that has not written its manifest yet: whoever builds on an old version that
+nothing keeps holds it meanwhile (`holding.held`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError
+from ostinato.core.records import PolicyVersion
+from ostinato.weights.keep.marking import Node, Rules, Starts, expired, marked, starts, versions_of
+from ostinato.weights.store.interface import KeptStore, ListedObject, ListedRef
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.content import VERSIONS
+
+logger = logging.getLogger(__name__)
+
+
+class CollectConfig(BaseModel, frozen=True, extra="forbid"):
+    """What garbage collection keeps besides what the refs name."""
+
+    keep: int = Field(default=20, ge=1, description="The newest versions that are kept, by number.")
+    releases: int = Field(default=10, ge=0, description="The last versions that were live and are kept.")
+    grace_hours: float = Field(
+        default=24.0,
+        ge=0,
+        description="Nothing younger is deleted; longer than any publication takes. 0 only while nobody publishes.",
+    )
+    lease_s: float = Field(
+        default=3600.0, gt=0, description="A follower's lease counts this long after it was renewed."
+    )
+    parallel: int = Field(default=8, ge=1, le=64, description="Requests under way at once.")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a collection is: `done` of `total` (None: unknown) and the bytes so far.
+
+    Example: ``Step(stage="deleting objects", done=120, total=3_400, bytes=8_053_063_680)``
+    """
+
+    stage: str
+    done: int
+    total: int | None
+    bytes: int
+
+
+OnStep = Callable[[Step], None]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Objects and their bytes."""
+
+    objects: int = 0
+    bytes: int = 0
+
+    def add(self, listed: ListedObject) -> None:
+        """Count one."""
+        self.objects += 1
+        self.bytes += listed.bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What a collection kept and deleted, or would delete if `dry_run`. `young` is unneeded but too young, and part of `kept`.
+
+    `reasons` says of each version that is kept why; `gone` names the versions that are not; `missing` the roots that were asked
+    for but are not in the store.
+
+    Example: ``Collected(dry_run=False, reasons={v9: ("live", "newest 20")}, gone=(v1, v2), leases=("lease/gateway-3",),
+    missing=(), kept=Tally(41, 1_200_000_000), young=Tally(2, 9_000_000), deleted=Tally(7, 310_000_000))``
+    """
+
+    dry_run: bool
+    reasons: Mapping[PolicyVersion, tuple[str, ...]]
+    gone: tuple[PolicyVersion, ...]
+    leases: tuple[str, ...]
+    missing: tuple[str, ...]
+    kept: Tally
+    young: Tally
+    deleted: Tally
+
+
+async def collect(
+    store: KeptStore,
+    config: CollectConfig | None = None,
+    *,
+    roots: Sequence[str] = (),
+    dry_run: bool = False,
+    on_step: OnStep = lambda step: None,
+) -> Collected:
+    """Delete what nothing needs. `roots` are kept, too, where they are in the store: the versions that were live.
+
+    Ages are the store's own; no other clock counts.
+
+    Raises:
+        Corrupt: the manifest of a version cannot be read, so it is not known what it needs; nothing was deleted.
+        Conflict: another collection was at work; run it again.
+        BadConfig: the grace is too short for this store.
+        Unavailable, StorageFull: the store refused; what is needed is all there, and the call can be repeated.
+
+    Example: ``report = await collect(DirectoryStore(Path("weights")), CollectConfig(keep=5), dry_run=True)``
+    """
+    config = config or CollectConfig()
+    rules = Rules(config.keep, 3600 * config.grace_hours, config.lease_s, tuple(roots))
+    if rules.grace_s < 2 * store.renews_s:
+        raise BadConfig(
+            f"collect.grace_hours: {config.grace_hours:g} is too short for a store that takes objects for new for "
+            f"{store.renews_s:g} s; give at least {store.renews_s / 1800:g}, or a smaller weights.renew_s"
+        )
+    return await _Collection(store, rules, config.parallel, on_step).run(dry_run)
+
+
+@dataclass(slots=True)
+class _Look:
+    """What one look at the refs says."""
+
+    refs: dict[str, ListedRef]
+    versions: dict[str, str]
+    starts: Starts
+    marked: set[str]
+
+
+@dataclass(slots=True)
+class _Collection:
+    store: KeptStore
+    rules: Rules
+    parallel: int
+    on_step: OnStep
+    nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    old: dict[str, ListedObject] = field(default_factory=dict[str, ListedObject])
+    total: Tally = field(default_factory=Tally)
+    young: list[ListedObject] = field(default_factory=list[ListedObject])
+
+    async def run(self, dry_run: bool) -> Collected:
+        await self._list()
+        look = await self._look({})
+        dead = {root: hash for root, hash in look.versions.items() if hash not in look.marked}
+        if dry_run:
+            deleted = Tally()
+            for listed in self._unneeded(look.marked):
+                deleted.add(listed)
+            return self._report(look, dead, expired(look.refs, self.rules), deleted, dry_run=True)
+        removed = {root: hash for root, hash in dead.items() if await self._drop(look, VERSIONS + root)}
+        leases = [ref for ref in expired(look.refs, self.rules) if await self._drop(look, ref)]
+        try:
+            again = await self._look(removed)
+        except OstinatoError:
+            await self._restore(removed)
+            raise
+        look.marked |= again.marked
+        saved = {root: hash for root, hash in removed.items() if hash in look.marked}
+        await self._restore(saved)
+        gone = {root: hash for root, hash in removed.items() if root not in saved}
+        deleted = await self._delete(gone, look.marked)
+        again.marked = look.marked
+        return self._report(again, gone, leases, deleted, dry_run=False)
+
+    async def _list(self) -> None:
+        async for listed in self.store.list_objects():
+            self.total.add(listed)
+            if listed.age_s >= self.rules.grace_s:
+                self.old[listed.hash] = listed
+            else:
+                self.young.append(listed)
+            self.on_step(Step("listing objects", self.total.objects, None, self.total.bytes))
+
+    async def _look(self, removed: Mapping[str, str]) -> _Look:
+        """Read refs and manifests, and mark. `removed` are versions whose refs are gone but that may yet be wanted."""
+        refs = await self.store.list_refs()
+        versions = {**removed, **versions_of(refs)}
+        try:
+            await self._read(versions.values())
+            numbers = {hash: self.nodes[hash].policy.number for hash in versions.values()}
+            found = starts(refs, versions, numbers, self.rules)
+            await self._read_needed(found.reasons)
+        except Corrupt as error:
+            if await self.store.refs() != {ref: at.value for ref, at in refs.items()}:
+                raise Conflict(
+                    "refs moved while their manifests were read: another collection is at work, or a publisher; run it again"
+                ) from error
+            raise
+        return _Look(refs, versions, found, marked(self.nodes, found.reasons))
+
+    async def _read_needed(self, manifests: Iterable[str]) -> None:
+        todo, seen = set(manifests), set[str]()
+        while todo:  # one link of all chains at a time; most were read above
+            await self._read(todo)
+            seen |= todo
+            nodes = [self.nodes[hash] for hash in todo]
+            await self._read(route for node in nodes for route in node.routes)
+            todo = {node.parent for node in nodes if node.parent is not None} - seen
+
+    async def _read(self, hashes: Iterable[str]) -> None:
+        manifests = Manifests(self.store)
+        new = [hash for hash in dict.fromkeys(hashes) if hash not in self.nodes]
+
+        async def one(hash: str) -> int:
+            try:
+                self.nodes[hash] = Node.of(await manifests.read(hash))
+            except (NotFound, Corrupt) as error:
+                raise Corrupt(
+                    f"manifest {hash} cannot be read, so it is not known what it needs: {error}. Nothing was deleted. "
+                    f"Restore it or publish the version again; delete the ref that leads to it if the version may go"
+                ) from error
+            return 0
+
+        await self._each("reading manifests", new, one)
+
+    async def _drop(self, look: _Look, ref: str) -> bool:
+        at = look.refs[ref]
+        try:
+            await self.store.delete_ref(ref, at.value, at.stamp)
+        except Conflict:  # somebody wants it after all
+            return False
+        return True
+
+    async def _restore(self, versions: Mapping[str, str]) -> None:
+        for root, hash in versions.items():
+            logger.info("version %s is wanted again and stays", root)
+            try:
+                await self.store.move_ref(VERSIONS + root, None, hash)
+            except Conflict:
+                logger.info("version %s was published again meanwhile", root)
+
+    async def _delete(self, gone: Mapping[str, str], keep: set[str]) -> Tally:
+        """Manifests of versions first, then the rest."""
+        first = {hash for manifest in gone.values() for hash in (manifest, *self.nodes[manifest].routes)}
+        unneeded = {listed.hash: listed for listed in self._unneeded(keep)}
+        deleted = Tally()
+
+        async def one(hash: str) -> int:
+            if await self.store.delete(hash, unneeded[hash].stamp):
+                deleted.add(unneeded[hash])
+            return unneeded[hash].bytes
+
+        await self._each("deleting manifests", [hash for hash in unneeded if hash in first], one)
+        await self._each("deleting objects", [hash for hash in unneeded if hash not in first], one)
+        return deleted
+
+    def _unneeded(self, keep: set[str]) -> list[ListedObject]:
+        return [listed for hash, listed in self.old.items() if hash not in keep]
+
+    async def _each(self, stage: str, names: Sequence[str], work: Callable[[str], Awaitable[int]]) -> None:
+        """A few at a time; `work` returns the bytes that it dealt with."""
+        coming, done, size = iter(names), 0, 0
+
+        async def worker() -> None:
+            nonlocal done, size
+            for name in coming:
+                size += await work(name)
+                done += 1
+                self.on_step(Step(stage, done, len(names), size))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.parallel, len(names))):
+                    group.create_task(worker())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _report(
+        self, look: _Look, gone: Mapping[str, str], leases: Sequence[str], deleted: Tally, *, dry_run: bool
+    ) -> Collected:
+        young = Tally()
+        for listed in self.young:
+            if listed.hash not in look.marked:
+                young.add(listed)
+        kept = [hash for root, hash in look.versions.items() if root not in gone]
+        reasons = {
+            self.nodes[hash].policy: tuple(look.starts.reasons.get(hash, ["a later version builds on it"]))
+            for hash in kept
+        }
+        return Collected(
+            dry_run=dry_run,
+            reasons=dict(sorted(reasons.items(), reverse=True)),
+            gone=tuple(sorted(self.nodes[hash].policy for hash in gone.values())),
+            leases=tuple(leases),
+            missing=tuple(look.starts.missing),
+            kept=Tally(self.total.objects - deleted.objects, self.total.bytes - deleted.bytes),
+            young=young,
+            deleted=deleted,
+        )

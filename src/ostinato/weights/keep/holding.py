@@ -1,0 +1,102 @@
+"""What keeps a version from being collected: pins, which people set, and leases, which their holder renews.
+
+Both are refs to a root: ``pin/<name>`` stays until it is taken away; ``lease/<name>`` counts while it is young by the store's own
+clock. The ref is written first and the version looked for afterwards, while a collector deletes the version's ref first and
+reads the refs again afterwards: one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from ostinato.core.errors import Conflict, NotFound
+from ostinato.weights.store.interface import KeptStore
+from ostinato.weights.version.content import version_ref
+
+PINS: Final = "pin/"
+LEASES: Final = "lease/"
+
+_TRIES: Final = 8
+
+
+async def pin(store: KeptStore, name: str, root: str) -> str | None:
+    """Keep a version until `unpin`; a pin of this name moves. Returns the root that it held before, or None.
+
+    Raises: NotFound if the version is not in the store (the pin stays where it was); BadRequest for a name that is no ref's;
+    Conflict if others keep moving the same pin.
+
+    Example: ``await pin(store, "paper", policy.hash)``
+    """
+    return await _set(store, PINS + name, root)
+
+
+async def unpin(store: KeptStore, name: str) -> str:
+    """Take a pin away and return the root that it held. Raises NotFound, which names the pins that there are; Conflict."""
+    root = await store.read_ref(PINS + name)
+    if root is None:
+        pins = [ref.removeprefix(PINS) for ref in await store.refs() if ref.startswith(PINS)]
+        raise NotFound(f"there is no pin {name!r}; there are: {', '.join(pins) or 'none'}", field="name")
+    await store.delete_ref(PINS + name, root)
+    return root
+
+
+async def hold(store: KeptStore, name: str, root: str) -> None:
+    """Take or renew the lease of one holder; call it again well before `collect.lease_s` has passed.
+
+    Hold before you read: what is read afterwards stays. Raises NotFound if the version is not in the store any more (the lease is
+    then given up), BadRequest for a name that is no ref's.
+
+    Example: ``await hold(store, "gateway-7", policy.hash)``
+    """
+    await _set(store, LEASES + name, root)
+
+
+async def let_go(store: KeptStore, name: str) -> None:
+    """End a lease; one that is not there, or that its holder has just renewed elsewhere, is no error."""
+    root = await store.read_ref(LEASES + name)
+    if root is not None:
+        with contextlib.suppress(Conflict):
+            await store.delete_ref(LEASES + name, root)
+
+
+@contextlib.asynccontextmanager
+async def held(store: KeptStore, name: str, root: str) -> AsyncGenerator[None]:
+    """Hold a version while a piece of work that is shorter than a lease needs it.
+
+    Example: ``async with held(store, f"publisher-{uuid4().hex}", base.hash): ...``
+    """
+    await hold(store, name, root)
+    try:
+        yield
+    finally:
+        await let_go(store, name)
+
+
+async def _set(store: KeptStore, ref: str, root: str) -> str | None:
+    for _ in range(_TRIES):
+        before = await store.read_ref(ref)
+        if await store.read_ref(version_ref(root)) is None:
+            break
+        try:
+            await store.move_ref(ref, before, root)
+        except Conflict:
+            continue
+        if await store.read_ref(version_ref(root)) is not None:
+            return before
+        await _undo(store, ref, before, root)
+        break
+    else:
+        raise Conflict(f"ref {ref} keeps being moved by others; give each holder a name of its own")
+    if ref.startswith(LEASES):
+        await let_go(store, ref.removeprefix(LEASES))
+    raise NotFound(f"version {root} is not in the weight store (any more); publish it again", field="root")
+
+
+async def _undo(store: KeptStore, ref: str, before: str | None, root: str) -> None:
+    with contextlib.suppress(Conflict):
+        if before is None:
+            await store.delete_ref(ref, root)
+        else:
+            await store.move_ref(ref, root, before)

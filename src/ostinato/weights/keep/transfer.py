@@ -1,0 +1,205 @@
+"""One version from one weight store to another: into a mirror, out of a backup, across clouds.
+
+Objects go before the manifests that name them, routes and parents before the manifests that point to them, refs last. So whoever is
+killed, at any instant, leaves no ref that leads to something incomplete, and a second call goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import WeightStore
+from ostinato.weights.store.interface import RefStore
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.content import check_ref, is_hash, version_ref
+from ostinato.weights.version.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+OnBytes = Callable[[int, int], object]
+"""Called with the payload bytes copied so far and those to copy in all."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transferred:
+    """What a transfer did. `objects` and `bytes` were copied, manifests included; `skipped` payload bytes were there already.
+
+    Example: ``Transferred(policy=v17, manifest="ab12...", objects=9, bytes=4_300_000, skipped=269_000_000, seconds=1.9)``
+    """
+
+    policy: PolicyVersion
+    manifest: str
+    objects: int
+    bytes: int
+    skipped: int
+    seconds: float
+
+
+async def transfer(
+    source: WeightStore,
+    target: RefStore,
+    version: str,
+    *,
+    ref: str | None = None,
+    on_bytes: OnBytes | None = None,
+    parallel: int = 8,
+) -> Transferred:
+    """Copy what a version needs, and only what `target` lacks; then name it there, and move `ref` to it if one is given.
+
+    `version` is a ref of the source, a root or the hash of a manifest. A version needs its own manifest, those of its routes and
+    all their objects, and the same of its parents back to the first with a full snapshot. At most `parallel` objects are in
+    memory. The target must not delete what no ref reaches while this runs.
+
+    Raises:
+        NotFound: the source has no such version, or lacks a part of it; the message names the part.
+        Corrupt: a part of the version is not what its name promises; it was not named in the target.
+        Conflict: someone else moved `ref` meanwhile. The version is in the target, the ref is the other's.
+        BadRequest: `version` or `ref` of the wrong form.
+        StorageFull, Unavailable: from the stores. Call again: what arrived is not copied a second time.
+
+    Example::
+
+        done = await transfer(DirectoryStore(Path("weights")), mirror, "live", ref="live")
+    """
+    started = time.perf_counter()
+    expected = await target.read_ref(check_ref(ref)) if ref is not None else None
+    manifests = Manifests(source)
+    hash = await _find(source, manifests, version)
+    need = await _need(manifests, hash)
+    errand = _Errand(source, target, on_bytes or _ignore)
+    await _each(need.objects, parallel, errand.look)
+    missing = {name: length for name, length in need.objects.items() if name in errand.missing}
+    errand.begin(sum(missing.values()))
+    await _each(missing.items(), parallel, errand.copy)
+    for name in reversed(need.manifests):
+        if not await target.has(name):
+            await errand.copy((name, 0))
+    policy = (await manifests.read(hash)).policy
+    await _name(target, policy.hash, hash)
+    if ref is not None and expected != policy.hash:
+        await target.move_ref(ref, expected, policy.hash)
+    return Transferred(
+        policy=policy,
+        manifest=hash,
+        objects=errand.objects,
+        bytes=errand.bytes,
+        skipped=sum(need.objects.values()) - sum(missing.values()),
+        seconds=time.perf_counter() - started,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Manifests, each before those that it points to, and objects with the least length that each must have."""
+
+    manifests: list[str] = field(default_factory=list[str])
+    objects: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, hash: str, manifest: Manifest) -> None:
+        self.manifests.append(hash)
+        for name, length in manifest.objects().items():
+            self.objects[name] = max(self.objects.get(name, 0), length)
+
+
+async def _find(source: WeightStore, manifests: Manifests, version: str) -> str:
+    value = version
+    if not is_hash(version):
+        found = await source.read_ref(version)
+        if found is None:
+            raise NotFound(
+                f"there is no ref {version} in the source; give a ref, a root or a manifest's hash", field="ref"
+            )
+        value = found
+    return (await manifests.at(value))[0]
+
+
+async def _need(manifests: Manifests, start: str) -> _Need:
+    """Everything that the version needs, read from the source. Nothing of a chain or a route that contradicts itself is used."""
+    need, at, links = _Need(), start, None
+    while True:
+        manifest = await manifests.read(at)
+        if links is not None and manifest.links != links:
+            raise Corrupt(f"manifest {at}: field links: {manifest.links}, its child needs {links}; publish it again")
+        need.add(at, manifest)
+        for route in manifest.routes:
+            other = await manifests.read(route.manifest)
+            if other.root != manifest.root or other.routes or (other.kind == "full") is not (route.base is None):
+                raise Corrupt(f"manifest {at}: its route {route.manifest} does not lead to the same root; refused")
+            need.add(route.manifest, other)
+        if manifest.links == 0:
+            return need
+        if manifest.parent is None:  # cannot be: a parsed delta has a parent
+            raise Corrupt(f"manifest {at}: field parent: its {manifest.links} links lead nowhere; publish it again")
+        at, links = manifest.parent, manifest.links - 1
+
+
+class _Errand:
+    """Copies objects and counts."""
+
+    def __init__(self, source: WeightStore, target: RefStore, on_bytes: OnBytes) -> None:
+        self._source, self._target, self._on_bytes = source, target, on_bytes
+        self._expected = self._arrived = 0
+        self.missing: set[str] = set()
+        self.objects = self.bytes = 0
+
+    async def look(self, name: str) -> None:
+        if not await self._target.has(name):
+            self.missing.add(name)
+
+    def begin(self, expected: int) -> None:
+        self._expected = expected
+        self._on_bytes(0, expected)
+
+    async def copy(self, item: tuple[str, int]) -> None:
+        """One object of at least the given length; its own hash is checked before it counts as copied."""
+        name, least = item
+        data = await self._source.get(name)
+        if len(data) < least:
+            raise Corrupt(f"object {name} has {len(data)} bytes, a manifest needs {least}; publish the version again")
+        if (kept := await self._target.put(data)) != name:
+            raise Corrupt(f"object {name} arrived as {kept}: it was damaged on its way; transfer the version again")
+        self.objects += 1
+        self.bytes += len(data)
+        self._arrived += least
+        self._on_bytes(self._arrived, self._expected)
+
+
+async def _name(target: RefStore, root: str, hash: str) -> None:
+    """Point ``version/<root>`` to the manifest. Whoever is faster has named the same weights."""
+    ref = version_ref(root)
+    now = await target.read_ref(ref)
+    if now == hash:
+        return
+    try:
+        await target.move_ref(ref, now, hash)
+    except Conflict:
+        logger.info("another writer named version %s first; its manifest describes the same weights", root)
+
+
+async def _each(items: Iterable[_T], parallel: int, work: Callable[[_T], Awaitable[None]]) -> None:
+    """`work` on each item, at most `parallel` at once. Raises the first failure when all have stopped."""
+    rest = iter(items)
+
+    async def worker() -> None:
+        for item in rest:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(parallel):
+                group.create_task(worker())
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+
+
+def _ignore(done: int, total: int) -> None:
+    """Nobody watches."""

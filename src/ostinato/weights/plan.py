@@ -1,0 +1,313 @@
+"""What a deployment will move, keep and wait for, before there is one: sizes, requests and seconds from a few inputs. Pure arithmetic.
+
+The size of a delta follows from the share p of elements that change. Naming which of n elements changed takes n H(p) bits if any may
+(H is the binary entropy); the old values narrow that down, and each step costs a bit or two. On real pairs the two nearly cancel, so
+a delta has `factor * n * H(p)` bits with a factor near 1: see `FACTORS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ostinato.core.errors import BadRequest
+from ostinato.weights.version.content import CHUNK_ELEMENTS
+from ostinato.weights.version.manifest import MAX_MANIFEST_BYTES
+
+FACTORS: Final = {"settled": 0.73, "planned": 1.0, "at random": 1.16, "first step": 1.54}
+"""Bits of a delta over n H(p). Measured on SmolLM2-135M: steps 27 and later at a learning rate of 1e-6 (0.71 to 0.75; 0.91 over 4 and
+16 of them), two steps of a live run at 2e-5 (0.97), elements drawn at random (1.15 and 1.16), the first step of a run (1.54)."""
+
+DENSEST: Final = 0.25
+"""Above this share of changed elements another codec takes over; its payload is taken to be a full snapshot's."""
+
+MANIFEST_BYTES: Final = (362, 76)
+"""Bytes of a manifest per chunk, plain and compressed: what a full snapshot of 285 chunks in 272 tensors has."""
+
+SKIPS: Final = (16, 4, 1)
+"""Versions that one delta spans, the longest first."""
+
+SNAPSHOT: Final = 0.69
+"""A full snapshot's share of the weights' bytes; measured on SmolLM2-135M in bf16."""
+
+_REF_WRITES = 3  # of a publication: two refs, one listing for a new one
+_REF_READS = 7  # of a publication: before each step
+_FOUND = 2  # refs that a follower reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What is published and how. The share `changed` is of one version against the one before.
+
+    `growth` says how it adds up: k versions change `changed * k**growth`. Measured: 0.72 over 15 steps at 1e-5, 0.38 over 16 at
+    1e-6. `snapshot` is a full snapshot's share of the weights' bytes. Each of `shards` publishes its part as a chain of its own.
+
+    Example: ``Deployment(parameters=1e12, changed=0.01, shards=16)``. Raises BadRequest for what cannot be (also `Link`, `Cores`).
+    """
+
+    parameters: float
+    changed: float
+    shards: int = 1
+    factor: float = FACTORS["planned"]
+    growth: float = 0.72
+    snapshot: float = SNAPSHOT
+    anchor_every: int = 25
+    anchor_share: float = 0.4
+    object_bytes: int = 1 << 26
+    part_bytes: int = 1 << 23
+    max_bytes: int = 1 << 38
+    keep: int = 100
+
+    def __post_init__(self) -> None:
+        _check("parameters", self.parameters, 1, 1e18)
+        _check("shards", self.shards, 1, 1 << 20)
+        _check("changed", self.changed, 1e-9, DENSEST)
+        _check("keep", self.keep, 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A line with a delay: `gbit_s` in 10^9 bits, `rtt_s` there and back. A stream has at most `window` bytes under way.
+
+    Connections are open and warm, and nothing is lost: what loss costs depends on the congestion control, which is not modelled.
+    6 MiB is the largest receive window that Linux gives without being told otherwise.
+    """
+
+    gbit_s: float = 10.0
+    rtt_s: float = 0.15
+    streams: int = 16
+    window: int = 6 << 20
+
+    def __post_init__(self) -> None:
+        _check("gbit_s", self.gbit_s, 1e-6, 1e6)
+        _check("rtt_s", self.rtt_s, 1e-6, 3600)
+        _check("streams", self.streams, 1, 1 << 20)
+
+    @property
+    def product(self) -> float:
+        """Bytes that are under way when the line is full."""
+        return self.gbit_s * 1e9 / 8 * self.rtt_s
+
+    @property
+    def bytes_s(self) -> float:
+        """What all streams together carry: the line, or the windows if they are smaller than `product`."""
+        return min(self.gbit_s * 1e9 / 8, self.streams * self.window / self.rtt_s)
+
+    def seconds(self, size: float, requests: int) -> float:
+        """Time for `size` bytes in `requests`; each waits for one round trip, `streams` of them at once."""
+        return math.ceil(requests / self.streams) * self.rtt_s + size / self.bytes_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """Cores per shard and what one does, in GB of full weights a second (10^9 bytes).
+
+    The rates are one busy Zen 5 core's: deltas of uniformly drawn changes of 1% (2.6 and 5.0; at 2.3% 2.0 and 2.8), full snapshots,
+    BLAKE3. That many cores are that many times as fast is assumed.
+    """
+
+    count: int = 16
+    encode: float = 2.6
+    decode: float = 5.0
+    encode_full: float = 0.42
+    decode_full: float = 1.3
+    hash: float = 4.5
+
+    def __post_init__(self) -> None:
+        _check("cores", self.count, 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """One way to a version: payload bytes, objects, requests by price class, seconds on the line and on the cores.
+
+    `puts` are writes, their parts and listings; `gets` are reads and HEADs. All shards together share the line; each has cores of its
+    own, which work side by side.
+    """
+
+    bytes: float
+    objects: int
+    puts: int
+    gets: int
+    line_s: float
+    cores_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Until done, when the line and the cores work at the same time."""
+        return max(self.line_s, self.cores_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Something that a shard needs and what there is of it, in bytes."""
+
+    name: str
+    need: float
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        """True if the limit is not passed."""
+        return self.need <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentPlan:
+    """The answers, for all shards together. `follow` is a follower that has the version before.
+
+    Every version has a delta; `publish_full` and `publish_skips` (over 16 and over 4 versions) are other routes to some of them.
+
+    `cold` is the follower without weights at the worst moment, `cold_slow` the same without deltas that skip versions; `chain` is the
+    number of deltas between full snapshots; `kept` are the bytes of `keep` versions, `skips` those of them that skipping adds.
+    """
+
+    full_bytes: float
+    ratio: float
+    bits_per_change: float
+    chain: int
+    publish: Moved
+    publish_full: Moved
+    publish_skips: tuple[Moved, ...]
+    follow: Moved
+    cold: Moved
+    cold_slow: Moved
+    cold_hops: int
+    kept: float
+    skips: float
+    limits: tuple[Limit, ...]
+    least_shards: int
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise BadRequest(f"{name}: {value:g} is not between {least:g} and {most:g}", field=name)
+
+
+def mask_bits(share: float) -> float:
+    """H(p)/p: bits per changed element that name which elements changed, if any is as likely as another.
+
+    Example: ``mask_bits(0.01) == 8.079...``
+    """
+    rest = 1.0 - share
+    return -math.log2(share) - (rest * math.log2(rest) / share if rest > 0 else 0.0)
+
+
+def changed_after(share: float, versions: int, growth: float) -> float:
+    """The share that differs from `versions` versions ago; at most 1."""
+    return min(1.0, share * versions**growth)
+
+
+def delta_bytes(parameters: float, share: float, factor: float, snapshot: float = SNAPSHOT) -> float:
+    """Payload bytes of a delta of 16-bit weights; never more than a full snapshot's, which stands in above `DENSEST`."""
+    whole = 2 * parameters * snapshot
+    return min(whole, parameters * share * mask_bits(share) * factor / 8) if share <= DENSEST else whole
+
+
+def hops(versions: int, skips: Sequence[int] = SKIPS) -> list[int]:
+    """How many versions each delta spans on the shortest way over `versions`, longest first: 24 -> [16, 4, 4]."""
+    found: list[int] = []
+    for span in skips:
+        found += [span] * (versions // span)
+        versions %= span
+    return found
+
+
+def plan(deployment: Deployment, link: Link | None = None, cores: Cores | None = None) -> DeploymentPlan:
+    """Everything that follows from the inputs."""
+    link, cores = link or Link(), cores or Cores()
+    full = 2 * deployment.parameters
+    one = _span(deployment, 1)
+    chain = min(deployment.anchor_every, math.floor(deployment.anchor_share * full / one) + 1)
+    ways = {
+        after: [full * deployment.snapshot, *(_span(deployment, span) for span in hops(after))]
+        for after in range(chain + 1)
+    }
+    worst = max(ways, key=lambda after: sum(ways[after]))
+    slow = [full * deployment.snapshot, *[one] * chain]
+    spans = [_span(deployment, span) for span in SKIPS if span > 1]
+    skips = sum(size * deployment.keep / span for size, span in zip(spans, SKIPS, strict=False))
+    return DeploymentPlan(
+        full_bytes=full,
+        ratio=full / one,
+        bits_per_change=8 * one / (deployment.parameters * deployment.changed),
+        chain=chain,
+        publish=_published(deployment, link, cores, one, is_full=False),
+        publish_full=_published(deployment, link, cores, full * deployment.snapshot, is_full=True),
+        publish_skips=tuple(_published(deployment, link, cores, size, is_full=False) for size in spans),
+        follow=_followed(deployment, link, cores, [one], is_full=False),
+        cold=_followed(deployment, link, cores, ways[worst], is_full=True),
+        cold_slow=_followed(deployment, link, cores, slow, is_full=True),
+        cold_hops=len(ways[worst]) - 1,
+        kept=(full * deployment.snapshot / (chain + 1) + one) * deployment.keep + skips,
+        skips=skips,
+        limits=_limits(deployment, deployment.shards),
+        least_shards=next(
+            n for n in (1 << k for k in range(64)) if all(limit.fits for limit in _limits(deployment, n))
+        ),
+    )
+
+
+def _span(deployment: Deployment, versions: int) -> float:
+    share = changed_after(deployment.changed, versions, deployment.growth)
+    return delta_bytes(deployment.parameters, share, deployment.factor, deployment.snapshot)
+
+
+def _chunks(deployment: Deployment, shards: int) -> int:
+    return math.ceil(deployment.parameters / shards / CHUNK_ELEMENTS)
+
+
+def _limits(deployment: Deployment, shards: int) -> tuple[Limit, ...]:
+    manifest = float(_chunks(deployment, shards) * MANIFEST_BYTES[0])
+    size = 2 * deployment.parameters / shards
+    return (
+        Limit(name="manifest, uncompressed", need=manifest, limit=float(MAX_MANIFEST_BYTES)),
+        Limit(name="weights of one version (max_bytes)", need=size, limit=float(deployment.max_bytes)),
+    )
+
+
+def _requests(size: float, deployment: Deployment) -> tuple[int, int, int]:
+    """(objects, requests that write them, requests that read them) for payloads or a manifest of one shard."""
+    count = math.ceil(size / deployment.object_bytes)
+    parts = math.ceil(min(size, deployment.object_bytes) / deployment.part_bytes)
+    return count, count * (parts + 2 if parts > 1 else 1), count * parts
+
+
+def _published(deployment: Deployment, link: Link, cores: Cores, size: float, *, is_full: bool) -> Moved:
+    """Coded, decoded once to be sure, hashed before and after; every object is looked for before it is sent."""
+    shards, manifest = deployment.shards, _chunks(deployment, deployment.shards) * MANIFEST_BYTES[1]
+    count, puts, _ = _requests(size / shards, deployment)
+    names, manifest_puts, _ = _requests(manifest, deployment)
+    encode, decode = (cores.encode_full, cores.decode_full) if is_full else (cores.encode, cores.decode)
+    work = 2 * deployment.parameters / shards / 1e9 / cores.count * (1 / encode + 1 / decode + 2 / cores.hash)
+    writes, reads = puts + manifest_puts + _REF_WRITES, count + names + _REF_READS
+    return Moved(
+        bytes=size,
+        objects=count * shards,
+        puts=writes * shards,
+        gets=reads * shards,
+        line_s=link.seconds(size + manifest * shards, (writes + reads) * shards),
+        cores_s=work,
+    )
+
+
+def _followed(deployment: Deployment, link: Link, cores: Cores, sizes: Sequence[float], *, is_full: bool) -> Moved:
+    """Each payload decoded in turn and every chunk hashed. The first is a full snapshot's if `is_full`."""
+    shards, manifest = deployment.shards, _chunks(deployment, deployment.shards) * MANIFEST_BYTES[1]
+    objects, gets, work = 0, _FOUND, 0.0
+    for at, size in enumerate(sizes):
+        count, _, reads = _requests(size / shards, deployment)
+        objects, gets = objects + count, gets + reads + _requests(manifest, deployment)[2]
+        decode = cores.decode_full if is_full and at == 0 else cores.decode
+        work += 2 * deployment.parameters / shards / 1e9 / cores.count * (1 / decode + 1 / cores.hash)
+    total = sum(sizes)
+    return Moved(
+        bytes=total,
+        objects=objects * shards,
+        puts=0,
+        gets=gets * shards,
+        line_s=link.seconds(total + manifest * shards * len(sizes), gets * shards) + 3 * link.rtt_s,
+        cores_s=work,
+    )

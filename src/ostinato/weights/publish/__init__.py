@@ -1,0 +1,1 @@
+"""Weights -> a new version in the store."""

@@ -1,0 +1,71 @@
+"""The trainer's publications: each step's weights as a version, every few of them offered for release."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import Learned
+from ostinato.weights.publish.publisher import Published, VersionPublisher
+
+
+class Candidates:
+    """The loop's `Publisher` over the weight store: each version is stored, every few are named by the ref `candidate`.
+
+    Args:
+        publisher: stores versions.
+        run: the name under which they are published.
+        every: steps between two candidates.
+        on_published: told of each version that is stored.
+        numerics: the id of the trainer's contract.
+    """
+
+    def __init__(
+        self,
+        publisher: VersionPublisher,
+        run: str,
+        every: int,
+        on_published: Callable[[Published], None],
+        *,
+        numerics: str = "",
+    ) -> None:
+        self._publisher, self._run, self._every, self._on_published = publisher, run, every, on_published
+        self._numerics = numerics
+        self.last: PolicyVersion | None = None
+
+    async def publish(self, learned: Learned) -> PolicyVersion:
+        """Store the version under its root; idempotent."""
+        done = await self._publisher.publish(
+            learned.policy_number,
+            learned.weights,
+            run=self._run,
+            base=self.last,
+            meta={"step": learned.step},
+            numerics=self._numerics,
+            ref="candidate" if learned.step % self._every == 0 else None,
+        )
+        self.last = done.policy
+        self._on_published(done)
+        return done.policy
+
+
+class Overlapped:
+    """Publishes beside the trainer: one version is stored while the next step is computed."""
+
+    def __init__(self, inner: Candidates) -> None:
+        self._inner = inner
+        self._under_way: asyncio.Task[PolicyVersion] | None = None
+
+    async def begin(self, learned: Learned) -> None:
+        """Begin to store the version, once the one before is stored. Raises what went wrong with that, after beginning with this."""
+        try:
+            await self.settle()
+        finally:
+            self._under_way = asyncio.create_task(self._inner.publish(learned))
+
+    async def settle(self) -> None:
+        """Wait until all that was begun is stored. Raises what went wrong with it."""
+        if (task := self._under_way) is not None:
+            self._under_way = None
+            await task

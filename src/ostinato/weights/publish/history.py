@@ -1,0 +1,80 @@
+"""The way back from the newest version to the ones before it, so that a delta over many versions needs no second copy of the weights.
+
+Each version is kept as what turns its successor's chunks into its own: a payload as small as the delta itself. A chunk of an
+older version is made when it is asked for, and must have the hash that its manifest names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.core.errors import Corrupt
+from ostinato.weights import delta
+from ostinato.weights.version.content import hash_of
+from ostinato.weights.version.manifest import Manifest
+from ostinato.weights.version.packing import OldChunk, Undo
+
+
+@dataclass(slots=True)
+class _Past:
+    hash: str
+    undo: Undo = field(default_factory=dict[tuple[str, int], delta.Coded])  # turns the next version into this one
+
+
+class History:
+    """The last versions of an unbroken line of publications, newest last. `spans`: over how many versions deltas are squashed.
+
+    Example: with spans (4, 16) the fourth version after the first may be a delta from the first, and the eighth from the fourth.
+    """
+
+    def __init__(self, spans: Sequence[int], max_bytes: int) -> None:
+        self._spans, self._max_bytes = tuple(spans), max_bytes
+        self._past: deque[_Past] = deque()
+        self._count = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the way back is worth coding at all."""
+        return bool(self._spans)
+
+    def due(self, base: str) -> list[tuple[int, str]]:
+        """(span, manifest hash of the version that many publications before the one that follows `base`), for the spans due now."""
+        if not self._past or self._past[-1].hash != base:
+            return []
+        number = self._count + 1
+        return [(s, self._past[-s].hash) for s in self._spans if number % s == 0 and s <= len(self._past)]
+
+    def chunks(self, span: int, newest: OldChunk, target: Manifest) -> OldChunk:
+        """The chunks of the version `span` before the next; `newest` gives those of the newest one. Raises Corrupt when called."""
+        dtypes = {tensor.name: (tensor.dtype, tensor.results) for tensor in target.tensors}
+        steps = [past.undo for past in list(self._past)[-2 : -span - 1 : -1]]
+
+        def chunk(name: str, index: int) -> delta.Bytes:
+            data = newest(name, index).copy()
+            dtype, results = dtypes[name]
+            for undo in steps:
+                if (name, index) in undo:
+                    coded = undo[name, index]
+                    delta.decode(coded.codec, data, coded.payload, dtype=dtype, old=True)
+            if hash_of(data) != results[index]:
+                raise Corrupt(f"tensor {name!r} chunk {index} of version {target.policy} cannot be made from memory")
+            return data
+
+        return chunk
+
+    def add(self, base: str | None, hash: str, undo: Undo | None) -> None:
+        """Version `hash` was published; `undo` turns it into version `base`. None breaks the line: it starts anew here."""
+        if undo is None or not self._past or self._past[-1].hash != base:
+            self._past.clear()
+            self._count = 0
+        else:
+            self._past[-1].undo = undo
+            self._count += 1
+        self._past.append(_Past(hash))
+        while len(self._past) > max(self._spans, default=1) or self._bytes() > self._max_bytes:
+            self._past.popleft()
+
+    def _bytes(self) -> int:
+        return sum(len(coded.payload) for past in self._past for coded in past.undo.values())

@@ -1,0 +1,363 @@
+"""From the trainer's weights to a named, durable, verified version in the weight store. Not yet live.
+
+objects -> manifests -> ref ``version/<root>`` -> the ref that was asked for (compare-and-swap). Each step is durable before the
+next, so a publisher killed anywhere leaves complete versions and, at worst, objects that nothing names. The weights that the
+next delta is taken against advance only after the last ref moved. A version is a delta to its base wherever it can be; a full
+snapshot and deltas over several versions are stored beside it, now and then, for those who start or are behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import Conflict, Corrupt, NotFound
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import WeightStore
+from ostinato.core.weights import Weights
+from ostinato.weights.follow.rebuild import rebuild
+from ostinato.weights.publish.base import Base, kept
+from ostinato.weights.publish.history import History
+from ostinato.weights.version.chain import Loaded, Manifests
+from ostinato.weights.version.content import (
+    Hashes,
+    check_ref,
+    check_weights,
+    full_bytes,
+    hash_chunks,
+    root_of,
+    version_ref,
+)
+from ostinato.weights.version.manifest import FORMAT, MAX_LINKS, About, Manifest, Route, about, stored
+from ostinato.weights.version.packing import Coding, OldChunk, PackedVersion, write_packs
+from ostinato.weights.version.signing import Signer
+
+logger = logging.getLogger(__name__)
+
+_PAST_BYTES = 1 << 30  # the way back to the last versions is forgotten beyond this
+
+
+class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
+    """When a full snapshot is due, and how payloads are stored."""
+
+    anchor_every: int = Field(default=25, ge=1, le=MAX_LINKS, description="A full snapshot after this many deltas.")
+    skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
+        default=(4, 16),
+        max_length=8,
+        description="Every so many versions a delta over as many, for followers that are behind; [] for none.",
+    )
+    anchor_share: float = Field(
+        default=0.4,
+        gt=0,
+        description="A full snapshot once the deltas since the last one exceed this share of the model's bytes.",
+    )
+    level: int = Field(default=1, ge=1, le=3, description="zstd level.")
+    object_bytes: int = Field(
+        default=1 << 26, ge=1 << 12, le=1 << 29, description="Payloads are packed into objects of about this size."
+    )
+    verify: bool = Field(
+        default=True, description="Decode every payload before it is stored and compare it with the weights."
+    )
+    finite: bool = Field(default=True, description="Refuse weights that hold NaN or infinity.")
+    key: Path | None = Field(
+        default=None, description="File with the key that signs versions (`ostinato weights key`)."
+    )
+    threads: int = Field(default=2, ge=1, le=64, description="Threads that code chunks.")
+    scratch: Path | None = Field(
+        default=None,
+        description="An existing directory on a disk with room for two copies of the weights. The trainer's publisher keeps the "
+        "last ones there and not in memory. None: the run's directory.",
+    )
+    max_bytes: int = Field(
+        default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a publication wrote. `bytes` is what a follower with the base must fetch (payloads and manifest); `ratio` is against it.
+
+    `stored` counts all that was written, with the full snapshot and the squashed deltas that were due. `changed` is the share of
+    elements that differ from the base, None without one. `reason` says why a full snapshot was written, "" without one.
+
+    Example: ``Published(policy=v17, manifest="ab12...", kind="delta", bytes=4_300_000, stored=4_300_000, full_bytes=269_000_000,
+    ratio=62.6, changed=0.0098, seconds=0.41, reason="")``
+    """
+
+    policy: PolicyVersion
+    manifest: str
+    kind: str
+    bytes: int
+    stored: int
+    full_bytes: int
+    ratio: float
+    changed: float | None
+    seconds: float
+    reason: str
+
+
+class VersionPublisher:
+    """Publishes versions of one model. One `publish` at a time; others wait.
+
+    The base of the next delta is kept in a file in `config.scratch`. Without one the arrays in `weights` are, and must not change
+    afterwards. Either is hashed before it is used; if it is no longer what was published, the base is loaded from the store.
+
+    Example::
+
+        publisher = VersionPublisher(DirectoryStore(Path("weights")))
+        first = await publisher.publish(0, weights, run="demo", base=None, ref="candidate")
+        second = await publisher.publish(1, better, run="demo", base=first.policy, ref="candidate")
+    """
+
+    def __init__(self, store: WeightStore, config: PublisherConfig | None = None) -> None:
+        self._store = store
+        self._config = config or PublisherConfig()
+        self._signer = Signer.load(self._config.key) if self._config.key else None
+        self._manifests = Manifests(store)
+        self._last: Base | None = None
+        self._history = History(self._config.skips, _PAST_BYTES)
+        self._lock = asyncio.Lock()
+
+    async def publish(
+        self,
+        number: int,
+        weights: Weights,
+        *,
+        run: str,
+        base: PolicyVersion | None,
+        meta: Mapping[str, Any] | None = None,
+        numerics: str = "",
+        ref: str | None = None,
+    ) -> Published:
+        """Make `weights` a version named by its root; then move `ref` to the root if one is given.
+
+        Publishing the same weights again is no error and gives the same root. A base that is missing or damaged in the store
+        is not an error either: a full snapshot needs none, and `reason` says what was wrong. A collector beside us may take a base
+        that is old and that nothing keeps while the delta on it is written: hold such a base with `holding.held`. The newest
+        versions, and those of refs, pins and leases, are kept in any case.
+
+        Raises:
+            BadWeights: NaN, infinity, or an array that does not fill its shape; nothing was written.
+            StorageFull: the disk refused a write; no ref moved to anything incomplete, and the call can be repeated.
+            Conflict: another publisher moved `ref` meanwhile. The version is in the store, the ref is the other's.
+            BadRequest: `number`, `run`, `meta` or `ref` of the wrong form.
+        """
+        if ref is not None:
+            check_ref(ref)
+        said = about(run, number, meta, numerics)
+        async with self._lock:
+            started = time.perf_counter()
+            expected = await self._store.read_ref(ref) if ref is not None else None
+            await asyncio.to_thread(check_weights, weights, finite=self._config.finite)
+            hashes = await asyncio.to_thread(hash_chunks, weights)
+            version = _Version(said, hashes, _root(weights, hashes))
+            stored, damage = await self._stored(version)
+            written = stored or await self._write(version, weights, base, damage)
+            if ref is not None:
+                await self._store.move_ref(ref, expected, version.root)
+            self._last = await self._kept(Loaded(written.hash, written.manifest, weights))
+        return _published(written, full_bytes(weights), time.perf_counter() - started)
+
+    async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
+        """The same version if the store has it whole; otherwise None and, if it is there but damaged, what is wrong."""
+        fresh = Manifests(self._store)  # nothing from memory: this is what repairs a damaged store
+        try:
+            hash = await self._store.read_ref(version_ref(version.root))
+            if hash is None:
+                return None, ""
+            manifest = await fresh.read(hash)
+            said = version.about
+            if (manifest.number, manifest.run, manifest.root) != (said.number, said.run, version.root):
+                return None, ""
+            for way in (hash, *(route.manifest for route in manifest.routes)):
+                for name in (await fresh.read(way)).objects():
+                    await self._store.get(name)
+            await rebuild(self._store, fresh, hash, lambda root: None, self._config.max_bytes)
+        except (NotFound, Corrupt) as error:
+            return None, f"the stored version is damaged: {error}"
+        self._history.add(None, hash, None)
+        return _Written(hash, manifest, 0, 0, None, "published before"), ""
+
+    async def _write(self, version: _Version, weights: Weights, base: PolicyVersion | None, damage: str) -> _Written:
+        """Objects, then the manifests, then the ref that makes the version findable."""
+        before, reason = await self._base(base, weights)
+        alone = damage or reason
+        old = before.chunk if before is not None and before.has_form_of(weights) else None
+        coding = self._coding(old, delta=not alone)
+        packed = await write_packs(self._store, weights, version.hashes, coding)
+        made = _Made(version, weights, packed)
+        parent = None if before is None else (before.hash, before.manifest)
+        if before is None or parent is None or alone:
+            manifest, routes = _manifest(made, parent, full=True), _Routes()
+        else:
+            reason = self._anchor_due(before.manifest, packed.payload_bytes)
+            routes = await self._routes(made, before, anchor=bool(reason))
+            manifest = _manifest(made, parent, full=False, routes=routes.found)
+        data = stored(self._signer.sign(manifest) if self._signer else manifest)
+        hash = await self._store.put(data)
+        await self._name(version.root, hash)
+        self._history.add(manifest.parent, hash, None if alone else packed.undo)
+        changed = None if packed.changed is None else packed.changed / max(packed.elements, 1)
+        size = packed.payload_bytes + len(data)
+        return _Written(hash, manifest, size, size + routes.bytes, changed, alone or reason)
+
+    def _coding(self, old: OldChunk | None, *, delta: bool, undo: bool = True) -> Coding:
+        return Coding(
+            base=old,
+            delta=delta,
+            undo=undo and delta and self._history.wanted,
+            level=self._config.level,
+            object_bytes=self._config.object_bytes,
+            verify=self._config.verify,
+            threads=self._config.threads,
+        )
+
+    def _anchor_due(self, base: Manifest, payload: int) -> str:
+        """Why a full snapshot is due beside the delta; "" if none is."""
+        if base.links >= self._config.anchor_every:
+            return f"{base.links} deltas since the last full snapshot"
+        chain = base.chain_bytes + payload
+        if chain > self._config.anchor_share * base.full_bytes:
+            return f"the deltas since the last full snapshot have {chain} bytes"
+        return ""
+
+    async def _routes(self, made: _Made, before: Base, *, anchor: bool) -> _Routes:
+        """The other ways to a version: the full snapshot and the squashed deltas that are due."""
+        routes = _Routes()
+        if anchor:
+            await self._route(made, None, self._coding(None, delta=False), routes)
+        for span, hash in self._history.due(before.hash):
+            try:
+                target = await self._manifests.read(hash)
+                old = self._history.chunks(span, before.chunk, target)
+                await self._route(made, (hash, target), self._coding(old, delta=True, undo=False), routes)
+            except (NotFound, Corrupt) as error:
+                logger.warning("no delta over %d versions to %s: %s", span, made.version.root, error)
+        return routes
+
+    async def _route(self, made: _Made, parent: _Parent | None, coding: Coding, routes: _Routes) -> None:
+        packed = await write_packs(self._store, made.weights, made.version.hashes, coding)
+        manifest = _manifest(_Made(made.version, made.weights, packed), parent, full=parent is None)
+        data = stored(manifest)
+        hash = await self._store.put(data)
+        base = None if parent is None else parent[1].root
+        routes.found.append(Route(manifest=hash, base=base, bytes=packed.payload_bytes))
+        routes.bytes += packed.payload_bytes + len(data)
+
+    async def _name(self, root: str, hash: str) -> None:
+        """Point ``version/<root>`` to the manifest. Another publisher of the same weights may win: the content is the same."""
+        ref = version_ref(root)
+        try:
+            now = await self._store.read_ref(ref)
+        except Corrupt:
+            now = None  # the manifest is whole and the ref says nothing: it is written anew
+        if now == hash:
+            return
+        try:
+            await self._store.move_ref(ref, now, hash)
+        except Conflict:
+            logger.info("another publisher named version %s first; its manifest describes the same weights", root)
+
+    async def _base(self, base: PolicyVersion | None, weights: Weights) -> tuple[Base | None, str]:
+        """The base as it was kept, if it is still what was published, or from the store; and why there can be no delta to it."""
+        if base is None:
+            return None, "no base"
+        try:
+            hash, manifest = await self._manifests.of_root(base.hash)
+            last, self._last = self._last, None  # held by one name only, so that a failure below drops it
+            if last is not None and last.manifest.root == base.hash and await asyncio.to_thread(last.is_intact):
+                found = Base(hash, manifest, last.chunk)
+            else:
+                found = await self._kept(
+                    await rebuild(self._store, self._manifests, hash, lambda root: None, self._config.max_bytes)
+                )
+        except (NotFound, Corrupt) as error:
+            return None, f"the base cannot be used: {error}"
+        self._last = found
+        return found, "" if found.has_form_of(weights) else "the tensors are not those of the base"
+
+    async def _kept(self, loaded: Loaded) -> Base:
+        return await asyncio.to_thread(kept, loaded, self._config.scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    about: About
+    hashes: Hashes
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    version: _Version
+    weights: Weights
+    packed: PackedVersion
+
+
+@dataclass(slots=True)
+class _Routes:
+    found: list[Route] = field(default_factory=list[Route])
+    bytes: int = 0  # manifests included
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    hash: str
+    manifest: Manifest
+    bytes: int
+    stored: int
+    changed: float | None
+    reason: str
+
+
+_Parent = tuple[str, Manifest]  # with its hash
+
+
+def _root(weights: Weights, hashes: Hashes) -> str:
+    return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
+
+
+def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()) -> Manifest:
+    """`parent` with its hash; a full snapshot may have one too: what it was compared with."""
+    said, payload = made.version.about, made.packed.payload_bytes
+    anchors = [route.manifest for route in routes if route.base is None]
+    first = full or bool(anchors)
+    return Manifest(
+        format=FORMAT,
+        run=said.run,
+        number=said.number,
+        meta=said.meta,
+        parent=None if parent is None else parent[0],
+        kind="full" if full else "delta",
+        links=0 if first or parent is None else parent[1].links + 1,
+        payload_bytes=payload,
+        chain_bytes=0 if first or parent is None else parent[1].chain_bytes + payload,
+        anchor=anchors[0] if anchors else None if full or parent is None else parent[1].anchor or parent[0],
+        numerics=said.numerics,
+        root=made.version.root,
+        signature=None,
+        routes=tuple(routes),
+        tensors=made.packed.tensors,
+    )
+
+
+def _published(written: _Written, total: int, seconds: float) -> Published:
+    return Published(
+        policy=written.manifest.policy,
+        manifest=written.hash,
+        kind=written.manifest.kind,
+        bytes=written.bytes,
+        stored=written.stored,
+        full_bytes=total,
+        ratio=total / max(written.bytes, 1),
+        changed=written.changed,
+        seconds=seconds,
+        reason=written.reason,
+    )

@@ -1,0 +1,1 @@
+"""A store near many followers that fetches each object once."""

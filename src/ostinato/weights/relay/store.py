@@ -1,0 +1,322 @@
+"""A weight store that reads another one through a directory: the cache of a host, or the relay of a site.
+
+Each object is fetched from upstream once, whoever asks and however often, and is stored here, verified, before anyone gets it. Refs are
+upstream's. When upstream cannot be reached, objects that are here and the last known refs are served, and the log says so. A relay need
+not be trusted: whoever reads from it verifies everything against the root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import Conflict, Corrupt, StorageFull, Unauthorized, Unavailable
+from ostinato.core.seams import Clock
+from ostinato.weights.relay.shelf import Shelf
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.store.interface import RefStore, check_range
+from ostinato.weights.store.readonly import read_only
+from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_TRIES: Final = 3
+_LISTING: Final = ""  # no ref has this name
+
+
+class RelayConfig(BaseModel, frozen=True, extra="forbid"):
+    """What a relay keeps, where it listens, and how old its refs may be."""
+
+    directory: Path | None = Field(
+        default=None,
+        description="Where objects are kept; none: relay/ in the run's directory. One process per directory.",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to bind. Whoever reaches it can read the weights: use a private network.",
+    )
+    port: int = Field(default=8330, ge=0, le=65535, description="TCP port; 0 lets the system choose.")
+    max_bytes: int = Field(
+        default=1 << 36, ge=MAX_OBJECT_BYTES, description="Objects that were used least recently make room above this."
+    )
+    parallel: int = Field(
+        default=4, ge=1, le=64, description="Objects that are fetched at once; each is held in memory."
+    )
+    fresh_s: float = Field(default=1.0, ge=0, description="A ref is served this long before upstream is asked again.")
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Longest wait for upstream's answer about a ref; then the last known one is served, and upstream is left alone "
+        "as long again.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a ref points to, and how many seconds ago upstream said so; None: before this process started."""
+
+    value: str | None
+    age_s: float | None
+
+
+class Once(Generic[_T]):
+    """Callers who want the same thing at the same time share one errand, which goes on when a caller gives up."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Task[_T]] = {}
+
+    async def get(self, key: str, errand: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """The result of the errand that is under way for `key`, or of a new one."""
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(errand())
+            task.add_done_callback(lambda done: self._done(key, done))
+        return await asyncio.shield(task)
+
+    def _done(self, key: str, task: asyncio.Task[_T]) -> None:
+        del self._under_way[key]
+        if not task.cancelled():
+            task.exception()  # taken: if all callers gave up, nobody else would
+
+
+class RelayStore:
+    """Reads `upstream` through `local`; refuses writes. One process per local directory, one event loop per object.
+
+    Example::
+
+        store = RelayStore(BucketStore(BucketConfig(url="s3://weights/run-7")), DirectoryStore(Path("cache")))
+        weights = await Follower(store).fetch(policy)
+
+    Raises (all methods): what upstream raises for what is not here; BadRequest for a hash or ref name of the wrong form.
+    """
+
+    def __init__(
+        self,
+        upstream: RefStore,
+        local: DirectoryStore,
+        config: RelayConfig | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._upstream, self._config = upstream, config or RelayConfig()
+        self._shelf = Shelf(local, self._config.max_bytes, clock)
+        self._refs = _Refs(upstream, local, self._config, clock)
+        self._objects: Once[_Fetched] = Once()
+        self._gate = asyncio.Semaphore(self._config.parallel)
+        self.hits = self.fetched = self.fetched_bytes = 0
+
+    async def get(self, hash: str) -> bytes:
+        """The bytes with this hash, verified, from here or from upstream. Raises NotFound or Corrupt."""
+        data = await self._shelf.get(check_hash(hash))
+        if data is not None:
+            self.hits += 1
+            return data
+        return await self._from_upstream(hash)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, hash: str) -> AsyncGenerator[Path]:
+        """The file of an object, fetched if need be, verified; it stays while the block runs.
+
+        Raises: like `get`; StorageFull if it cannot be kept here.
+        """
+        check_hash(hash)
+        for attempt in range(_TRIES):
+            async with self._shelf.opened(hash) as path:
+                if path is not None:
+                    self.hits += attempt == 0
+                    yield path
+                    return
+            got = await self._objects.get(hash, lambda: self._fetch(hash))
+            if got.refused is not None:
+                raise got.refused
+        raise StorageFull(f"object {hash} had to make room {_TRIES} times before it was read; raise relay.max_bytes")
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        """A part of an object, which is fetched whole. Raises: like `get`; Corrupt if the object is shorter."""
+        check_range(start, length)
+        async with self._shelf.opened(check_hash(hash)) as path:
+            if path is not None:
+                self.hits += 1
+                part = await asyncio.to_thread(_part, path, hash, start, length)
+            else:
+                part = (await self._from_upstream(hash))[start : start + length]
+        if len(part) < length:
+            raise Corrupt(f"object {hash} ends before byte {start + length}. Restore it, or publish again")
+        return part
+
+    async def has(self, hash: str) -> bool:
+        """True if an object of this name is here or upstream; its bytes are not verified."""
+        return check_hash(hash) in self._shelf or await self._upstream.has(hash)
+
+    async def read_ref(self, ref: str) -> str | None:
+        """The hash that upstream's ref points to, or None; the last known one when upstream cannot be reached."""
+        return (await self.look(ref)).value
+
+    async def look(self, ref: str) -> Look:
+        """Like `read_ref`, with the age of the answer. Raises Unavailable if upstream cannot be reached and it was never read."""
+        return await self._refs.look(check_ref(ref))
+
+    async def refs(self) -> dict[str, str]:
+        """Every ref of upstream, sorted by name; when upstream cannot be reached, those that are known here."""
+        return await self._refs.every()
+
+    async def put(self, data: bytes | memoryview) -> str:
+        """Refused: raises BadConfig."""
+        raise read_only("a relay")
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        """Refused: raises BadConfig."""
+        raise read_only("a relay")
+
+    def figures(self) -> dict[str, int | float | None]:
+        """What is kept and what was done since the start. `unreachable_s` is None while upstream answers."""
+        return {
+            "objects": len(self._shelf),
+            "bytes": self._shelf.bytes,
+            "max_bytes": self._config.max_bytes,
+            "hits": self.hits,
+            "fetched": self.fetched,
+            "fetched_bytes": self.fetched_bytes,
+            "evicted": self._shelf.evicted,
+            "unreachable_s": self._refs.unreachable_s(),
+        }
+
+    async def _from_upstream(self, hash: str) -> bytes:
+        got = await self._objects.get(hash, lambda: self._fetch(hash))
+        if got.refused is not None:
+            logger.warning("object %s is passed on but not kept: %s", hash, got.refused)
+        return got.data
+
+    async def _fetch(self, hash: str) -> _Fetched:
+        async with self._gate:
+            if (data := await self._shelf.get(hash)) is not None:  # another caller's errand ended just before this one
+                return _Fetched(data, None)
+            started = time.perf_counter()
+            data = await self._upstream.get(hash)
+            if await asyncio.to_thread(hash_of, data) != hash:
+                raise Corrupt(
+                    f"object {hash} came from upstream with other bytes than its name promises; it is not kept"
+                )
+            seconds = time.perf_counter() - started
+            self.fetched += 1
+            self.fetched_bytes += len(data)
+            refused = None
+            try:
+                await self._shelf.put(hash, data)
+            except StorageFull as error:
+                refused = error
+        logger.info("fetched %s: %.2f MB, %.1f MB/s", hash[:16], len(data) / 1e6, len(data) / 1e6 / max(seconds, 1e-6))
+        return _Fetched(data, refused)
+
+
+def _part(path: Path, hash: str, start: int, length: int) -> bytes:
+    """Fewer than `length` bytes if the file ends before. Raises Corrupt if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except OSError as error:
+        raise Corrupt(f"object {hash} was here and cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    data: bytes
+    refused: StorageFull | None  # why it could not be kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[_T]):
+    value: _T
+    at: float
+
+
+class _Refs:
+    """Upstream's refs as they were last seen. They are written down beside the objects, for a start while upstream is away."""
+
+    def __init__(self, upstream: RefStore, local: DirectoryStore, config: RelayConfig, clock: Clock) -> None:
+        self._upstream, self._local, self._config, self._clock = upstream, local, config, clock
+        self._known: dict[str, _Known[str | None]] = {}
+        self._listed: _Known[dict[str, str]] | None = None
+        self._reading: Once[str | None] = Once()
+        self._listing: Once[dict[str, str]] = Once()
+        self._down: _Known[str] | None = None  # why, and since when
+        self._failed_at = float("-inf")
+
+    def unreachable_s(self) -> float | None:
+        """Since when upstream does not answer."""
+        return None if self._down is None else self._clock() - self._down.at
+
+    async def look(self, ref: str) -> Look:
+        known = self._known.get(ref)
+        if known is None or known.value is None or self._age(known) >= self._config.fresh_s:
+            try:
+                return Look(await self._reading.get(ref, lambda: self._read(ref)), 0.0)
+            except Unavailable:
+                known = self._known.get(ref)
+                if known is None:
+                    value = await self._local.read_ref(ref)
+                    if value is None:
+                        raise
+                    return Look(value, None)
+        return Look(known.value, self._age(known))
+
+    async def every(self) -> dict[str, str]:
+        if self._listed is None or self._age(self._listed) >= self._config.fresh_s:
+            try:
+                return await self._listing.get(_LISTING, self._list)
+            except Unavailable:
+                if self._listed is None:
+                    return await self._local.refs()
+        return self._listed.value
+
+    async def _read(self, ref: str) -> str | None:
+        value = await self._ask(lambda: self._upstream.read_ref(ref), f"reading ref {ref}")
+        before = self._known.get(ref)
+        self._known[ref] = _Known(value, self._clock())
+        if value is not None and (before is None or before.value != value):
+            await self._write_down(ref, value)
+        return value
+
+    async def _list(self) -> dict[str, str]:
+        found = await self._ask(self._upstream.refs, "listing refs")
+        self._listed = _Known(found, self._clock())
+        return found
+
+    async def _ask(self, question: Callable[[], Coroutine[Any, Any, _T]], doing: str) -> _T:
+        """Upstream's answer. Raises Unavailable, at once for a while after the last failure."""
+        if self._down is not None and self._clock() - self._failed_at < self._config.timeout_s:
+            raise Unavailable(f"{doing}: upstream does not answer ({self._down.value})")
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                answer = await question()
+        except (Unavailable, Unauthorized, OSError) as error:
+            reason = str(error) or f"no answer within {self._config.timeout_s:g} s"
+            self._failed_at = self._clock()
+            if self._down is None:
+                self._down = _Known(reason, self._clock())
+                logger.warning("upstream does not answer (%s): the last known refs are served until it does", reason)
+            raise Unavailable(f"{doing}: upstream does not answer ({reason}), and it was never read before") from error
+        if self._down is not None:
+            logger.warning("upstream answers again after %.0f s", self._clock() - self._down.at)
+            self._down = None
+        return answer
+
+    async def _write_down(self, ref: str, value: str) -> None:
+        try:
+            old = await self._local.read_ref(ref)
+            if old != value:
+                await self._local.move_ref(ref, old, value)
+        except (StorageFull, Conflict, Corrupt) as error:
+            logger.warning("ref %s is served but not written down: %s", ref, error)
+
+    def _age(self, known: _Known[Any]) -> float:
+        return self._clock() - known.at

@@ -1,0 +1,267 @@
+"""The weight store in a directory: content-addressed objects, and named refs moved by compare-and-swap.
+
+Layout::
+
+    objects/ab/cdef...   bytes whose BLAKE3-256 is abcdef...
+    refs/live            64 hex digits
+    tmp/                 files that are being written
+    *.lock               locks between processes; a killed process lets go of them
+
+Every write is: temporary file in the same file system, fsync, rename, fsync of the directory. Whoever is killed, at any
+instant, leaves whole objects and whole refs. An object store behind the same seam replaces this file at scale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
+from ostinato.weights.store.disk import Disk, Files, stamp_of, storage_refusals
+from ostinato.weights.store.interface import ListedObject, ListedRef, check_range
+from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
+
+
+class DirectoryStore:
+    """Objects and refs under `root`, safe for many processes of one host.
+
+    Example::
+
+        store = DirectoryStore(Path("weights"))
+        name = await store.put(b"...")
+        await store.move_ref("live", None, name)
+
+    Raises (all methods): StorageFull when the disk refuses a write (nothing of the call is kept); BadRequest for a hash or ref
+    name of the wrong form.
+    """
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self._root = root
+        self._files = Files(root, disk or Disk())
+        with storage_refusals(f"making the store in {root}"):
+            root.mkdir(parents=True, exist_ok=True)
+            for name in ("objects", "refs", "tmp"):
+                self._files.directory(root / name)
+            self._files.clear_leftovers()
+
+    @property
+    def renews_s(self) -> float:
+        return 0.0
+
+    @property
+    def root(self) -> Path:
+        """The directory that holds everything."""
+        return self._root
+
+    async def put(self, data: bytes | memoryview) -> str:
+        """Store bytes durably under their hash and return it. An object that rotted on disk is written anew."""
+        return await asyncio.to_thread(self._put, data)
+
+    async def get(self, hash: str) -> bytes:
+        """The bytes with this hash, verified. Raises NotFound or Corrupt."""
+        return await asyncio.to_thread(self._get, check_hash(hash))
+
+    async def has(self, hash: str) -> bool:
+        return await asyncio.to_thread(self._object(check_hash(hash)).is_file)
+
+    async def get_range(self, hash: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        return await asyncio.to_thread(self._get_range, check_hash(hash), start, length)
+
+    async def delete(self, hash: str, stamp: str | None = None) -> bool:
+        path = self._object(check_hash(hash))
+        with storage_refusals(f"deleting object {hash}"):
+            return await asyncio.to_thread(self._files.remove, path, stamp)
+
+    async def list_objects(self) -> AsyncIterator[ListedObject]:
+        with storage_refusals(f"reading the clock of {self._root}"):
+            now = await asyncio.to_thread(self._files.now)
+        for directory in await asyncio.to_thread(lambda: sorted((self._root / "objects").iterdir())):
+            for listed in await asyncio.to_thread(self._list_directory, directory, now):
+                yield listed
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        """Compare-and-swap across processes; `old` None means the ref must not exist, or hold no hash. Raises Conflict.
+
+        After StorageFull the ref is where it was, unless the disk refused even to put it back; it never points to less than
+        a whole hash.
+        """
+        check_hash(new, "new")
+        if old is not None:
+            check_hash(old, "old")
+        await asyncio.to_thread(self._move_ref, check_ref(ref), old, new)
+
+    async def read_ref(self, ref: str) -> str | None:
+        """The hash that a ref points to, or None. Raises Corrupt if the ref's file does not hold a hash."""
+        return await asyncio.to_thread(self._read_ref, check_ref(ref))
+
+    async def refs(self) -> dict[str, str]:
+        listed = await asyncio.to_thread(
+            self._list_refs, 0
+        )  # needs no clock, so a store that cannot be written is listed too
+        return {ref: found.value for ref, found in listed.items()}
+
+    async def list_refs(self) -> dict[str, ListedRef]:
+        with storage_refusals(f"reading the clock of {self._root}"):
+            return await asyncio.to_thread(lambda: self._list_refs(self._files.now()))
+
+    async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
+        await asyncio.to_thread(self._delete_ref, check_ref(ref), check_hash(old, "old"), stamp)
+
+    # ------------------------------------------------------------ objects
+
+    def _object(self, hash: str) -> Path:
+        return self._root / "objects" / hash[:2] / hash[2:]
+
+    def _put(self, data: bytes | memoryview) -> str:
+        size = memoryview(data).nbytes
+        if size > MAX_OBJECT_BYTES:
+            raise TooLarge(f"an object of {size} bytes; the limit is {MAX_OBJECT_BYTES}: split it", field="data")
+        name = hash_of(data)
+        path = self._object(name)
+        with storage_refusals(f"writing object {name}"):
+            self._files.directory(path.parent)
+            if not self._files.renew(path) or not self._is_whole(path, name, size):
+                self._files.write(path, data)
+            self._files.sync_directory(
+                path.parent
+            )  # also when it was there: whoever renamed it may have died before this
+        return name
+
+    def _is_whole(self, path: Path, name: str, size: int) -> bool:
+        try:
+            return path.stat().st_size == size and hash_of(path.read_bytes()) == name
+        except OSError:  # missing or unreadable: either way it has to be written
+            return False
+
+    def _get(self, name: str) -> bytes:
+        path = self._object(name)
+        remedy = f"Restore {path} from a copy, or publish the version again (it rewrites damaged objects)"
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size > MAX_OBJECT_BYTES:
+                    raise Corrupt(f"object {name} has more than {MAX_OBJECT_BYTES} bytes. {remedy}")
+                data = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"object {name} is not in the weight store. {remedy}", field="hash") from None
+        except OSError as error:
+            raise Corrupt(f"object {name} cannot be read: {error}. {remedy}") from error
+        if hash_of(data) != name:
+            raise Corrupt(f"object {name} does not have the bytes that its name promises. {remedy}")
+        return data
+
+    def _get_range(self, name: str, start: int, length: int) -> bytes:
+        try:
+            with self._object(name).open("rb") as file:
+                short = os.fstat(file.fileno()).st_size < start + length
+                file.seek(start)
+                data = b"" if short else file.read(length)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"object {name} is not in the weight store", field="hash") from None
+        except OSError as error:
+            raise Corrupt(f"object {name} cannot be read: {error}") from error
+        if short or len(data) < length:
+            raise Corrupt(f"object {name} ends before byte {start + length}. Restore it, or publish again")
+        return data
+
+    def _list_directory(self, directory: Path, now: int) -> list[ListedObject]:
+        found: list[ListedObject] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+            for entry in entries:
+                name = directory.name + entry.name
+                with contextlib.suppress(FileNotFoundError):  # another collector was faster
+                    if is_hash(name) and entry.is_file(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        found.append(ListedObject(name, stat.st_size, _age(stat, now), stamp_of(stat)))
+        return found
+
+    # ------------------------------------------------------------ refs
+
+    def _read_ref(self, ref: str) -> str | None:
+        path = self._root / "refs" / ref
+        try:
+            with path.open("rb") as file:
+                text = file.read(100).decode("ascii", "replace").strip()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        if not is_hash(text):
+            raise Corrupt(f"ref {ref}: {path} does not hold a hash. Write the hash of a good version into it")
+        return text
+
+    def _move_ref(self, ref: str, old: str | None, new: str) -> None:
+        path = self._root / "refs" / ref
+        with storage_refusals(f"moving ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
+            now = self._held(ref, old)
+            if now != old:
+                raise Conflict(
+                    f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide anew"
+                )
+            try:
+                self._files.directory(path.parent)
+                if path.is_dir():
+                    raise Conflict(f"ref {ref} cannot be made: other refs live under {ref}/")
+                self._files.write(path, new.encode() + b"\n")
+            except (FileExistsError, NotADirectoryError) as error:
+                raise Conflict(f"ref {ref} cannot be made: a ref has the name of one of its parents") from error
+            try:
+                self._files.sync_directory(path.parent)
+            except OSError:
+                self._undo(path, old)
+                raise
+
+    def _delete_ref(self, ref: str, old: str, stamp: str | None) -> None:
+        path = self._root / "refs" / ref
+        with storage_refusals(f"deleting ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
+            if (now := self._read_ref(ref)) != old:
+                raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old}; read it again and decide anew")
+            try:
+                removed = self._files.remove(path, stamp)
+            except OSError:
+                if not path.exists():
+                    self._undo(path, old)
+                raise
+            if not removed:
+                raise Conflict(f"ref {ref} was moved to {old} again since it was listed")
+            for parent in path.parents:  # an empty directory would stand in the way of a ref of its name
+                if parent == self._root / "refs":
+                    break
+                with contextlib.suppress(OSError):
+                    parent.rmdir()
+
+    def _held(self, ref: str, old: str | None) -> str | None:
+        """What the ref holds; a damaged one holds nothing for whoever expects nothing."""
+        try:
+            return self._read_ref(ref)
+        except Corrupt:
+            if old is None:
+                return None
+            raise
+
+    def _undo(self, path: Path, old: str | None) -> None:
+        """Best effort on a failing disk: the caller is told that the ref did not move."""
+        with contextlib.suppress(OSError):
+            if old is None:
+                path.unlink()
+            else:
+                self._files.write(path, old.encode() + b"\n")
+
+    def _list_refs(self, now: int) -> dict[str, ListedRef]:
+        base = self._root / "refs"
+        paths = sorted(Path(directory) / name for directory, _, names in os.walk(base) for name in names)
+        found: dict[str, ListedRef] = {}
+        for path in paths:
+            ref = path.relative_to(base).as_posix()
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                stat = path.stat()  # before its value: an old stamp deletes nothing
+                if (value := self._read_ref(ref)) is not None:
+                    found[ref] = ListedRef(value, _age(stat, now), stamp_of(stat))
+        return found
+
+
+def _age(stat: os.stat_result, now: int) -> float:
+    """Seconds; a file from the future is new."""
+    return max(0.0, (now - stat.st_mtime_ns) / 1e9)

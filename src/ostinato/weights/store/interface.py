@@ -1,0 +1,85 @@
+"""What a weight store can do beyond `core.seams.WeightStore`: list, delete, and say how old things are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.seams import WeightStore
+from ostinato.weights.version.content import MAX_OBJECT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """An object as a listing saw it: its size, its age by the store's own clock, and a stamp that changes when it is put again.
+
+    Example: ``ListedObject(hash="9f3a...", bytes=4_300_000, age_s=90_000.0, stamp="1760000000000000000.77")``
+    """
+
+    hash: str
+    bytes: int
+    age_s: float
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRef:
+    """A ref as a listing saw it: the hash that it points to, the seconds since it was last moved there, and its stamp."""
+
+    value: str
+    age_s: float
+    stamp: str
+
+
+class RefStore(WeightStore, Protocol):
+    """A weight store that can also list its refs and say whether it has an object: what checking, copying and listing need."""
+
+    async def has(self, hash: str) -> bool:
+        """True if an object of this name is there; its bytes are not verified."""
+        ...
+
+    async def refs(self) -> dict[str, str]:
+        """Every ref and the hash that it points to, sorted by name."""
+        ...
+
+
+class KeptStore(RefStore, Protocol):
+    """A weight store of one's own, which can also list all it has and delete: what collecting and holding need.
+
+    Ages are measured with the store's own clock; a reader's clock decides nothing. They are never negative.
+    """
+
+    @property
+    def renews_s(self) -> float:
+        """`put` makes an object that is there already young again, if it is older than this."""
+        ...
+
+    async def delete(self, hash: str, stamp: str | None = None) -> bool:
+        """Remove an object; with `stamp`, only if it was not put again since the listing that gave the stamp.
+
+        True if it was removed; False if it stays or was not there, which is no error.
+        """
+        ...
+
+    def list_objects(self) -> AsyncIterator[ListedObject]:
+        """Every object, in no order. What is put or deleted meanwhile may or may not be among them."""
+        ...
+
+    async def list_refs(self) -> dict[str, ListedRef]:
+        """Like `refs`, with ages and stamps."""
+        ...
+
+    async def delete_ref(self, ref: str, old: str, stamp: str | None = None) -> None:
+        """Compare-and-delete: only from `old`, and only if it was not moved (even to the same hash) since `stamp` was listed.
+
+        Raises Conflict.
+        """
+        ...
+
+
+def check_range(start: int, length: int) -> None:
+    """Refuse what is no part of an object. Raises BadRequest."""
+    if start < 0 or not 0 <= length <= MAX_OBJECT_BYTES:
+        raise BadRequest(f"bytes {start} to {start + length} are no part of an object", field="length")

@@ -1,0 +1,1 @@
+"""A version: tensors hashed by chunks, manifests, the chain of deltas, signatures."""

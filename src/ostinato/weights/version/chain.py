@@ -1,0 +1,176 @@
+"""Manifests in the store, and the cheapest way from weights in memory, or from nothing, to those of a version.
+
+Readers trust nothing: a manifest is parsed at the boundary, its root was recomputed when it was parsed, and every decoded chunk
+must have the hash that it promises. Where one way is damaged another is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+from ostinato.core.errors import Corrupt, NotFound
+from ostinato.core.seams import WeightStore
+from ostinato.core.weights import Weights
+from ostinato.weights.version.content import VERSIONS, hash_of, is_hash, version_ref
+from ostinato.weights.version.manifest import MAX_LINKS, Manifest, parse, plain
+
+logger = logging.getLogger(__name__)
+
+_KEPT_MANIFESTS = 64
+_ATTEMPTS = 2  # to read a manifest that arrives damaged
+_HOP_BYTES = 1 << 20  # what the round trips of one more delta are worth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A version in memory, verified: every chunk has the hash that the manifest names."""
+
+    hash: str
+    manifest: Manifest
+    weights: Weights
+
+
+Known = Callable[[str], Loaded | None]
+"""A root or a manifest's hash -> weights that were verified before and are still in memory."""
+
+
+class Manifests:
+    """Reads manifests, and keeps the last few: they never change."""
+
+    def __init__(self, store: WeightStore) -> None:
+        self._store = store
+        self._kept: OrderedDict[str, Manifest] = OrderedDict()
+
+    async def read(self, hash: str) -> Manifest:
+        """The manifest of this name. Raises NotFound or Corrupt, which name the object."""
+        if hash in self._kept:
+            self._kept.move_to_end(hash)
+            return self._kept[hash]
+        data = await self._whole(hash)
+        manifest = await asyncio.to_thread(lambda: parse(plain(data, f"manifest {hash}"), f"manifest {hash}"))
+        self._kept[hash] = manifest
+        while len(self._kept) > _KEPT_MANIFESTS:
+            self._kept.popitem(last=False)
+        return manifest
+
+    async def _whole(self, hash: str) -> bytes:
+        for last in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                data = await self._store.get(hash)
+            except Corrupt:
+                if not last:
+                    raise
+                continue
+            if hash_of(data) == hash:
+                return data
+        raise Corrupt(f"manifest {hash} does not have the bytes that its name promises. Restore it, or publish again")
+
+    async def at(self, value: str) -> tuple[str, Manifest]:
+        """The manifest that `value`, a root or a manifest hash, stands for. Raises NotFound or Corrupt."""
+        hash = await self._store.read_ref(version_ref(value))
+        if hash is not None:
+            return await self._behind(value, hash)
+        try:
+            return value, await self.read(value)
+        except NotFound as error:
+            raise NotFound(
+                f"there is neither a ref {version_ref(value)} nor a manifest {value} in the weight store. "
+                "Publish the version again",
+                field="ref",
+            ) from error
+
+    async def of_root(self, root: str) -> tuple[str, Manifest]:
+        """The manifest of a version. Raises NotFound for a root that was never published."""
+        hash = await self._store.read_ref(version_ref(root))
+        if hash is None:
+            raise NotFound(
+                f"version {root} was never published to this weight store; `ostinato weights log` lists them",
+                field="policy",
+            )
+        return await self._behind(root, hash)
+
+    async def _behind(self, root: str, hash: str) -> tuple[str, Manifest]:
+        """What the version ref of `root` leads to: a manifest of that root, or an error that names the ref."""
+        try:
+            manifest = await self.read(hash)
+        except NotFound as error:
+            raise NotFound(f"ref {version_ref(root)} leads to manifest {hash}: {error}", field="hash") from error
+        if manifest.root != root:
+            raise Corrupt(
+                f"ref {version_ref(root)} leads to manifest {hash}, which is of root {manifest.root}. Publish it again"
+            )
+        return hash, manifest
+
+    async def walk(self, hash: str) -> AsyncIterator[tuple[str, Manifest]]:
+        """A manifest and its ancestors, newest first. It may end at a full snapshot: what lies before may have been collected."""
+        at: str | None = hash
+        needed = True
+        while at is not None:
+            try:
+                manifest = await self.read(at)
+            except NotFound:
+                if needed:
+                    raise
+                return
+            yield at, manifest
+            needed = needed and manifest.links > 0
+            at = manifest.parent
+
+
+async def cheapest(
+    manifests: Manifests, target: str, known: Known, avoid: frozenset[str], max_bytes: int
+) -> tuple[Loaded | None, tuple[str, ...]]:
+    """Where to start (None: from nothing) and the manifests to apply, oldest first: the fewest bytes, no manifest of `avoid`.
+
+    Raises NotFound or Corrupt: the target's manifest cannot be read, or none of its ways can be followed to its start.
+    """
+    serial = itertools.count()
+    queue: list[tuple[int, int, str | None, tuple[str, ...]]] = [(0, next(serial), target, ())]
+    seen: set[str] = set()
+    failed: NotFound | Corrupt | None = None
+    while queue:
+        cost, _, at, hops = heapq.heappop(queue)
+        if at is None:
+            return None, hops
+        if at in seen or len(hops) > MAX_LINKS:
+            continue
+        seen.add(at)
+        if (start := known(at.removeprefix(VERSIONS))) is not None:
+            return start, hops
+        try:
+            hash, manifest = (
+                (at, await manifests.read(at)) if is_hash(at) else await manifests.of_root(at[len(VERSIONS) :])
+            )
+            check_size(hash, manifest, max_bytes)
+        except (NotFound, Corrupt) as error:
+            if not hops:
+                raise
+            failed = failed or error
+            continue
+        if (start := known(manifest.root)) is not None:
+            return start, hops
+        for way, base, size in _ways(hash, manifest):
+            if way not in avoid:
+                heapq.heappush(queue, (cost + size + _HOP_BYTES, next(serial), base, (way, *hops)))
+    raise failed or Corrupt(f"manifest {target} leads to no full snapshot")
+
+
+def _ways(hash: str, manifest: Manifest) -> Iterator[tuple[str, str | None, int]]:
+    """The manifests that lead to this version: each with what it starts from (None: nothing) and its payloads' bytes."""
+    yield hash, None if manifest.kind == "full" else manifest.parent, manifest.payload_bytes
+    for route in manifest.routes:
+        yield route.manifest, None if route.base is None else version_ref(route.base), route.bytes
+
+
+def check_size(hash: str, manifest: Manifest, max_bytes: int) -> None:
+    """Raise Corrupt for a version of more bytes than a reader takes."""
+    if manifest.full_bytes > max_bytes:
+        raise Corrupt(
+            f"manifest {hash}: declares {manifest.full_bytes} bytes of weights; the follower's max_bytes is {max_bytes}"
+        )

@@ -1,0 +1,98 @@
+"""What changed between two versions: per tensor, and where in the model the tensor stands. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.weights import ITEMSIZES, WeightArray, Weights
+from ostinato.weights.delta import changed_elements
+
+_NUMBERED = re.compile(r"\.(\d+)\.")
+_PART = 1 << 22  # elements looked at together, so that a large tensor needs little memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One tensor. `moved` is the norm of the difference over the norm of the old values; None for integers and for an old norm of 0.
+
+    Example: ``Change(name="model.norm.weight", elements=576, changed=3, moved=2.1e-4)``
+    """
+
+    name: str
+    elements: int
+    changed: int
+    moved: float | None
+
+    @property
+    def share(self) -> float:
+        """Changed elements over all."""
+        return self.changed / max(1, self.elements)
+
+    @property
+    def layer(self) -> int | None:
+        """The first number in the name: the layer, in the models of Hugging Face; None outside of layers."""
+        found = _NUMBERED.search(self.name)
+        return int(found.group(1)) if found else None
+
+    @property
+    def kind(self) -> str:
+        """The name without what all of a kind share: "self_attn.q_proj" for "model.layers.3.self_attn.q_proj.weight"."""
+        rest = _NUMBERED.split(self.name, maxsplit=1)[-1] if self.layer is not None else self.name
+        return rest.removesuffix(".weight").removeprefix("model.")
+
+
+def compare(old: Weights, new: Weights) -> list[Change]:
+    """One `Change` per tensor, in the order of the names. Raises BadRequest if the versions are not of one model."""
+    form = {name: (array.dtype, array.shape) for name, array in old.items()}
+    if form != {name: (array.dtype, array.shape) for name, array in new.items()}:
+        apart = sorted(set(old) ^ set(new)) or sorted(name for name in old if form[name] != _form(new[name]))
+        raise BadRequest(f"the versions are of different models: {', '.join(apart[:3])} is not the same in both")
+    return [_change(name, old[name], new[name]) for name in sorted(old)]
+
+
+def total(changes: Sequence[Change]) -> Change:
+    """All tensors as one; `moved` is left out."""
+    return Change(
+        name="all",
+        elements=sum(change.elements for change in changes),
+        changed=sum(change.changed for change in changes),
+        moved=None,
+    )
+
+
+def _form(array: WeightArray) -> tuple[str, tuple[int, ...]]:
+    return array.dtype, array.shape
+
+
+def _change(name: str, old: WeightArray, new: WeightArray) -> Change:
+    itemsize = ITEMSIZES[old.dtype]
+    changed, difference, norm = 0, 0.0, 0.0
+    for start in range(0, old.data.size, _PART * itemsize):
+        a, b = (x.data[start : start + _PART * itemsize] for x in (old, new))
+        changed += changed_elements(a, b, itemsize)
+        floats = _floats(a, old.dtype), _floats(b, old.dtype)
+        if floats[0] is not None and floats[1] is not None:
+            difference += float(np.square(floats[1] - floats[0]).sum())
+            norm += float(np.square(floats[0]).sum())
+    return Change(
+        name=name,
+        elements=old.data.size // itemsize,
+        changed=changed,
+        moved=(difference / norm) ** 0.5 if norm > 0 else None,
+    )
+
+
+def _floats(data: NDArray[np.uint8], dtype: str) -> NDArray[np.float64] | None:
+    match dtype:
+        case "BF16":
+            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        case "F16" | "F32" | "F64":
+            return data.view(np.dtype(f"f{ITEMSIZES[dtype]}")).astype(np.float64)
+        case _:
+            return None

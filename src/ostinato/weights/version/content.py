@@ -1,0 +1,188 @@
+"""What the weights are: dtypes, chunks, hashes, the root that names a policy version. Pure; no torch.
+
+The root is a two-level Merkle hash (BLAKE3-256): chunk bytes -> chunk hash; (name, dtype, shape, chunk hashes) -> leaf; leaves
+in the order of the names -> root. The chunk length is part of the format, so the root depends on nothing but the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from ostinato.core.errors import BadRequest, BadWeights
+from ostinato.core.weights import ITEMSIZES, WeightArray, Weights
+
+CHUNK_ELEMENTS: Final = 1 << 21
+MAX_RANK: Final = 8
+MAX_ELEMENTS: Final = 1 << 40
+VERSIONS: Final = "version/"
+"""What the refs under which versions are found begin with; the rest is the root."""
+
+MAX_OBJECT_BYTES: Final = 1 << 30
+"""No object is larger; a reader refuses a larger file before reading it."""
+
+# Bits of the magnitude, and the lowest magnitude that is not a finite number.
+_NOT_FINITE: Final[Mapping[str, tuple[int, int]]] = {
+    "F8_E4M3": (0x7F, 0x7F),
+    "F8_E5M2": (0x7F, 0x7C),
+    "F16": (0x7FFF, 0x7C00),
+    "BF16": (0x7FFF, 0x7F80),
+    "F32": (0x7FFFFFFF, 0x7F800000),
+    "F64": (0x7FFFFFFFFFFFFFFF, 0x7FF0000000000000),
+}
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_REF_PART: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,511}")
+
+Hashes = Mapping[str, tuple[str, ...]]
+"""Tensor name -> hash of each chunk."""
+
+
+def hash_of(data: bytes | memoryview | NDArray[np.uint8]) -> str:
+    """BLAKE3-256 as 64 lowercase hex digits."""
+    return blake3(data.data if isinstance(data, np.ndarray) else data).hexdigest()
+
+
+def part_hash(data: bytes | memoryview) -> str:
+    """The first half of `hash_of`: names a payload inside an object."""
+    return hash_of(data)[:32]
+
+
+def is_hash(text: str) -> bool:
+    """True for 64 lowercase hex digits."""
+    return _HASH.fullmatch(text) is not None
+
+
+def check_hash(text: str, field: str = "hash") -> str:
+    """Return `text` if it is a hash; nothing else may touch a path. Raises BadRequest."""
+    if not is_hash(text):
+        raise BadRequest(f"{field}: {text[:80]!r} is not a hash; a hash is 64 lowercase hex digits", field=field)
+    return text
+
+
+def version_ref(root: str) -> str:
+    """The ref under which the manifest of a root is found. Raises BadRequest if `root` is no hash."""
+    return VERSIONS + check_hash(root)
+
+
+def check_ref(ref: str) -> str:
+    """Return `ref` if it is a ref name: parts of [a-z0-9._-] joined by "/", none starting with a dot. Raises BadRequest."""
+    parts = ref.split("/")
+    if len(ref) > 200 or ".." in ref or not all(_REF_PART.fullmatch(part) for part in parts):
+        raise BadRequest(
+            f"ref: {ref[:80]!r} is not a ref name; use parts of a-z, 0-9, '.', '_', '-' joined by '/', like 'live'",
+            field="ref",
+        )
+    return ref
+
+
+def is_tensor_name(name: str) -> bool:
+    """True for names that can be a key of a safetensors file and never a path out of a directory."""
+    return _NAME.fullmatch(name) is not None and ".." not in name and name != "__metadata__"
+
+
+def chunk_sizes(elements: int) -> Iterator[int]:
+    """The number of elements of each chunk of a tensor."""
+    for start in range(0, elements, CHUNK_ELEMENTS):
+        yield min(CHUNK_ELEMENTS, elements - start)
+
+
+def chunk_count(elements: int) -> int:
+    """How many chunks a tensor has; 0 for an empty tensor."""
+    return -(-elements // CHUNK_ELEMENTS)
+
+
+def chunk_of(array: WeightArray, index: int) -> NDArray[np.uint8]:
+    """The bytes of one chunk, not copied."""
+    step = CHUNK_ELEMENTS * ITEMSIZES[array.dtype]
+    return array.data[index * step : (index + 1) * step]
+
+
+def full_bytes(weights: Weights) -> int:
+    """The size of the weights, uncompressed."""
+    return sum(array.data.nbytes for array in weights.values())
+
+
+def hash_chunks(weights: Weights) -> Hashes:
+    """The hash of every chunk of every tensor."""
+    return {
+        name: tuple(
+            hash_of(np.ascontiguousarray(chunk_of(array, index)))
+            for index in range(chunk_count(math.prod(array.shape)))
+        )
+        for name, array in weights.items()
+    }
+
+
+def root_of(parts: Iterable[tuple[str, str, tuple[int, ...], tuple[str, ...]]]) -> str:
+    """The Merkle root of (name, dtype, shape, chunk hashes), in any order."""
+    total = blake3(b"ostinato weights 1\n")
+    for name, dtype, shape, hashes in sorted(parts):
+        leaf = json.dumps([name, dtype, list(shape), list(hashes)], separators=(",", ":")).encode()
+        total.update(blake3(leaf).digest())
+    return total.hexdigest()
+
+
+def weights_root(weights: Weights) -> str:
+    """The hash that names these weights: `PolicyVersion.hash`. Any process that holds the weights can compute it.
+
+    Example: ``weights_root(snapshot.weights) == snapshot.policy.hash``
+    """
+    hashes = hash_chunks(weights)
+    return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
+
+
+def check_weights(weights: Weights, *, finite: bool = True) -> None:
+    """Refuse what must never be published: an unknown dtype, bytes that do not fill the shape, NaN or inf if `finite`.
+
+    Raises: BadWeights.
+    """
+    if not weights:
+        raise BadWeights("weights: there is no tensor; publish all tensors of the model")
+    for name, array in weights.items():
+        _check_form(name, array)
+        if not finite:
+            continue
+        for index in range(chunk_count(math.prod(array.shape))):
+            at = first_not_finite(array.dtype, chunk_of(array, index))
+            if at is not None:
+                raise BadWeights(
+                    f"tensor {name!r}: element {index * CHUNK_ELEMENTS + at} is NaN or infinite; these weights are not published. "
+                    "Go back to the last good checkpoint and lower the learning rate"
+                )
+
+
+def _check_form(name: str, array: WeightArray) -> None:
+    if not is_tensor_name(name):
+        raise BadWeights(
+            f"tensor {name[:80]!r}: not a tensor name; use letters, digits, '_', '.', ':', '-' and '/', no '..'"
+        )
+    if array.dtype not in ITEMSIZES:
+        raise BadWeights(f"tensor {name!r}: dtype {array.dtype!r} is not one of {', '.join(ITEMSIZES)}")
+    if len(array.shape) > MAX_RANK or any(side < 0 for side in array.shape) or math.prod(array.shape) > MAX_ELEMENTS:
+        raise BadWeights(
+            f"tensor {name!r}: shape {array.shape} is not usable; at most {MAX_RANK} sides, {MAX_ELEMENTS} elements"
+        )
+    want = math.prod(array.shape) * ITEMSIZES[array.dtype]
+    if array.data.dtype != np.uint8 or array.data.ndim != 1 or array.data.nbytes != want:
+        raise BadWeights(
+            f"tensor {name!r}: shape {array.shape} of {array.dtype} needs a flat uint8 array of {want} bytes, "
+            f"not {array.data.dtype} {array.data.shape}"
+        )
+
+
+def first_not_finite(dtype: str, data: NDArray[np.uint8]) -> int | None:
+    """Index of the first NaN or infinity among the elements, or None. Integers are always finite."""
+    if dtype not in _NOT_FINITE or not data.size:
+        return None
+    bits, limit = _NOT_FINITE[dtype]
+    codes = np.ascontiguousarray(data).view(np.dtype(f"<u{ITEMSIZES[dtype]}"))
+    bad = (codes & codes.dtype.type(bits)) >= codes.dtype.type(limit)
+    return int(np.argmax(bad)) if bad.any() else None

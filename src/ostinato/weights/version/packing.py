@@ -1,0 +1,196 @@
+"""Codes the chunks of a version and packs their payloads into few objects, so that a delta is one file and not 300."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from ostinato.core.errors import BadWeights
+from ostinato.core.seams import WeightStore
+from ostinato.core.weights import ITEMSIZES, Weights
+from ostinato.weights import delta
+from ostinato.weights.version.content import Hashes, chunk_count, chunk_of, chunk_sizes, hash_of, part_hash
+from ostinato.weights.version.manifest import StoredChunk, Tensor
+
+_GROUP_BYTES = 1 << 24  # coded per hop to a thread: long enough to be worth it, short enough to stay small in memory
+_UNDER_WAY = 4  # objects that are being stored at the same time
+_At = tuple[str, int]  # a tensor's name and the number of a chunk
+OldChunk = Callable[[str, int], delta.Bytes]
+"""The bytes that a chunk had: (tensor's name, number of the chunk) -> flat uint8 array. Called from threads."""
+Undo = dict[_At, delta.Coded]
+"""What turns the changed chunks of a version into those of the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedVersion:
+    """A version's tensors with their payloads stored. `changed` counts the elements that differ from the base, None without one."""
+
+    tensors: tuple[Tensor, ...]
+    changed: int | None
+    undo: Undo
+
+    @property
+    def payload_bytes(self) -> int:
+        """The payloads' bytes together."""
+        return sum(chunk.length for tensor in self.tensors for chunk in tensor.chunks)
+
+    @property
+    def elements(self) -> int:
+        """How many elements all tensors have."""
+        return sum(chunk.elements for tensor in self.tensors for chunk in tensor.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """How to code: changes are counted against `base`. `delta`: payloads may refer to it. `undo`: code the way back to it too."""
+
+    base: OldChunk | None
+    delta: bool
+    undo: bool = False
+    level: int
+    object_bytes: int
+    verify: bool
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    coded: delta.Coded
+    payload: str
+    changed: int
+    undo: delta.Coded | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    coded: str
+    pack: int | None
+    offset: int
+    length: int
+    payload: str | None
+
+
+async def write_packs(store: WeightStore, weights: Weights, hashes: Hashes, coding: Coding) -> PackedVersion:
+    """Code every chunk, several at a time, and put the payloads into the store in the order of the names.
+
+    Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
+    """
+    placed: dict[_At, _Placed] = {}
+    undo: Undo = {}
+    puts: list[asyncio.Task[str]] = []
+    buffer = bytearray()
+    changed = 0
+    try:
+        async with aclosing(_coded(weights, hashes, coding)) as groups:
+            async for group, made in groups:
+                for job, chunk in zip(group, made, strict=True):
+                    placed[job] = _place(chunk, len(puts), len(buffer))
+                    buffer += chunk.coded.payload
+                    changed += chunk.changed
+                    if chunk.undo is not None:
+                        undo[job] = chunk.undo
+                    if len(buffer) >= coding.object_bytes:
+                        if len(puts) >= _UNDER_WAY:
+                            await puts[-_UNDER_WAY]  # those before it were waited for in their turn
+                        puts.append(asyncio.create_task(store.put(memoryview(buffer))))
+                        buffer = bytearray()
+        if buffer:
+            puts.append(asyncio.create_task(store.put(memoryview(buffer))))
+        objects = [await put for put in puts]
+    finally:
+        for put in puts:
+            put.cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
+    tensors = tuple(_tensor(name, weights, hashes, placed, objects) for name in sorted(weights))
+    return PackedVersion(tensors=tensors, changed=None if coding.base is None else changed, undo=undo)
+
+
+def _place(made: _Made, write_packs: int, offset: int) -> _Placed:
+    codec, length = made.coded.codec, len(made.coded.payload)
+    if codec == delta.EQUAL:
+        return _Placed(codec, None, 0, 0, None)
+    return _Placed(codec, write_packs, offset, length, made.payload)
+
+
+async def _coded(weights: Weights, hashes: Hashes, coding: Coding) -> AsyncGenerator[tuple[list[_At], list[_Made]]]:
+    """Groups of chunks in order, each with what `_code` makes of it; `coding.threads` of them are in the making."""
+    jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
+    pending: deque[tuple[list[_At], asyncio.Task[list[_Made]]]] = deque()
+    try:
+        for group in _groups(jobs, weights):
+            work = asyncio.to_thread(_code, group, weights, hashes, coding)
+            pending.append((group, asyncio.create_task(work)))
+            if len(pending) > coding.threads:
+                first, task = pending.popleft()
+                yield first, await task
+        while pending:
+            first, task = pending.popleft()
+            yield first, await task
+    finally:  # threads cannot be stopped: nobody may still be reading the weights when the caller goes on
+        await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
+
+
+def _groups(jobs: Sequence[_At], weights: Weights) -> Iterator[list[_At]]:
+    group: list[_At] = []
+    size = 0
+    for name, index in jobs:
+        group.append((name, index))
+        size += chunk_of(weights[name], index).nbytes
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _code(group: Sequence[_At], weights: Weights, hashes: Hashes, coding: Coding) -> list[_Made]:
+    """Each chunk's payload, the payload's hash, how many of its elements differ from the base, and the way back."""
+    found: list[_Made] = []
+    for name, index in group:
+        dtype = weights[name].dtype
+        new = chunk_of(weights[name], index)
+        before = None if coding.base is None else coding.base(name, index)
+        old = before if coding.delta else None
+        coded = delta.encode(old, new, dtype=dtype, level=coding.level)
+        if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name][index]:
+            raise BadWeights(
+                f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
+            )
+        differing, undo = 0, None
+        if before is not None and coded.codec != delta.EQUAL:
+            differing = delta.changed_elements(before, new, ITEMSIZES[dtype])
+            undo = delta.encode(new, before, dtype=dtype, level=coding.level) if coding.undo else None
+        found.append(_Made(coded, part_hash(coded.payload), differing, undo))
+    return found
+
+
+def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int) -> str:
+    """The hash of what the payload decodes to: another one than was taken before means that somebody wrote to the arrays."""
+    target = np.empty(size, np.uint8) if old is None else old.copy()
+    delta.decode(coded.codec, target, coded.payload, dtype=dtype, old=old is not None)
+    return hash_of(target)
+
+
+def _tensor(name: str, weights: Weights, hashes: Hashes, placed: dict[_At, _Placed], objects: Sequence[str]) -> Tensor:
+    array = weights[name]
+    elements = math.prod(array.shape)
+    places = [placed[name, index] for index in range(chunk_count(elements))]
+    chunks = tuple(
+        StoredChunk(
+            codec=place.coded,
+            object=None if place.pack is None else objects[place.pack],
+            offset=place.offset,
+            length=place.length,
+            payload=place.payload,
+            elements=size,
+            result=result,
+        )
+        for place, size, result in zip(places, chunk_sizes(elements), hashes[name], strict=True)
+    )
+    return Tensor(name=name, dtype=array.dtype, shape=array.shape, chunks=chunks)

@@ -1,0 +1,89 @@
+"""Who published a version: an Ed25519 signature (RFC 8032) over its manifest, whose root binds every weight.
+
+Hashes say that bytes are what a manifest promises; a signature says that the manifest is from someone who is trusted, whoever
+can write to the bucket or stands in between. What it cannot say is that a ref is the newest: a ref turned back to an older signed
+version looks like a rollback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.weights.version.content import is_hash
+from ostinato.weights.version.manifest import Manifest, Signature, to_bytes
+
+_DOMAIN: Final = b"ostinato manifest\n"
+
+
+class Signer:
+    """Signs manifests with the key of a file.
+
+    Example: ``Signer.load(Path("publisher.key")).sign(manifest)``
+    """
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+
+    @classmethod
+    def load(cls, path: Path) -> Signer:
+        """The key in `path`: 64 hex digits. Raises BadConfig."""
+        try:
+            with path.open("rb") as file:
+                text = file.read(100).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise BadConfig(f"publish.key {path}: {error.strerror}; `ostinato weights key {path}` makes one") from error
+        if not is_hash(text):
+            raise BadConfig(f"publish.key {path}: does not hold 64 hex digits; `ostinato weights key` makes a key")
+        return cls(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))
+
+    @classmethod
+    def create(cls, path: Path) -> Signer:
+        """A new key in a new file that only its owner may read. Raises BadConfig if the file exists."""
+        key = Ed25519PrivateKey.generate()
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            raise BadConfig(f"{path}: {error.strerror}; give a new file") from error
+        with os.fdopen(fd, "w") as file:
+            file.write(key.private_bytes_raw().hex() + "\n")
+        return cls(key)
+
+    @property
+    def public(self) -> str:
+        """The public key, 64 hex digits: what followers put into `follow.trusted`."""
+        return self._key.public_key().public_bytes_raw().hex()
+
+    def sign(self, manifest: Manifest) -> Manifest:
+        """The manifest with its signature."""
+        return manifest.model_copy(
+            update={"signature": Signature(key=self.public, value=self._key.sign(_signed(manifest)).hex())}
+        )
+
+
+def check_signature(manifest: Manifest, hash: str, trusted: Sequence[str]) -> None:
+    """Refuse a manifest that none of the `trusted` public keys signed; without keys everything is accepted. Raises Corrupt."""
+    if not trusted:
+        return
+    found = manifest.signature
+    if found is None or found.key not in trusted:
+        by = "nobody" if found is None else f"{found.key[:16]}, who is not in follow.trusted"
+        raise Corrupt(
+            f"manifest {hash}: version {manifest.policy} is signed by {by}; refused. Publish it with a trusted key"
+        )
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key)).verify(
+            bytes.fromhex(found.value), _signed(manifest)
+        )
+    except (InvalidSignature, ValueError) as error:
+        raise Corrupt(f"manifest {hash}: the signature of {found.key[:16]} does not fit it; refused") from error
+
+
+def _signed(manifest: Manifest) -> bytes:
+    return _DOMAIN + to_bytes(manifest.model_copy(update={"signature": None}))

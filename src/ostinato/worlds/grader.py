@@ -1,0 +1,108 @@
+"""Grades what a model wrote: hidden tests against a function body, in a sandbox, with the verdict out of the body's reach.
+
+In the data flow: the demo's simulated users and the evaluation runner call `python_tests` and get 0.0 or 1.0. Inside one sandbox
+run stand two processes: the body's, which only answers calls, and the judge's, which runs the tests, holds the nonce and owns
+stdout. Arguments and results cross a pipe as Python literals, so printing "ok", `sys.exit(0)`, replacing `__eq__` or walking the
+stack changes nothing: only right answers pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ostinato.core.errors import BadRequest
+from ostinato.worlds.sandbox import ExecResult
+
+BODY_CHARS = 20_000
+
+# The judge. It forks the body's process before it has read the tests or the nonce, so neither is in that process's memory.
+_JUDGE = """
+import ast, json, os
+size, rest = (int(n) for n in os.read(0, 32).split())
+def take(n):
+    data = b""
+    while len(data) < n:
+        data += os.read(0, n - len(data))
+    return data
+source, name = json.loads(take(size))
+calls, answers = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.dup2(calls[0], 20); os.dup2(answers[1], 21)
+    os.closerange(0, 20); os.closerange(22, 256)
+    null = os.open("/dev/null", os.O_RDWR); os.dup2(null, 1); os.dup2(null, 2)
+    space = {"__name__": "copilot"}
+    exec(compile(source, "body.py", "exec"), space)
+    lines, function = os.fdopen(20, "rb"), space[name]
+    for line in lines:
+        result = repr(function(*ast.literal_eval(line.decode()))).encode("ascii", "backslashreplace")
+        os.write(21, b"%d\\n" % len(result) + result)
+    os._exit(0)
+os.close(calls[0]); os.close(answers[1])
+replies = os.fdopen(answers[0], "rb")
+def ask(*args):
+    os.write(calls[1], repr(args).encode("ascii", "backslashreplace") + b"\\n")
+    size = int(replies.readline(16))
+    assert 0 <= size <= 65536
+    return ast.literal_eval(replies.read(size).decode())
+tests, nonce = json.loads(take(rest))
+exec(compile(tests, "tests.py", "exec"), {name: ask})
+print(nonce)
+"""
+
+
+class Runs(Protocol):
+    """The part of a sandbox that grading needs."""
+
+    async def run(
+        self,
+        program: str | Sequence[str],
+        *,
+        files: Mapping[str, bytes] | None = None,
+        stdin: bytes = b"",
+        timeout: float,
+    ) -> ExecResult: ...
+
+
+def truncate_body(text: str) -> str:
+    r"""The body at the start of a completion: everything before the first unindented line or closing code fence.
+
+    This is the inline copilot's rule: what a person would be shown. Example: ``"    return 1\nprint(f())"`` -> ``"    return 1\n"``.
+    """
+    kept: list[str] = []
+    for line in text.split("\n"):
+        if line.strip() and (line[0] not in " \t" or line.lstrip().startswith("```")):
+            break
+        kept.append(line)
+    return "\n".join(kept).rstrip() + "\n" if any(line.strip() for line in kept) else ""
+
+
+async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, timeout: float = 4.0) -> float:
+    """1.0 if the function `head` + body passes every assert of `tests`, else 0.0.
+
+    Args:
+        head: ``def name(args):`` and its docstring, ending in a newline.
+        body_text: the completion; cut by `truncate_body`.
+        tests: Python source that calls the function with literals and asserts.
+        sandbox: where to run.
+        timeout: wall seconds for everything.
+
+    Raises:
+        BadRequest: `head` does not start with a function definition.
+        SandboxRefused: this machine cannot isolate the body.
+    """
+    found = re.match(r"def (\w+)\(", head)
+    if found is None:
+        raise BadRequest("head: must start with 'def name('", field="head")
+    body = truncate_body(body_text)
+    if not body or len(body) > BODY_CHARS:
+        return 0.0
+    nonce = secrets.token_hex(16)
+    first = json.dumps([head + body, found[1]]).encode()
+    second = json.dumps([tests, nonce]).encode()
+    sizes = f"{len(first)} {len(second)}".ljust(32).encode()
+    result = await sandbox.run(_JUDGE, stdin=sizes + first + second, timeout=timeout)
+    return float(result.code == 0 and result.stdout.strip() == nonce.encode())

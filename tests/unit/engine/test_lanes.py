@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from ostinato.core.generation import Generate
+from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.engine.embedded.kv import KVShape, Store
+from ostinato.engine.embedded.lanes import Lanes, cut, forward, sample
+from ostinato.engine.embedded.sampler import Draw
+from ostinato.engine.embedded.scheduler import Generation, Scheduled
+from ostinato.model.load import load_model
+from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny_moe import tiny_moe
+
+V0 = PolicyVersion(number=0, hash="0" * 64)
+
+
+def piece(index: int, start: int, end: int) -> Scheduled:
+    request = Generate(id=f"r{index}", slot="live", prompt_ids=tuple(range(end)), sampling=Sampling(max_tokens=4))
+    blocks = [index * 4 + i for i in range(4)]
+    made = Generation(request=request, index=0, seed=0, ids=[(7 * index + i) % 256 for i in range(end)], policy=V0)
+    made.blocks = blocks
+    return Scheduled(sample=made, start=start, end=end, last=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load_model(tiny_model(tmp_path_factory.mktemp("m") / "tiny"), torch.float32)
+
+
+def test_work_is_divided_by_tokens_and_nothing_is_lost(model):
+    pieces = [piece(i, 0, n) for i, n in enumerate([40, 1, 1, 30, 1, 1, 1, 9])]
+    parts = cut(model, pieces, 2)
+    assert sorted(p.sample.request.id for part in parts for p in part.pieces) == [f"r{i}" for i in range(8)]
+    loads = [sum(p.end - p.start for p in part.pieces) for part in parts]
+    assert max(loads) - min(loads) <= 1
+    assert len(cut(model, pieces[1:3], 2)) == 1  # too little to share
+
+
+def test_single_tokens_of_one_prompt_stand_side_by_side(model):
+    pieces = [piece(i, 39, 40) for i in range(32)]
+    for i, work in enumerate(pieces):
+        work.sample.blocks = [100 + i % 4, 200 + i]
+    for part in cut(model, pieces, 2):
+        first = [work.sample.blocks[0] for work in part.pieces]
+        assert first == sorted(first)
+        assert len(first) == 16
+
+
+def test_a_mixture_of_experts_runs_in_one_lane(tmp_path):
+    moe = load_model(tiny_moe(tmp_path / "moe"), torch.float32)
+    assert len(cut(moe, [piece(i, 0, 40) for i in range(4)], 2)) == 1
+
+
+def test_lanes_change_no_bit(model):
+    pieces = [piece(i, 0, n) for i, n in enumerate([33, 20, 8, 40, 11])]
+    shape = KVShape(layers=2, kv_heads=2, head_dim=16, dtype=torch.float32)
+    lanes = Lanes(2)
+    memory = Store(shape, 20, 16)
+    parts = cut(model, pieces, 2)
+    assert len(parts) == 2
+    found = {}
+    for part, ran in zip(parts, lanes.map(lambda part: forward(part, memory, 4), parts), strict=True):
+        found |= {p.sample.request.id: state for p, state in zip(part.pieces, ran.states_RD, strict=True)}
+    memory = Store(shape, 20, 16)
+    (part,) = cut(model, pieces, 1)
+    alone = forward(part, memory, 4).states_RD
+    assert all(torch.equal(found[p.sample.request.id], alone[i]) for i, p in enumerate(part.pieces))
+    rows = [Draw(temperature=1.0, top_p=1.0, u=(i + 0.5) / 40) for i in range(40)]
+    states = alone.repeat(8, 1)
+    assert sample(model, states, rows, lanes, 4) == sample(model, states, rows, Lanes(1), 4)
+    lanes.close()
+
+
+def test_an_error_in_a_lane_is_raised_after_all_have_ended():
+    ended = []
+
+    def run(item: int) -> None:
+        if item == 0:
+            raise ValueError("here")
+        ended.append(item)
+
+    with pytest.raises(ValueError, match="here"):
+        Lanes(3).map(run, [0, 1, 2])
+    assert sorted(ended) == [1, 2]

@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from ostinato.engine.embedded.sampler import Draw, draw, uniform
+
+
+def way(u=0.5, temperature=1.0, top_p=1.0):
+    return Draw(temperature=temperature, top_p=top_p, u=u)
+
+
+def test_uniform_is_even_and_depends_on_each_argument():
+    numbers = [uniform(s, i, t) for s in range(10) for i in range(10) for t in range(100)]
+    assert len(set(numbers)) == len(numbers)
+    counts = torch.histc(torch.tensor(numbers, dtype=torch.float64), 20, 0, 1)
+    assert float(((counts - 500) ** 2 / 500).sum()) < 43.8  # chi-square, 19 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("vocab", [5, 256, 1000])
+def test_draws_follow_the_softmax(vocab):
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1)) * 2
+    grid = [(i + 0.5) / 20_000 for i in range(20_000)]
+    tokens: list[int] = []
+    for start in range(0, len(grid), 500):
+        us = grid[start : start + 500]
+        tokens += draw(logits.expand(len(us), -1), [way(u, temperature=0.7) for u in us]).tokens
+    share = torch.bincount(torch.tensor(tokens), minlength=vocab).double() / len(tokens)
+    expected = (logits[0].double() / 0.7).softmax(-1)
+    assert (
+        float((share - expected).abs().max()) < 2 / 20_000 + 1e-6
+    )  # stratified: each token's share is exact to the grid
+
+
+def test_logprob_is_of_the_uncut_distribution_at_its_temperature():
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(2)).bfloat16()
+    drawn = draw(logits, [way(temperature=0.5, top_p=0.3), way(temperature=2.0), way(temperature=0.0)])
+    for row, temperature in enumerate((0.5, 2.0, 1.0)):
+        expected = (logits[row].float() / temperature).log_softmax(-1)[drawn.tokens[row]]
+        assert drawn.logprobs[row] == pytest.approx(float(expected), abs=1e-5)
+    assert drawn.tokens[2] == int(logits[2].argmax())
+
+
+@pytest.mark.parametrize(("scale", "vocab"), [(3.0, 400), (0.01, 3000)])  # the second needs more than the likeliest 512
+def test_top_p_keeps_the_smallest_sufficient_set(scale, vocab):
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * scale
+    order = logits[0].double().softmax(-1).sort(descending=True)
+    size = int((order.values.cumsum(0) < 0.8).sum()) + 1
+    us = [i / 4000 for i in range(4000)]
+    seen = {
+        t
+        for start in range(0, 4000, 400)
+        for t in draw(logits.expand(400, -1), [way(u, 1.0, 0.8) for u in us[start : start + 400]]).tokens
+    }
+    assert seen <= set(order.indices[: size + 1].tolist())  # one either side of the threshold in float32
+    assert len(seen) >= 0.7 * size
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    logits = torch.randn(40, 777, generator=torch.Generator().manual_seed(4))
+    ways = [way(uniform(1, 0, i), (0.0, 1.0, 0.6)[i % 3], (1.0, 0.9)[i % 2]) for i in range(40)]
+    together = draw(logits, ways)
+    for i in range(40):
+        alone = draw(logits[i : i + 1], ways[i : i + 1])
+        assert (alone.tokens[0], alone.logprobs[0]) == (together.tokens[i], together.logprobs[i])
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((1, 600), float("-inf"))
+    logits[0, 17], logits[0, 599] = 0.0, 0.0
+    edge = (0.0, 0.4999999, 0.5, 0.5000001, 1 - 2**-53)
+    assert set(draw(logits.expand(5, -1), [way(u) for u in edge]).tokens) == {17, 599}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_unsound_logits_are_reported_and_harm_no_other_row(bad):
+    logits = torch.randn(2, 50)
+    logits[0, 3] = bad
+    drawn = draw(logits, [way(), way()])
+    assert drawn.sound == [False, True]
+    assert 0 <= drawn.tokens[1] < 50

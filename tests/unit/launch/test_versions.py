@@ -1,0 +1,99 @@
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from ostinato.app.storage import open_store
+from ostinato.config import load
+from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.weights import WeightArray
+from ostinato.launch.commands.versions import diff_versions, picture, show_version
+from ostinato.web.weights_page import Row, render, shade
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.version.compare import Change
+
+NAMES = [f"model.layers.{n}.{kind}.weight" for n in range(4) for kind in ("self_attn.q_proj", "mlp.up_proj")]
+
+
+def weights(step: int):
+    """bf16 ones, of which layer n changed n elements per step."""
+    found = {}
+    for name in [*NAMES, "model.embed_tokens.weight"]:
+        codes = np.full(512, 0x3F80, np.uint16)
+        layer = int(name.split(".")[2]) if ".layers." in name else 0
+        codes[: layer * step] += step
+        found[name] = WeightArray("BF16", (16, 32), codes.view(np.uint8))
+    return found
+
+
+@pytest.fixture
+async def run(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}"])
+    publisher, base, made = VersionPublisher(open_store(config)), None, []
+    for step in range(3):
+        done = await publisher.publish(step, weights(step), run="r", base=base, ref="live", meta={"loss": 0.25})
+        base = done.policy
+        made.append(base)
+    return config, made
+
+
+def console() -> Console:
+    return Console(record=True, width=160)
+
+
+async def test_show_says_what_a_version_is_made_of(run):
+    config, made = run
+    for name in ("live", "v2", "2", made[2].hash[:10]):
+        out = console()
+        await show_version(config, name, out)
+        text = out.export_text()
+        assert made[2].hash in text
+        assert "delta, 2 deltas after a full snapshot" in text
+        assert "equal" in text
+        assert "0.25" in text
+
+
+async def test_diff_counts_what_changed_and_draws_it(run, tmp_path):
+    config, _ = run
+    out, page = console(), tmp_path / "diff.html"
+    await diff_versions(config, "v0", "live", page, out)
+    text = out.export_text()
+    assert "24 of 4,608 elements changed (0.521%)" in text
+    assert "embed_tokens" in text
+    assert "self_attn.q_proj" in text
+    assert "0.000% to 1.172%" in text
+    html = page.read_text()
+    HTMLParser().feed(html)
+    assert html.count("<td title=") == 8
+    assert "1.172% of 512 changed" in html
+
+
+async def test_a_version_that_is_not_there_is_not_found(run):
+    config, _ = run
+    with pytest.raises(NotFound, match="give a ref"):
+        await show_version(config, "v9", console())
+    with pytest.raises(NotFound, match="live"):
+        await show_version(config, "no-such", console())
+
+
+async def test_a_number_that_stands_for_two_versions_is_refused(run):
+    config, _ = run
+    await VersionPublisher(open_store(config)).publish(2, weights(7), run="other", base=None)
+    with pytest.raises(BadRequest, match="2 versions match"):
+        await show_version(config, "v2", console())
+
+
+def test_little_is_drawn_too_and_nothing_is_not():
+    assert shade(0.0, 0.5) == 0.0
+    assert 0 < shade(1e-9, 0.5) < shade(0.01, 0.5) < shade(0.5, 0.5) == 1.0
+    changes = [Change(name=f"l.{n}.a", elements=1000, changed=n, moved=None) for n in (0, 1, 1000)]
+    (line,) = picture(changes)
+    blocks = line.plain.split("  ")[1]
+    assert (blocks[0], blocks[-1], len(blocks)) == (" ", "█", 3)
+
+
+def test_names_cannot_write_into_the_page():
+    row = Row(name='<script>"x', layer=0, kind="<b>", share=0.5, elements=2, moved=None)
+    assert "<script>" not in render("<t>", "<l>", [row])
+    assert "<b>" not in render("<t>", "<l>", [row])

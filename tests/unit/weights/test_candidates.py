@@ -1,0 +1,107 @@
+"""A version is stored while the next step is computed: in order, once, and no error is lost."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostinato.core.errors import StorageFull
+from ostinato.core.weights import Learned, WeightArray
+from ostinato.testing.store import MemoryStore
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.candidates import Candidates, Overlapped
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.version.content import weights_root
+
+
+class SlowStore(MemoryStore):
+    """Writes wait for `gate`; `full` refuses them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.full = False
+
+    async def put(self, data):
+        await self.gate.wait()
+        if self.full:
+            raise StorageFull("told to be full by a test")
+        return await super().put(data)
+
+
+def learned(step):
+    data = np.arange(600, dtype=np.uint16)
+    data[:step] += 1
+    return Learned(
+        step=step, policy_number=step, weights={"w": WeightArray("BF16", (600,), data.view(np.uint8))}, metrics={}
+    )
+
+
+def overlapped(store, done):
+    return Overlapped(
+        Candidates(VersionPublisher(store), "r", 1, lambda published: done.append(published.policy.number))
+    )
+
+
+async def test_the_trainer_goes_on_while_a_version_is_stored_and_waits_for_the_one_before():
+    store, done = SlowStore(), []
+    stored = overlapped(store, done)
+    await stored.begin(learned(1))
+    assert done == []
+    second = asyncio.create_task(stored.begin(learned(2)))
+    await asyncio.sleep(0.02)
+    assert not second.done()  # one version under way, no more
+    store.gate.set()
+    await second
+    await stored.settle()
+    assert done == [1, 2]
+    newest, first = await Follower(store).log("candidate")
+    assert (newest.policy.hash, first.policy.hash) == tuple(weights_root(learned(step).weights) for step in (2, 1))
+    for policy in (newest.policy, first.policy):
+        assert weights_root(await Follower(store).fetch(policy)) == policy.hash
+    await stored.settle()
+
+
+class Untouchable(dict):
+    """Weights that nobody may look at before `may`."""
+
+    may = False
+
+    def __getitem__(self, name):
+        assert self.may
+        return super().__getitem__(name)
+
+    def items(self):
+        assert self.may
+        return super().items()
+
+
+async def test_to_begin_costs_the_trainer_no_look_at_the_weights():
+    store, done = SlowStore(), []
+    stored = overlapped(store, done)
+    new = learned(1)
+    weights = Untouchable(new.weights)
+    await stored.begin(replace(new, weights=weights))
+    weights.may = True  # from here on the loop runs beside the trainer
+    store.gate.set()
+    await stored.settle()
+    assert done == [1]
+
+
+async def test_what_went_wrong_is_raised_by_the_next_call_and_stops_nothing():
+    store, done = SlowStore(), []
+    stored = overlapped(store, done)
+    store.gate.set()
+    store.full = True
+    await stored.begin(learned(1))
+    await asyncio.sleep(0.05)
+    store.full = False
+    with pytest.raises(StorageFull):
+        await stored.begin(learned(2))
+    await stored.settle()
+    assert done == [2]
+    store.full = True
+    await stored.begin(learned(3))
+    with pytest.raises(StorageFull):
+        await stored.settle()
