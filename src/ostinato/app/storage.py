@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.journal import Journal
@@ -33,6 +34,11 @@ class Home:
     def log(self) -> Path:
         """The append-only log."""
         return self.root / "log.db"
+
+    @property
+    def folds(self) -> Path:
+        """State folded from the log; may be deleted, it is made again."""
+        return self.root / "folds"
 
     @property
     def weights(self) -> Path:
@@ -134,6 +140,7 @@ class Run:
     config: Config
     home: Home
     log: SqlLog
+    folds: FileFolds
     store: KeptStore
     follower: Follower
 
@@ -141,9 +148,16 @@ class Run:
 @contextlib.contextmanager
 def open_run(config: Config) -> Generator[Run]:
     """The run's log and weights. The log is closed at the end."""
-    store = open_store(config)
+    place, store = home(config), open_store(config)
     with open_log(config) as log:
-        yield Run(config=config, home=home(config), log=log, store=store, follower=Follower(store, config.follow))
+        yield Run(
+            config=config,
+            home=place,
+            log=log,
+            folds=FileFolds(place.folds),
+            store=store,
+            follower=Follower(store, config.follow),
+        )
 
 
 def model_path(config: Config, progress: Callable[[str], None] | None = None) -> Path:

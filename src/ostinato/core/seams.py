@@ -100,6 +100,26 @@ class Log(Protocol):
         """The rows of one kind with these identities (`records.identity`), in the order asked for; unknown ones are left out."""
         ...
 
+    async def horizon(self) -> Cursor:
+        """Rows up to here may have been dropped, by retention; 0 while none has."""
+        ...
+
+
+@runtime_checkable
+class Folds(Protocol):
+    """State that was folded from the log, with the position that it stands for, so that a start need not read the log from its first row.
+
+    A fold is never the only place of a truth: it may be missing, or older than it was, at any start.
+    """
+
+    async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
+        """Replace what is kept under this name, whole or not at all. `state` is made of JSON's types. Raises StorageFull."""
+        ...
+
+    async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
+        """What was saved last under this name; None if nothing was, or if it cannot be read."""
+        ...
+
 
 @runtime_checkable
 class WeightStore(Protocol):

@@ -109,6 +109,10 @@ class SqlLog:
         by_identity = {identity(row): row for row in found}
         return [cast(R, by_identity[each]) for each in identities if each in by_identity]
 
+    async def horizon(self) -> Cursor:
+        """0: nothing is ever dropped."""
+        return 0
+
     # ------------------------------------------------------------ queries
 
     def newest(self) -> Cursor:

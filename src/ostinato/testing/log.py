@@ -6,7 +6,9 @@ It keeps the promises of `core.seams.Log` except that nothing outlives the proce
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Identity, Row, Signal, Turn, identity
@@ -57,6 +59,10 @@ class MemoryLog:
         found = (self._known.get((kind, each)) for each in identities)
         return [row for row in found if isinstance(row, kind)]
 
+    async def horizon(self) -> Cursor:
+        """0: nothing is ever dropped."""
+        return 0
+
     def turns(self) -> list[Turn]:
         """Every turn, in order of writing."""
         return [row for row in self.rows if isinstance(row, Turn)]
@@ -64,3 +70,19 @@ class MemoryLog:
     def signals(self) -> list[Signal]:
         """Every signal, in order of writing."""
         return [row for row in self.rows if isinstance(row, Signal)]
+
+
+class MemoryFolds:
+    """Implements `core.seams.Folds`. Observations: `kept` (name -> cursor and state as JSON text)."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, tuple[Cursor, str]] = {}
+
+    async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
+        """Keep a copy, as JSON."""
+        self.kept[name] = (cursor, json.dumps(state))
+
+    async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
+        """A copy of what was saved."""
+        cursor, text = self.kept.get(name, (0, ""))
+        return (cursor, json.loads(text)) if text else None

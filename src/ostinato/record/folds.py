@@ -1,0 +1,76 @@
+"""Folds of the log on disk: one file per name, compressed JSON under its hash, replaced whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from blake3 import blake3
+
+from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.seams import Cursor
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "ostinato-fold@1"
+_LONGEST = 1 << 30  # bytes of a fold, decompressed
+
+
+class FileFolds:
+    """`core.seams.Folds` in a directory. One writer per name.
+
+    Example: ``await FileFolds(run / "folds").save("desk", 812, {"open": []})``
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
+        """Durable when it returns. Raises StorageFull; what was kept before stays."""
+        body = json.dumps({"format": _FORMAT, "cursor": cursor, "state": state}, separators=(",", ":"))
+        await asyncio.to_thread(self._write, self._path(name), body.encode())
+
+    async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
+        """What was saved last. A damaged file, or one of another version, is reported and counts as none."""
+        path = self._path(name)
+        try:
+            data = await asyncio.to_thread(path.read_bytes)
+            plain = zstandard.ZstdDecompressor().decompress(data[32:], max_output_size=_LONGEST)
+            if blake3(plain).digest() != data[:32]:
+                raise ValueError("it does not have its promised hash")
+            found = json.loads(plain)
+            if found["format"] != _FORMAT:
+                raise ValueError(f"its format is {found['format']!r}, not {_FORMAT!r}")
+            return int(found["cursor"]), dict(found["state"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+            logger.warning("%s cannot be used, the log is read instead: %s", path, error)
+            return None
+
+    def _path(self, name: str) -> Path:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
+            raise BadConfig(f"fold {name!r} must be a plain lower-case name")
+        return self._directory / f"{name}.fold"
+
+    def _write(self, path: Path, plain: bytes) -> None:
+        partial = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(blake3(plain).digest() + zstandard.ZstdCompressor(level=3).compress(plain))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise StorageFull(
+                f"{path} was not written: {error}; free space. What it held before is untouched"
+            ) from error

@@ -1,0 +1,66 @@
+"""What every `Folds` promises, on every implementation."""
+
+import logging
+
+import pytest
+
+from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.record.folds import FileFolds
+from ostinato.testing.log import MemoryFolds
+
+STATE = {"open": [["a:0", 1.5, None]], "baseline": {"total": 0.1 + 0.2}, "naïve 🎵": True}
+
+
+@pytest.fixture(params=["file", "memory"])
+def folds(request, tmp_path):
+    return FileFolds(tmp_path / "folds") if request.param == "file" else MemoryFolds()
+
+
+async def test_what_was_saved_last_comes_back_equal(folds):
+    assert await folds.load("desk") is None
+    await folds.save("desk", 7, {})
+    await folds.save("desk", 812, STATE)
+    await folds.save("status", 3, {"n": 1})
+    assert await folds.load("desk") == (812, STATE)
+    assert await folds.load("status") == (3, {"n": 1})
+
+
+async def test_what_is_given_back_is_a_copy(folds):
+    await folds.save("desk", 1, {"list": []})
+    _, state = await folds.load("desk")
+    state["list"].append(1)
+    assert await folds.load("desk") == (1, {"list": []})
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 40, None])
+async def test_a_damaged_file_is_reported_and_counts_as_none(tmp_path, damage, caplog):
+    folds = FileFolds(tmp_path)
+    await folds.save("desk", 812, STATE)
+    path = tmp_path / "desk.fold"
+    path.write_bytes(path.read_bytes()[:-3] if damage is None else damage)
+    with caplog.at_level(logging.WARNING):
+        assert await folds.load("desk") is None
+    assert "desk.fold cannot be used" in caplog.text
+
+
+async def test_files_are_their_owners_alone_and_names_stay_inside(tmp_path):
+    folds = FileFolds(tmp_path)
+    await folds.save("desk", 1, {})
+    assert (tmp_path / "desk.fold").stat().st_mode & 0o777 == 0o600
+    for name in ("../desk", "", "Desk", "a/b"):
+        with pytest.raises(BadConfig):
+            await folds.save(name, 1, {})
+
+
+async def test_a_disk_that_refuses_leaves_what_was_there(tmp_path, monkeypatch):
+    folds = FileFolds(tmp_path)
+    await folds.save("desk", 1, {"a": 1})
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageFull):
+        await folds.save("desk", 2, {"a": 2})
+    assert await folds.load("desk") == (1, {"a": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["desk.fold"]
