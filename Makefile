@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo test unit check format bench clean
+.PHONY: help install demo test unit check format bench examine clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,8 +41,14 @@ format: install ## rewrite files the way `make check` wants them
 	$(BIN)/ruff check --fix .
 
 bench: install ## every benchmark; writes benchmarks/results/
-	$(BIN)/python benchmarks/peers.py vllm trl
-	for name in baseline exactness engine step swap mismatch weight_links weight_faults weight_plan; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python -m benchmarks.peers vllm trl
+	for name in reward.baseline engine.throughput training.step engine.swap engine.mismatch weights.links weights.plan; do \
+		$(BIN)/python -m benchmarks.$$name || exit 1; done
+
+examine: install ## what runs too long for `make test`; writes tests/examinations/results/
+	$(BIN)/python -m tests.examinations.weight_faults.run
+	$(BIN)/python -m tests.examinations.exactness.run
+	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist

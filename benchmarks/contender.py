@@ -19,8 +19,9 @@ from typing import Any
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 RESULTS = HERE / "results"
-PEERS = Path(os.environ.get("OSTINATO_PEERS", HERE.parent / ".peers"))
+PEERS = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers"))
 THREADS = 2
 
 
@@ -42,6 +43,7 @@ class Contender:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                cwd=ROOT,  # where `python -m benchmarks...` finds its module in any environment
                 env=os.environ | {"OMP_NUM_THREADS": str(THREADS)} | (env or {}),
                 start_new_session=True,  # its process group holds all of its children
             )

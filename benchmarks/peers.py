@@ -1,6 +1,6 @@
 """Build the environments of the peers that the benchmarks measure against. Safe to run again: what is there is kept.
 
-    python benchmarks/peers.py [vllm] [trl] [--place DIR]
+    python -m benchmarks.peers [vllm] [trl] [--place DIR]
 
 Each peer gets an environment of its own, because their requirements exclude each other's and ours. They lie in .peers/ beside
 this checkout's other files (git ignores it), or where --place or OSTINATO_PEERS says. About 3 GB of disk each.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from contender import PEERS
+from benchmarks.contender import PEERS
 
 # What to install, and what to remove again: vLLM's CPU wheel drags in media libraries built for another torch, which fail on import.
 RECIPES: dict[str, tuple[list[str], list[str]]] = {

@@ -8,10 +8,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from tests.fakes.faults import flipped, truncated
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, Unavailable
 from ostinato.core.seams import WeightStore
-from ostinato.testing.faults import flipped, truncated
 from ostinato.testing.serving import serving
 from ostinato.testing.store import MemoryStore, WatchedStore
 from ostinato.weights.relay.http import relay_app

@@ -8,11 +8,11 @@ import numpy as np
 import obstore
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.fakes.faults import flipped
 
 from ostinato.core.errors import BadConfig, BadRequest, Conflict, Corrupt, NotFound, Unavailable
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import flipped
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.keep.gc import CollectConfig, collect

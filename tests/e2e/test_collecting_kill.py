@@ -51,7 +51,7 @@ KILL_AT = textwrap.dedent(
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
     import test_collecting_kill as t
-    from ostinato.testing.faults import FaultyDisk
+    from tests.fakes.faults import FaultyDisk
 
     root = Path(sys.argv[2])
     for nth in range(1, 300):  # a child per system call: imports are paid once

@@ -1,6 +1,6 @@
 """Engine and trainer are one function, to the bit, whatever happens to a request; and the checks that say so can fail.
 
-`benchmarks/exactness.py` is the same examination on a real model and at length.
+`tests/examinations/exactness/run.py` is the same examination on a real model and at length.
 """
 
 import asyncio
@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.examinations.exactness.measures import Examination, Subject, gap, rescore, with_credit
+from tests.examinations.exactness.traffic import LARGE, SMALL, Harvest, Traffic, ask, drive, running
 
 from ostinato.core import routes as codec
 from ostinato.core.generation import Generate
@@ -20,10 +22,8 @@ from ostinato.model.attention import CausalAttend, hidden
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import build, load_model, weights_of
 from ostinato.model.paged import WholeAttend
-from ostinato.testing.exactness import Examination, Subject, gap, rescore, with_credit
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.traffic import LARGE, SMALL, Harvest, Traffic, ask, drive, running
 from ostinato.train.trainer import PolicyTrainer
 
 MODELS = {"llama": tiny_model, "qwen3_moe": tiny_moe, "olmoe": lambda path, **more: tiny_moe(path, "olmoe", **more)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 
 PLANTED = """
 import ctypes, os
@@ -30,11 +30,11 @@ def run(case):
         return "fine"
     match os.environ["PLANTED"]:
         case "write":
-            from fuzz_targets import Guarded
+            from tests.examinations.fuzz.targets import Guarded
             place = Guarded(100).place(b"x" * 100, at_end=True)
             ctypes.memset(place.ctypes.data + 100, 1, 1)
         case "read":
-            from fuzz_targets import Guarded
+            from tests.examinations.fuzz.targets import Guarded
             ctypes.string_at(Guarded(100).place(b"x" * 100, at_end=False).ctypes.data - 1, 1)
         case "hang":
             while True: pass
@@ -50,8 +50,8 @@ def run(case):
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("fuzz_weights")
+    monkeypatch.chdir(ROOT)  # where the campaign's children find its modules
+    return importlib.import_module("tests.examinations.fuzz.run")
 
 
 def test_a_short_campaign_finds_nothing(script, tmp_path):
@@ -89,9 +89,9 @@ def test_a_bomb_of_a_manifest_is_refused_in_little_memory(unit):
     """In a process of its own, which knows what it took at most."""
     code = f"""
 import sys
-sys.path.insert(0, {str(BENCHMARKS)!r})
+sys.path.insert(0, {str(ROOT)!r})
 import zstandard
-from fuzz_weights import forget_peak, memory
+from tests.examinations.fuzz.run import forget_peak, memory
 from ostinato.core.errors import Corrupt
 from ostinato.weights.version.manifest import parse, plain
 unit = {unit!r}

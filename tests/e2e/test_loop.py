@@ -2,12 +2,12 @@
 
 import asyncio
 
-from ostinato.app.storage import model_path, open_log, open_store
+from ostinato.app.storage import home, model_path, open_log, open_run, open_store
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm
 from ostinato.evaluate.acceptance import by_arm
+from ostinato.launch.commands.replay import replay
 from ostinato.launch.views.observe import RunObserver
-from ostinato.launch.workers.train import replay
 from ostinato.reward.ledger import account
 from ostinato.weights.follow.follower import Follower
 
@@ -22,7 +22,7 @@ async def until(condition, timeout_s: float, what: str):
 async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users):
     run = await running(tmp_path)
     with open_log(run.config) as log:
-        observer = RunObserver(run.config, log)
+        observer = RunObserver(home(run.config), log)
 
         async def enough():
             return len((await observer.look()).shipped()) >= 3
@@ -46,7 +46,8 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         assert found.held["arm:control"] > 0
         assert found.held["arm:eval"] > 0
 
-        roots = await replay(run.config, model_path(run.config), log)
+        with open_run(run.config) as opened:
+            roots = await replay(opened, model_path(run.config))
         published = {line["number"]: line["hash"] for line in seen.published}
         assert roots
         assert {step: root for step, root in roots.items() if step in published} == published

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.fakes.faults import FaultyDisk
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import FaultyDisk
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
@@ -30,7 +30,7 @@ PUBLISH_FOR_EVER = textwrap.dedent(
     async def main():
         store = t.DirectoryStore(Path(sys.argv[2]))
         follower = t.Follower(store)
-        publisher = t.Publisher(store, t.CONFIG)
+        publisher = t.VersionPublisher(store, t.CONFIG)
         base = await follower.resolve("candidate")
         number = 0 if base is None else base.number + 1
         print("ready", flush=True)

@@ -19,10 +19,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from tests.fakes.faults import flipped
 
 from ostinato.core.errors import Corrupt, OstinatoError
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import flipped
 from ostinato.testing.serving import serving
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.keep.fsck import verify

@@ -61,7 +61,7 @@ KILL_AT = """
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
     import test_transfer_crash as t
-    from ostinato.testing.faults import FaultyDisk
+    from tests.fakes.faults import FaultyDisk
 
     source, targets = Path(sys.argv[2]), Path(sys.argv[3])
     for nth in range(1, 400):  # a child per system call: imports are paid once

@@ -1,6 +1,6 @@
 """A real vLLM server follows the weight store: no stream is dropped, every bit is that of a fresh server, damage changes nothing.
 
-Needs vLLM's environment: `python benchmarks/peers.py vllm`. One server lives through one story; the tests look at what it told.
+Needs vLLM's environment: `python -m benchmarks.peers vllm`. One server lives through one story; the tests look at what it told.
 OSTINATO_VLLM_COMPILE=1 lets vLLM compile the model, which takes minutes per server; without it the servers are eager.
 """
 
@@ -15,10 +15,10 @@ from pydoc_data import topics
 import aiohttp
 import numpy as np
 import pytest
+from tests.fakes.vllm import VllmServer
 
 from ostinato.core.errors import Corrupt, Unavailable
 from ostinato.core.weights import WeightArray
-from ostinato.testing.vllm import VllmServer
 from ostinato.weights.follow.drive import VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher
@@ -40,7 +40,7 @@ def usable():
     return PYTHON.exists() and subprocess.run([PYTHON, "-c", wanted], check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python benchmarks/peers.py vllm")
+pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
 
 
 def perturbed(weights, seed, wanted=lambda name: True):

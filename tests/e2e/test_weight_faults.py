@@ -1,17 +1,18 @@
 """Every fault of the weight store and what came of it: the right hash, or a refusal that names the object and then the right hash.
 
-The cases are `ostinato.testing.weight_faults`; `benchmarks/weight_faults.py` runs all of their places and prints the table.
+The cases are `tests.examinations.weight_faults`; `make examine` runs all of their places.
 """
 
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import pytest
-
-from ostinato.testing.weight_faults.outcome import FELL_BACK, OBEYED, REPAIRED, RIGHT, WAITED, Case, problems
+from tests.examinations.weight_faults.outcome import FELL_BACK, OBEYED, REPAIRED, RIGHT, WAITED, Case, problems
 
 # part -> the least number of cases, and outcomes of which there must be some: an examination that reaches nothing would pass
+ROOT = Path(__file__).parents[2]
 PARTS = {
     "publisher-kills": (60, {RIGHT}),
     "follower-kills": (60, {RIGHT, REPAIRED, FELL_BACK}),
@@ -28,7 +29,8 @@ PARTS = {
 async def test_every_fault_ends_at_the_right_hash_or_in_a_refusal_by_name(tmp_path, part):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-W", "ignore", "-m", "ostinato.testing.weight_faults", part, str(tmp_path / part)),
+        *("-W", "ignore", "-m", "tests.examinations.weight_faults", part, str(tmp_path / part)),
+        cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -1,6 +1,6 @@
 """Four followers far away, on bad lines: all come to the publisher's weights, and none is ever handed anything else.
 
-`benchmarks/weight_links.py` is the same at length, with a real model and real distances.
+`benchmarks/weights/links.py` is the same at length, with a real model and real distances.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import boto3
 import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.fakes.link import Line, Link
 
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.weights import WeightArray
-from ostinato.testing.link import Line, Link
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.publish.publisher import PublisherConfig, VersionPublisher
 from ostinato.weights.store.bucket import BucketConfig, BucketStore

@@ -5,8 +5,7 @@ from itertools import pairwise
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from ostinato.testing.sweeps import QKV, attend, differing
+from tests.examinations.exactness.sweeps import QKV, attend, differing
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.examinations.exactness import sweeps
 
 from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend
-from ostinato.testing import sweeps
 from ostinato.train.packing import TokenTurn, pack
 from ostinato.train.tree_attention import TreeAttention
 

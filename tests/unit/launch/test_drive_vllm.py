@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+from tests.fakes.vllm import FakeVllm
 
 from ostinato.core.errors import Conflict, Corrupt, Unavailable
 from ostinato.core.weights import WeightArray
 from ostinato.testing.serving import serving
 from ostinato.testing.store import MemoryStore
-from ostinato.testing.vllm import FakeVllm
 from ostinato.weights.follow.drive import VllmFollower
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.follow.staging import Staging

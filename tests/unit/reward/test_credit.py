@@ -1,15 +1,12 @@
 """Baseline and credit: figures a person can check."""
 
-import importlib.util
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmarks.reward import baseline as script
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.records import Finish
@@ -130,19 +127,7 @@ def test_a_restored_baseline_predicts_the_same_bits():
     assert len(baseline.snapshot()["users"]) == 7
 
 
-def benchmark() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "baseline.py"
-    spec = importlib.util.spec_from_file_location("benchmark_baseline", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_baseline_beats_the_batch_mean_on_a_simulated_population():
-    script = benchmark()
     squares = script.measure(script.population(seed=11, batches=40))
     assert squares["ours"] <= 0.85 * squares["batch mean"]
     assert squares["oracle"] < squares["ours"] < squares["user mean"] < squares["batch mean"] < squares["none"]

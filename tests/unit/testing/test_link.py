@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
+from tests.fakes.link import Line, Link
 from yarl import URL
-
-from ostinato.testing.link import Line, Link
 
 BODY = bytes(range(256)) * 400  # 100 KB
 FAST = 1e9

@@ -2,9 +2,9 @@ import errno
 import os
 
 import pytest
+from tests.fakes.faults import FaultyDisk
 
 from ostinato.core.errors import Corrupt, StorageFull, TooLarge
-from ostinato.testing.faults import FaultyDisk
 from ostinato.weights.store import directory as module
 from ostinato.weights.store.directory import DirectoryStore
 from ostinato.weights.version.content import hash_of

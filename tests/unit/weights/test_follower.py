@@ -4,11 +4,11 @@ import json
 import numpy as np
 import pytest
 from safetensors import deserialize, safe_open
+from tests.fakes.faults import FaultyDisk, FaultyStore, dropped, flipped, truncated
 
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import FaultyDisk, FaultyStore, dropped, flipped, truncated
 from ostinato.testing.store import MemoryStore, WatchedStore
 from ostinato.weights.follow.follower import Follower, FollowerConfig
 from ostinato.weights.follow.journal import Journal, JournalEntry, Version

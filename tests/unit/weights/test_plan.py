@@ -1,11 +1,8 @@
-import importlib.util
 import math
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmarks.weights import plan as script
 
 from ostinato.core.errors import BadRequest
 from ostinato.weights import delta
@@ -28,20 +25,7 @@ from ostinato.weights.publish.publisher import PublisherConfig
 from ostinato.weights.store.bucket import BucketConfig
 from ostinato.weights.version.manifest import StoredChunk, canonical
 
-
-def benchmark() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "weight_plan.py"
-    spec = importlib.util.spec_from_file_location("benchmark_weight_plan", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = benchmark()
-ANCHORS = [*SCRIPT.bounds(), *SCRIPT.systems()]
+ANCHORS = [*script.bounds(), *script.systems()]
 
 
 @pytest.mark.parametrize("anchor", ANCHORS, ids=lambda anchor: f"{anchor.who}, {anchor.inputs}")
@@ -57,20 +41,20 @@ def test_a_published_figure_comes_out_as_closely_as_is_claimed(anchor):
 
 def test_what_is_said_about_figures_that_do_not_come_out():
     def xor(share):
-        return share * SCRIPT.between(SCRIPT.XOR_BITS, share)
+        return share * script.between(script.XOR_BITS, share)
 
     def pulse(share):
-        return share * SCRIPT.between(SCRIPT.PULSE_BITS, share)
+        return share * script.between(script.PULSE_BITS, share)
 
     assert 355e9 * xor(0.005) / 8 == pytest.approx(5e9, rel=0.03)
     assert 355e9 * 0.03 * mask_bits(0.03) / 8 == pytest.approx(8.6e9, rel=0.01)
     assert 7e9 * pulse(0.0046) / 8 == pytest.approx(108e6, rel=0.02)
     assert 16 / pulse(0.0078) == pytest.approx(79, rel=0.02)
-    assert 16 / (0.0075 * (16 + SCRIPT.varint_bits(0.0075))) == pytest.approx(79, rel=0.02)
+    assert 16 / (0.0075 * (16 + script.varint_bits(0.0075))) == pytest.approx(79, rel=0.02)
 
 
 def test_the_factors_are_those_of_the_measured_pairs():
-    factors = {pair.what: pair.bits / mask_bits(pair.changed) for pair in SCRIPT.MEASURED}
+    factors = {pair.what: pair.bits / mask_bits(pair.changed) for pair in script.MEASURED}
     assert factors["1e-6, step 26 -> 27"] == pytest.approx(FACTORS["settled"], abs=0.01)
     assert factors["1e-6, step 0 -> 1"] == pytest.approx(FACTORS["first step"], abs=0.01)
     assert min(factors.values()) >= FACTORS["settled"]

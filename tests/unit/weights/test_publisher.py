@@ -2,11 +2,11 @@ import asyncio
 
 import numpy as np
 import pytest
+from tests.fakes.faults import FaultyStore
 
 from ostinato.core.errors import BadRequest, BadWeights, Conflict, StorageFull
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import FaultyStore
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify

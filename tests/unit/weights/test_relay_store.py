@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.fakes.faults import FaultyDisk, flipped
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull, Unavailable
-from ostinato.testing.faults import FaultyDisk, flipped
 from ostinato.testing.store import MemoryStore, WatchedStore
 from ostinato.weights.relay.shelf import Shelf
 from ostinato.weights.relay.store import Look, RelayConfig, RelayStore

@@ -7,10 +7,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tests.fakes.faults import FaultyStore, flipped
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import FaultyStore, flipped
 from ostinato.testing.store import MemoryStore
 from ostinato.weights.follow import shadow
 from ostinato.weights.follow.follower import Follower

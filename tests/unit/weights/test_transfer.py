@@ -3,10 +3,10 @@ import contextlib
 
 import numpy as np
 import pytest
+from tests.fakes.faults import FaultyStore, dropped, flipped, truncated
 
 from ostinato.core.errors import BadRequest, Conflict, Corrupt, NotFound, OstinatoError, StorageFull
 from ostinato.core.weights import WeightArray
-from ostinato.testing.faults import FaultyStore, dropped, flipped, truncated
 from ostinato.testing.store import MemoryStore, WatchedStore
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.keep.fsck import verify

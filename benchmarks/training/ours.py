@@ -1,0 +1,163 @@
+"""One step of our loop as a contender of step.py: rollout in the engine, reward, training step, swap into the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import statistics
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.contender import THREADS, quiet_stdout, reward, serve
+from benchmarks.engine.ours import BLOCK, first_snapshot, make_engine, make_trainer
+from benchmarks.training.roofline import Matrices, Roofline
+
+import ostinato
+from ostinato.core.generation import Generate
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.model.load import empty_model
+from ostinato.model.renderer import HFRenderer
+from ostinato.testing.records import a_sample
+from ostinato.weights.version.content import weights_root
+
+PREFILL_ROWS = 256
+
+
+class Loop:
+    """Engine and trainer in one process, taking turns on the same threads."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._prompts = [tuple(HFRenderer(path).encode(text)) for text in settings["prompts"]]
+        self._samples, self._tokens = settings["samples"], settings["tokens"]
+        rows = len(self._prompts) * self._samples
+        blocks = sum(-(-len(prompt) // BLOCK) + 1 for prompt in self._prompts) + rows * (-(-self._tokens // BLOCK) + 2)
+        self._engine = make_engine(
+            path,
+            settings["mode"],
+            kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts take turns, as in the product
+            rows=rows,
+            stops=not settings["ignore_eos"],
+        )
+        self._trainer = make_trainer(
+            path,
+            settings["mode"],
+            microbatch_tokens=settings["microbatch"],
+            turn_tokens=self._tokens,
+            recompute=settings["recompute"],
+        )
+        self._policy = PolicyVersion(number=0, hash="")
+        self._matrices = Matrices.of(empty_model(path, torch.bfloat16))
+        self._roofline = Roofline(self._matrices)
+
+    async def start(self, snapshot: Snapshot) -> None:
+        await self._engine.start()
+        await self._engine.load("live", snapshot)
+        self._policy = snapshot.policy
+
+    async def step(self, _: dict[str, Any]) -> dict[str, Any]:
+        laps = [time.perf_counter()]
+        groups = await asyncio.gather(*(self._rollout(i) for i in range(len(self._prompts))))
+        laps.append(time.perf_counter())
+        samples = [sample for group in groups for sample in _credit(group)]
+        laps.append(time.perf_counter())
+        learned = self._trainer.step(samples)
+        laps.append(time.perf_counter())
+        self._policy = PolicyVersion(number=learned.policy_number, hash=weights_root(learned.weights))
+        await self._engine.load("live", Snapshot(policy=self._policy, weights=learned.weights))
+        laps.append(time.perf_counter())
+        rollout, rewarding, learning, swap = (after - before for before, after in pairwise(laps))
+        inner = {name: learned.metrics[f"seconds_{name}"] for name in ("forward", "backward", "optimizer")}
+        phases = {"rollout": rollout, "reward": rewarding, **inner}
+        phases |= {"rest of learning": learning - sum(inner.values()), "swap": swap}
+        sampled = [len(sample.turn.sampled_ids) for sample in samples]
+        return {
+            "seconds": laps[-1] - laps[0],
+            "phases": phases,
+            "sampled": sum(sampled),
+            "learned": learned.metrics["tokens"],
+            "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "work": self._work(sampled, learned.metrics) if self._settings["roofline"] else {},
+        }
+
+    async def _rollout(self, number: int) -> list[Turn]:
+        prompt, sampling = self._prompts[number], Sampling(max_tokens=self._tokens)
+        ids: list[list[int]] = [[] for _ in range(self._samples)]
+        logprobs: list[list[float]] = [[] for _ in ids]
+        request = Generate(
+            id=f"{self._policy.number}-{number}", slot="live", prompt_ids=prompt, sampling=sampling, n=self._samples
+        )
+        async for chunk in self._engine.generate(request):
+            ids[chunk.index] += chunk.ids
+            logprobs[chunk.index] += chunk.logprobs
+        return [
+            Turn(
+                id=f"{request.id}:{index}",
+                episode=request.id,
+                parent=None,
+                user="simulated",
+                tenant="default",
+                arm=Arm.LIVE,
+                propensity=1.0,
+                prompt_ids=prompt,
+                sampled_ids=tuple(made),
+                logprobs=tuple(logprobs[index]),
+                spans=(Span(policy=self._policy, tokens=len(made)),),
+                sampling=sampling,
+                finish=Finish.LENGTH,
+                text="",
+                started_at=0.0,
+                ended_at=0.0,
+                numerics=self._engine.numerics(),
+            )
+            for index, made in enumerate(ids)
+        ]
+
+    def _work(self, sampled: list[int], metrics: Any) -> dict[str, dict[str, float]]:
+        """Per phase: the matrix products that had to be made (GFLOP) and the least seconds that they take on this CPU."""
+        made, line = self._matrices, self._roofline
+        prompts, decoded, heads = sum(map(len, self._prompts)), sum(sampled) - len(sampled), len(self._prompts)
+        rows, microbatches = len(sampled), metrics["microbatches"]
+        batch, predicted = round(metrics["tokens"] / microbatches), round(sum(sampled) / microbatches)
+        learn = {"rows": batch, "heads": predicted}
+        forward = made.flop(metrics["tokens"], sum(sampled))
+        prefill = line.least(prompts, heads, rows=PREFILL_ROWS, heads=heads)
+        decode = line.least(decoded, decoded, rows=rows, heads=rows)
+        return {
+            "rollout": {"gflop": made.flop(prompts + decoded, heads + decoded) / 1e9, "least_s": prefill + decode},
+            "forward": {"gflop": forward / 1e9, "least_s": line.least(metrics["tokens"], sum(sampled), **learn)},
+            "backward": {
+                "gflop": 2 * forward / 1e9,
+                "least_s": line.least(metrics["tokens"], sum(sampled), **learn, backward=True),
+            },
+            "rates_gflop_per_s": dict(line.rates),
+        }
+
+
+def _credit(group: list[Turn]) -> list[Sample]:
+    """Rewards less the mean of the same prompt's."""
+    rewards = [reward(turn.sampled_ids) for turn in group]
+    mean = statistics.fmean(rewards)
+    return [a_sample(turn, value - mean, reward=value) for turn, value in zip(group, rewards, strict=True)]
+
+
+def main() -> None:
+    answers = quiet_stdout()
+    torch.set_num_threads(THREADS)
+    path, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    loop, contender = asyncio.new_event_loop(), Loop(path, settings)
+    loop.run_until_complete(contender.start(first_snapshot(path)))
+    about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": settings["mode"]}
+    serve(about, lambda command: loop.run_until_complete(contender.step(command)), answers)
+
+
+if __name__ == "__main__":
+    main()
