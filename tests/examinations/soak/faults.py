@@ -1,0 +1,116 @@
+"""What the soak does to a run: one fault at a time, at random, each undone by the examination only where nature would undo it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pysqlite3.dbapi2 as sqlite
+from tests.examinations.soak.users import Told, flood
+from tests.examinations.soak.weather import Weather
+
+WORKERS = ("serve", "train", "release")
+
+
+def workers(supervisor: psutil.Process) -> dict[str, psutil.Process]:
+    """The worker processes that run now, by name."""
+    found: dict[str, psutil.Process] = {}
+    for child in supervisor.children():
+        try:
+            words = child.cmdline()
+        except psutil.Error:
+            continue
+        name = next((word for word in words if word in WORKERS), None)
+        if name is not None and "ostinato.cli" in words:
+            found[name] = child
+    return found
+
+
+@dataclass
+class Faults:
+    """Does them. `log` is the directory of the run's log, `mood` the file that the reward function reads."""
+
+    supervisor: psutil.Process
+    weather: Weather
+    log: Path
+    mood: Path
+    url: str
+    told: Told
+    dice: random.Random
+    done: Counter[str] = field(default_factory=Counter)
+
+    def kinds(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Every fault by name."""
+        return {
+            "kill -9": self.kill,
+            "SIGSTOP": self.stop,
+            "full disk": lambda: self._while(10.0, full=1),
+            "slow disk": lambda: self._while(15.0, sync_us=300_000),
+            "held lock": self.hold,
+            "reward raises": lambda: self._mood("raise", 15.0),
+            "reward hangs": lambda: self._mood("hang", 20.0),
+            "reward is nonsense": lambda: self._mood("nonsense", 15.0),
+            "orphans": lambda: flood(self.url, 5_000, self.told),
+            "clock ahead": lambda: self._while(15.0, clock_ns=3_600 * 10**9),
+            "clock behind": lambda: self._while(15.0, clock_ns=-3_600 * 10**9),
+        }
+
+    async def run(self, until: asyncio.Event, every_s: float) -> None:
+        """One after the other, with fine weather in between; each kind comes before any comes twice."""
+        bag: list[str] = []
+        while not until.is_set():
+            if not bag:
+                bag = list(self.kinds())
+                self.dice.shuffle(bag)
+            name = bag.pop()
+            await self.kinds()[name]()
+            self.done[name] += 1
+            await asyncio.sleep(self.dice.uniform(0.5, 1.5) * every_s)
+
+    async def kill(self) -> None:
+        """A worker, at any instant."""
+        self._signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """A worker that no longer moves: nobody wakes it but who watches over it."""
+        self._signal(signal.SIGSTOP)
+
+    async def hold(self) -> None:
+        """Another process has the log's write lock for eight seconds."""
+        newest = max(self.log.glob("*.db"), key=lambda path: path.name)
+
+        def held() -> None:
+            connection = sqlite.connect(str(newest), timeout=5.0, isolation_level=None)
+            connection.execute("BEGIN IMMEDIATE")
+            import time
+
+            time.sleep(8.0)
+            connection.execute("ROLLBACK")
+            connection.close()
+
+        try:
+            await asyncio.to_thread(held)
+        except sqlite.OperationalError:
+            self.done["held lock (not got)"] += 1
+
+    def _signal(self, number: signal.Signals) -> None:
+        running = workers(self.supervisor)
+        if running:
+            os.kill(running[self.dice.choice(sorted(running))].pid, number)
+
+    async def _while(self, seconds: float, **weather: int) -> None:
+        self.weather.set(**weather)
+        await asyncio.sleep(seconds)
+        self.weather.clear()
+
+    async def _mood(self, mood: str, seconds: float) -> None:
+        self.mood.write_text(mood)
+        await asyncio.sleep(seconds)
+        self.mood.write_text("fine")
