@@ -1,4 +1,4 @@
-"""bf16 linear layers with their weights laid out once for the CPU's matrix kernels instead of at every call.
+"""Linear layers with their weights laid out once for the CPU's matrix kernels instead of at every call.
 
 The kernel and its results are the same bits (checked for every layer when it is packed); what is saved is the rearranging, which at
 few rows costs as much as the product itself.
@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-_CHECK_ROWS = (1, 5, 64)
-_LINEAR = (
-    torch.ops.mkldnn._linear_pointwise.default
-)  # the overload by name: looking it up costs as much as a small product
+from ostinato.model import linear
+from ostinato.model.linear import product
+
+_CHECK_ROWS = (2, 5, 64)
 
 
 class PackedLinear(nn.Module):
@@ -26,21 +26,21 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return _LINEAR(x, self._packed, self._bias, "none", [], "")
+        return product(x, self._packed, self._bias)
 
 
 @torch.inference_mode()
 def prepack(model: nn.Module) -> int:
-    """Replace the model's bf16 CPU linear layers by packed ones, in place; returns how many.
+    """Replace the model's bf16 and fp32 linear layers on the CPU by packed ones, in place; returns how many.
 
     A layer whose packed result differs in any bit stays as it is, and so does every layer where this torch cannot pack.
     """
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    if not linear.ONEDNN:
         return 0
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
+            if isinstance(child, nn.Linear) and _can_pack(child.weight):
                 packed = _packed(child)
                 if packed is not None:
                     setattr(parent, name, packed)
@@ -48,12 +48,20 @@ def prepack(model: nn.Module) -> int:
     return count
 
 
+def _can_pack(weight: Tensor) -> bool:
+    if not weight.is_cpu:
+        return False
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
 def _packed(layer: nn.Linear) -> PackedLinear | None:
     weight = cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _CHECK_ROWS[-1]))
     bias = cast("Tensor | None", layer.bias)  # the library's annotation forgets bias=False
     result = PackedLinear(weight, None if bias is None else bias.detach())
     for rows in _CHECK_ROWS:
-        x = torch.linspace(-2, 2, rows * layer.in_features).view(rows, -1).sin().to(torch.bfloat16)
+        x = torch.linspace(-2, 2, rows * layer.in_features).view(rows, -1).sin().to(layer.weight.dtype)
         if not torch.equal(result(x), layer(x)):
             return None
     return result
