@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import cast
 
 import numpy as np
@@ -47,7 +48,8 @@ def weights_of(model: PreTrainedModel) -> Weights:
 def put_weights(model: PreTrainedModel, weights: Weights) -> None:
     """Copy `weights` into the model. All of them are checked first: on BadWeights the model is unchanged.
 
-    Refused, by name: missing or extra tensors, another shape or dtype, a wrong byte count, any NaN or infinity.
+    A model in float32 takes 16-bit weights too: every one of them is a float32. Refused, by name: missing or extra tensors, another
+    shape, a dtype that would be rounded, a wrong byte count, any NaN or infinity.
     """
     tensors = named_tensors(model)
     missing, extra = sorted(tensors.keys() - weights.keys()), sorted(weights.keys() - tensors.keys())
@@ -90,12 +92,13 @@ def _byte_view(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def _check(name: str, array: WeightArray, tensor: Tensor) -> None:
-    if array.dtype != _NAMES.get(tensor.dtype):
+    stored = DTYPES.get(array.dtype)
+    if stored is None or stored != tensor.dtype != torch.float32:
         raise BadWeights(f"tensor {name!r} has dtype {array.dtype}; the model's is {tensor.dtype}")
     if array.shape != tuple(tensor.shape):
         raise BadWeights(f"tensor {name!r} has shape {array.shape}; the model's is {tuple(tensor.shape)}")
-    if array.data.dtype != np.uint8 or array.data.nbytes != tensor.numel() * tensor.element_size():
-        raise BadWeights(f"tensor {name!r} has {array.data.nbytes} bytes, not {tensor.numel() * tensor.element_size()}")
+    if array.data.dtype != np.uint8 or array.data.nbytes != tensor.numel() * stored.itemsize:
+        raise BadWeights(f"tensor {name!r} has {array.data.nbytes} bytes, not {tensor.numel() * stored.itemsize}")
     _check_finite(name, array)
 
 
@@ -113,11 +116,17 @@ def _check_finite(name: str, array: WeightArray) -> None:
 
 
 def _copy(tensor: Tensor, array: WeightArray) -> None:
-    if tensor.is_cpu and tensor.is_contiguous():
+    if tensor.is_cpu and tensor.is_contiguous() and DTYPES[array.dtype] == tensor.dtype:
         np.copyto(_byte_view(tensor), array.data.reshape(-1))
         return
-    values = torch.from_numpy(array.data.copy().reshape(-1)).view(tensor.dtype)
-    tensor.copy_(values.reshape(tensor.shape))
+    tensor.copy_(values_of(array))
+
+
+def values_of(array: WeightArray) -> Tensor:
+    """The array's own memory as a tensor, which must not be written to."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors and says so
+        return torch.from_numpy(array.data.reshape(-1)).view(DTYPES[array.dtype]).view(array.shape)
 
 
 def _some(names: list[str]) -> str:
