@@ -139,9 +139,9 @@ def test_a_module_that_mixes_tokens_is_named(dense):
 
 
 def test_activations_at_their_real_widths_are_part_of_the_rule(tmp_path):
-    """Rows of 50 numbers: where a row's last numbers are computed depends on the rows before it."""
+    """An activation of the library's, over rows of 50 numbers: where a row's last ones are computed depends on the rows before it."""
     config = SUPPORTED["llama"]()
-    config.intermediate_size = 50
+    config.intermediate_size, config.hidden_act = 50, "gelu_pytorch_tanh"
     model = load_model(tiny_of(tmp_path / "m", config), torch.float32)
     rule = row_rule(model, 1)
     act, x = model.model.layers[0].mlp.act_fn, torch.randn(128, 50, generator=torch.Generator().manual_seed(2))

@@ -19,6 +19,7 @@ from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.directory import check_directory
+from ostinato.model.gated import replace_mlps
 from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
@@ -160,6 +161,7 @@ def _ready(model: Any, *, train: bool) -> PreTrainedModel:
     model.config.use_cache = False
     routing.install(model)
     replace_norms(model)
+    replace_mlps(model)
     replace_linears(model)
     return model.train(train).requires_grad_(train)
 
