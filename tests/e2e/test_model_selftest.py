@@ -42,7 +42,7 @@ def packing(odd, outputs=None):
     def pack(model):
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
-                if type(child) is nn.Linear and outputs in (None, child.out_features):
+                if isinstance(child, nn.Linear) and outputs in (None, child.out_features):
                     setattr(parent, name, Rows(child, odd))
 
     return pack
@@ -97,11 +97,19 @@ def test_a_layer_that_never_holds_is_named_with_its_row_counts(dense):
     with pytest.raises(
         BadConfig, match=r"linear 128 -> 64, float32 gives other bits at 32, 64, 96.*numerics = \"fast\""
     ):
-        selftest._rule_of(
+        selftest.rule_of(
             MatrixShape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500), (1,)
         )
     with pytest.raises(BadConfig, match="-> 260"):
         row_rule(model, 1, packing(lambda rows: rows < 500, outputs=260))
+
+
+def added(x, weight, order):
+    """The product of x and the weight's transpose, added up one term after another: no library chooses the order."""
+    total = torch.zeros(len(x), len(weight))
+    for k in order:
+        total += x[:, k, None] * weight[:, k]
+    return total
 
 
 def test_cancelling_sums_show_what_rounding_hides():
@@ -110,8 +118,7 @@ def test_cancelling_sums_show_what_rounding_hides():
     seen = []
     for cancelling in (False, True):
         weight, x = (part.float() for part in selftest._operands(shape, 64, cancelling))
-        one = (x @ weight.t()).bfloat16()
-        two = (x[:, :256] @ weight[:, :256].t() + x[:, 256:] @ weight[:, 256:].t()).bfloat16()
+        one, two = (added(x, weight, order).bfloat16() for order in (range(512), range(511, -1, -1)))
         seen.append((one != two).float().mean().item())
     assert seen[1] > 20 * seen[0]
     assert seen[1] > 0.01
@@ -132,9 +139,9 @@ def test_a_module_that_mixes_tokens_is_named(dense):
 
 
 def test_activations_at_their_real_widths_are_part_of_the_rule(tmp_path):
-    """Rows of 50 numbers: where a row's last numbers are computed depends on the rows before it."""
+    """An activation of the library's, over rows of 50 numbers: where a row's last ones are computed depends on the rows before it."""
     config = SUPPORTED["llama"]()
-    config.intermediate_size = 50
+    config.intermediate_size, config.hidden_act = 50, "gelu_pytorch_tanh"
     model = load_model(tiny_of(tmp_path / "m", config), torch.float32)
     rule = row_rule(model, 1)
     act, x = model.model.layers[0].mlp.act_fn, torch.randn(128, 50, generator=torch.Generator().manual_seed(2))
@@ -232,13 +239,15 @@ def test_the_library_s_attention_does_not(dense):
         check_exact(model, row_rule(model, 1), Stock)
 
 
-def test_nor_does_a_rule_that_is_too_small(dense):
+@pytest.mark.parametrize("rule", [2, 4, 16])
+def test_nor_does_a_rule_that_is_too_small(dense, rule):
+    """Planted, so that it can be seen on any CPU: the engine's layers need this rule."""
     model = load_model(dense, torch.float32)
-    rule = row_rule(model, 1)
-    if rule == 1:
-        pytest.skip("no row rule is needed on this machine")
-    with pytest.raises(BadConfig, match=r"row rule 1\)"):
-        check_exact(model, 1, OneByOne)
+    needs = max(rule, row_rule(model, 1))
+    pack = packing(lambda rows: rows % needs != 0)
+    check_exact(model, needs, OneByOne, pack)
+    with pytest.raises(BadConfig, match=rf"row rule {needs // 2}\)"):
+        check_exact(model, needs // 2, OneByOne, pack)
 
 
 def test_routers_that_decide_otherwise_in_company_are_found(sparse):

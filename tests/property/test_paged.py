@@ -4,8 +4,11 @@ import pytest
 import torch
 from tests.examinations.exactness import sweeps
 
-from ostinato.model.experts import DEFAULT_ROWS
+from ostinato.engine.embedded.packed import prepack
+from ostinato.model import selftest
+from ostinato.model.linear import Linear
 from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend
+from ostinato.model.selftest import MatrixShape
 from ostinato.train.packing import TokenTurn, pack
 from ostinato.train.tree_attention import TreeAttention
 
@@ -100,33 +103,66 @@ def test_places_put_tokens_where_the_table_says_and_nowhere_else():
 # ---------------------------------------------------------------- linear layers
 
 
+FEW = {"outputs": 256, "elements": 2 * 256 * 12}
+
+
+@pytest.fixture(scope="module")
+def rules():
+    """The row rule that the self-test finds on this machine for a layer of 256 outputs, with one thread and two."""
+    found = {}
+
+    def rule(dtype, inputs, threads=(1, 2)):
+        key = dtype, inputs, threads
+        if key not in found:
+            found[key] = selftest.rule_of(MatrixShape(inputs=inputs, outputs=256, dtype=dtype), prepack, threads)
+        return found[key]
+
+    return rule
+
+
 @pytest.mark.parametrize("inputs", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("packed", [False, True])
-def test_linear_layers_under_the_row_rule_do_not_depend_on_the_row_count(dtype, inputs, packed):
-    assert bad_rows(dtype, inputs, packed, (1, 2, 3, 5, 7, 12, 17, 33, 64, 255, 256)) == []
+def test_linear_layers_under_the_row_rule_do_not_depend_on_the_row_count(rules, dtype, inputs, packed):
+    counts = (1, 2, 3, 5, 7, 12, 17, 33, 64, 255, 256)
+    assert bad_rows(dtype, inputs, rules(dtype, inputs), packed, counts) == []
 
 
-def test_nor_do_they_with_two_threads():
+def test_nor_do_they_with_two_threads(rules):
     torch.set_num_threads(2)
     try:
-        assert bad_rows(torch.float32, 576, False, (1, 5, 6, 7, 64)) == []
-        assert bad_rows(torch.bfloat16, 576, True, (1, 5, 64)) == []
+        for dtype, packed, counts in ((torch.float32, False, (1, 5, 6, 7, 64)), (torch.bfloat16, True, (1, 5, 64))):
+            assert bad_rows(dtype, 576, rules(dtype, 576), packed, counts) == []
     finally:
         torch.set_num_threads(1)
 
 
-def bad_rows(dtype, inputs, packed, counts):
-    few = {"outputs": 256, "counts": counts, "elements": 2 * 256 * 12}
-    return [case for case in sweeps.linear(dtype, inputs, rule=DEFAULT_ROWS, packed=packed, **few) if case[2]]
+def bad_rows(dtype, inputs, rule, packed, counts):
+    return [case for case in sweeps.linear(dtype, inputs, rule=rule, packed=packed, counts=counts, **FEW) if case[2]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_that_depends_on_its_rows_is_seen(monkeypatch, rules, dtype):
+    """Planted on any machine: one unit in the last place more wherever the row count is not a multiple of twice the rule."""
+    rule, honest = rules(dtype, 64), Linear.forward
+
+    def odd(self, x):
+        y = honest(self, x)
+        return y + y.abs() * torch.finfo(dtype).eps if len(x) % (2 * rule) else y
+
+    monkeypatch.setattr(Linear, "forward", odd)
+    counts = (rule, 2 * rule, 3 * rule, 64)
+    assert [name for name, _, _ in bad_rows(dtype, 64, rule, False, counts)] == [f"{rule} rows", f"{3 * rule} rows"]
+    assert bad_rows(dtype, 64, 2 * rule, False, counts) == []
 
 
 @needs_mkl
 @pytest.mark.parametrize("inputs", WIDTHS)
-def test_without_the_row_rule_the_same_sweep_fails_in_fp32(inputs):
+def test_torchs_own_fp32_product_needs_more_rows_on_mkl(inputs):
+    """Why fp32 goes to oneDNN. Measured on MKL 2024.2: few rows are computed by other kernels, below 4 or below 16 by CPU."""
     found = {
         name: wrong / compared
-        for name, compared, wrong in sweeps.linear(torch.float32, inputs, rule=1, elements=20_000)
+        for name, compared, wrong in sweeps.linear(torch.float32, inputs, rule=1, stock=True, elements=20_000)
     }
     assert found["1 rows"] > 0.1
     assert found["16 rows"] == found["256 rows"] == 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostinato.app.numerics import training
 from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -62,7 +63,7 @@ def open_learning(
     from ostinato.train.trainer import PolicyTrainer
 
     config = run.config
-    trainer, desk = PolicyTrainer(model, config.train, contract), open_desk(config, run.log, contract)
+    trainer, desk = PolicyTrainer(model, training(config), contract), open_desk(config, run.log, contract)
     released = Released(run.follower, live)
     source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ostinato.model.selftest import ExactnessVerdict
+    from ostinato.train.config import TrainConfig
 
 
 def engine_contract(config: Config) -> Contract:
@@ -26,16 +27,29 @@ def engine_contract(config: Config) -> Contract:
     Imports torch. In exact mode it needs the model's directory (see `model_path`), and measures this machine for some seconds the
     first time. Raises BadConfig where exact mode cannot hold.
     """
-    from ostinato.model.config import served_dtype
+    from ostinato.model.config import compute_dtype
 
-    return _contract(config, served_dtype(config.model), threads=1)  # its lanes have one torch thread each
+    return _contract(config, compute_dtype(config.model), threads=1)
 
 
 def trainer_contract(config: Config) -> Contract:
     """The numerics contract of the training worker: the engine's, unless its dtype is another or its threads give other bits."""
-    from ostinato.train.trainer import compute_dtype
+    import torch
 
-    return _contract(config, compute_dtype(config.train.compute), threads=config.train.threads)
+    dtype = torch.bfloat16 if training(config).compute == "bf16" else torch.float32
+    return _contract(config, dtype, threads=config.train.threads)
+
+
+def training(config: Config) -> TrainConfig:
+    """The trainer's settings, its arithmetic spelt out: "auto" is the engine's. Raises BadConfig."""
+    import torch
+
+    from ostinato.model.config import compute_dtype
+
+    if config.train.compute != "auto":
+        return config.train
+    compute = "bf16" if compute_dtype(config.model) == torch.bfloat16 else "fp32"
+    return config.train.model_copy(update={"compute": compute})
 
 
 def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:

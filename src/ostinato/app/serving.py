@@ -28,13 +28,14 @@ class Serving:
 async def open_serving(run: Run, model: Path) -> Serving:
     """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig."""
     from ostinato.engine.embedded.engine import TorchEngine
+    from ostinato.model.config import compute_dtype
     from ostinato.model.load import build
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
     renderer, contract = HFRenderer(model), engine_contract(config)
     await stamp(run.log, contract)
-    engine = TorchEngine(build(model), renderer, config.engine, contract=contract)
+    engine = TorchEngine(build(model, compute_dtype(config.model)), renderer, config.engine, contract=contract)
     settings = config.serve.model_copy(update={"admin_key": SecretStr(run.home.admin_key())})
     gateway = create_app(
         engine=engine,

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -67,6 +68,8 @@ class BlockMemory:
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)
 """How a sequence is cut; the other one beside it is cut the other way round."""
+_ALONE = 4
+"""The last tokens of a sequence that go on without company: a call of one token."""
 
 
 def check_exact(
@@ -76,7 +79,7 @@ def check_exact(
     pack: Pack | None = None,
     team: int | None = None,
 ) -> None:
-    """Two sequences, each in one pass under autograd like the trainer's, then both cut up beside each other like the engine's.
+    """Two sequences, each in one pass under autograd like the trainer's, then cut up beside each other and alone like the engine's.
 
     With `team` the passes under autograd have that many threads, the others what the caller set.
 
@@ -96,17 +99,32 @@ def check_exact(
     memory, done = make_memory(2, total), [0, 0]
     for turn, sizes in enumerate(zip(_CUTS, reversed(_CUTS), strict=True)):
         pieces = [Piece(i, done[i], done[i] + sizes[i]) for i in ((0, 1) if turn % 2 else (1, 0))]
-        ends = torch.tensor([piece.end - piece.start for piece in pieces]).cumsum(0)
-        with torch.inference_mode():
-            got = _answer(engine, ids, pieces, rows, memory(pieces), ends - 1)
-        for i, (piece, end) in enumerate(zip(pieces, ends.tolist(), strict=True)):
-            want = whole[piece.sequence]
-            part = slice(end - piece.end + piece.start, end)
-            _compare("hidden states", got.states[part], want.states[piece.start : piece.end], piece, rows)
-            _compare("logits", got.logits[i], want.logits[piece.end - 1], piece, rows)
-            if got.routes is not None and want.routes is not None:
-                _compare("expert choices", got.routes[part], want.routes[piece.start : piece.end], piece, rows)
-            done[piece.sequence] = piece.end
+        _check_pieces(engine, ids, pieces, rows, memory, whole)
+        done = [done[i] + sizes[i] for i in range(2)]
+    memory, alone = make_memory(1, total), [0, total - _ALONE, *range(total - _ALONE + 1, total + 1)]
+    for start, end in pairwise(alone):
+        _check_pieces(engine, ids, [Piece(0, start, end)], rows, memory, whole)
+
+
+def _check_pieces(
+    engine: PreTrainedModel,
+    ids: Tensor,
+    pieces: Sequence[Piece],
+    rows: int,
+    memory: Memory,
+    whole: Sequence[_Answer],
+) -> None:
+    """One forward pass of the engine's, each piece's part against the same tokens of its sequence in one pass."""
+    ends = torch.tensor([piece.end - piece.start for piece in pieces]).cumsum(0)
+    with torch.inference_mode():
+        got = _answer(engine, ids, pieces, rows, memory(pieces), ends - 1)
+    for i, (piece, end) in enumerate(zip(pieces, ends.tolist(), strict=True)):
+        want = whole[piece.sequence]
+        part = slice(end - piece.end + piece.start, end)
+        _compare("hidden states", got.states[part], want.states[piece.start : piece.end], piece, rows)
+        _compare("logits", got.logits[i], want.logits[piece.end - 1], piece, rows)
+        if got.routes is not None and want.routes is not None:
+            _compare("expert choices", got.routes[part], want.routes[piece.start : piece.end], piece, rows)
 
 
 @dataclass(frozen=True, slots=True)

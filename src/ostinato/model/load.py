@@ -19,6 +19,8 @@ from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
 from ostinato.model.directory import check_directory
+from ostinato.model.gated import replace_mlps
+from ostinato.model.linear import replace_linears
 from ostinato.model.norms import replace_norms
 from ostinato.model.tensors import check_finite, dtype_of, put_weights, weights_of
 
@@ -99,11 +101,11 @@ def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False) -> Pre
     return _ready(model, train=False)
 
 
-def build(path: Path) -> Callable[[Weights], PreTrainedModel]:
-    """A function that makes a fresh eval model, in the weights' own dtype, holding a copy of the given weights."""
+def build(path: Path, dtype: torch.dtype | None = None) -> Callable[[Weights], PreTrainedModel]:
+    """A function that makes a fresh eval model in `dtype` (None: the weights' own), holding a copy of the given weights."""
 
     def make(weights: Weights) -> PreTrainedModel:
-        model = empty_model(path, dtype_of(weights))
+        model = empty_model(path, dtype or dtype_of(weights))
         put_weights(model, weights)
         return model
 
@@ -159,6 +161,8 @@ def _ready(model: Any, *, train: bool) -> PreTrainedModel:
     model.config.use_cache = False
     routing.install(model)
     replace_norms(model)
+    replace_mlps(model)
+    replace_linears(model)
     return model.train(train).requires_grad_(train)
 
 

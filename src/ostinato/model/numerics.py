@@ -11,7 +11,7 @@ import torch
 
 from ostinato.core.numerics import Contract
 
-KERNELS = "1"
+KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 _LIBRARIES = ("transformers", "numba", "llvmlite")
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")

@@ -24,6 +24,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.model.attention import hidden
 from ostinato.model.exactness import REMEDY, Pack, bits_of, check_exact, vocabulary_of
 from ostinato.model.experts import experts_of, set_rows
+from ostinato.model.linear import Linear, linear
 from ostinato.model.load import empty_model
 from ostinato.model.threads import team
 
@@ -80,6 +81,7 @@ class MatrixShape:
     """A matrix product of the model: [rows, inputs] -> [rows, outputs].
 
     `stacked`: the weight is a slice of a tensor that holds one matrix per expert. `transposed`: it is stored [inputs, outputs].
+    `stock`: the library computes it itself, by torch's `F.linear`, as its routers do.
     """
 
     inputs: int
@@ -88,6 +90,7 @@ class MatrixShape:
     bias: bool = False
     stacked: bool = False
     transposed: bool = False
+    stock: bool = False
 
     @property
     def flops(self) -> int:
@@ -95,7 +98,7 @@ class MatrixShape:
         return 2 * self.inputs * self.outputs
 
     def __str__(self) -> str:
-        extra = " + bias" * self.bias + " of an expert" * self.stacked
+        extra = " + bias" * self.bias + " of an expert" * self.stacked + " by F.linear" * self.stock
         return f"linear {self.inputs} -> {self.outputs}{extra}, {str(self.dtype).removeprefix('torch.')}"
 
 
@@ -167,7 +170,7 @@ def row_rule(model: PreTrainedModel, threads: int, pack: Pack | None = None) -> 
 
 def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding], teams: Teams) -> int:
     """`row_rule` for several numbers of threads, which must give the same bits; appends to `table` what each part needs alone."""
-    table.extend(Finding(what=str(shape), rows=_rule_of(shape, pack, teams)) for shape in shapes_of(model))
+    table.extend(Finding(what=str(shape), rows=rule_of(shape, pack, teams)) for shape in shapes_of(model))
     rows = max(line.rows for line in table)
     rows = _rule_of_layers(model, rows, teams)
     table.append(Finding(what="every module of whole layers", rows=rows))
@@ -185,7 +188,8 @@ def shapes_of(model: nn.Module) -> list[MatrixShape]:
         if isinstance(weight, Tensor) and weight.dim() == 2 and _multiplies(module):
             outputs, inputs = weight.shape
             bias = isinstance(getattr(module, "bias", None), Tensor)
-            found[MatrixShape(inputs=inputs, outputs=outputs, dtype=weight.dtype, bias=bias)] = None
+            stock = not isinstance(module, Linear)
+            found[MatrixShape(inputs=inputs, outputs=outputs, dtype=weight.dtype, bias=bias, stock=stock)] = None
     for module in experts_of(model):
         for name in ("gate_up_proj", "up_proj", "down_proj"):
             stacked, turned = getattr(module, name, None), bool(cast("Any", module).is_transposed)
@@ -204,7 +208,8 @@ def _multiplies(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or hasattr(module, "top_k")
 
 
-def _rule_of(shape: MatrixShape, pack: Pack | None, teams: Teams) -> int:
+def rule_of(shape: MatrixShape, pack: Pack | None, teams: Teams) -> int:
+    """The row rule of one matrix product alone. Raises BadConfig if even the largest of `RULES` fails."""
     draws = (True,) if shape.flops * _REFERENCE > _WORK else (False, True)
     trials = [_Trial(shape, cancelling, pack, teams) for cancelling in draws]
     rule = next((rule for rule in RULES if not any(trial.bad(rule) for trial in trials)), None)
@@ -293,14 +298,16 @@ def _forms(
         if shape.transposed:
             turned = matrix.t().contiguous()
             return [lambda x: x @ turned]
-        return [lambda x: F.linear(x, matrix)]
-    forms: list[Callable[[Tensor], Tensor]] = [lambda x: F.linear(x, weight, bias)]
+        return [lambda x: linear(x, matrix)]
+    if shape.stock:
+        return [lambda x: F.linear(x, weight, bias)]
+    forms: list[Callable[[Tensor], Tensor]] = [lambda x: linear(x, weight, bias)]
     if pack is not None:
         layer = nn.Linear(shape.inputs, shape.outputs, bias=shape.bias, dtype=shape.dtype, device="meta")
         layer.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             layer.bias = nn.Parameter(bias, requires_grad=False)
-        holder = nn.Sequential(layer)
+        holder = nn.Sequential(Linear(layer))
         pack(holder)
         forms.append(holder)
     return forms

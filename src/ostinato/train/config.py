@@ -32,11 +32,11 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     clip: float = Field(default=1.0, gt=0, description="The gradient's global norm is scaled down to this.")
     compute: Literal["auto", "bf16", "fp32"] = Field(
         default="auto",
-        description="Arithmetic of forward and backward; auto is bf16 where the CPU has bf16 matrix instructions.",
+        description="Arithmetic of forward and backward; auto is the engine's (model.compute).",
     )
     publish: Literal["bf16", "fp32"] = Field(
         default="bf16",
-        description="The dtype of published weights, which must be the engine's; gradients are taken at this rounding.",
+        description="The dtype of published weights, as model.dtype; gradients are taken at this rounding.",
     )
     microbatch_tokens: int = Field(
         default=1024, ge=16, description="Packed tokens computed at once; bounds activation memory."

@@ -27,6 +27,7 @@ from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Snapshot, Weights
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
+from ostinato.model.config import quick_dtype
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import load_model
 from ostinato.model.memory import give_back
@@ -45,12 +46,9 @@ _GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percen
 
 
 def compute_dtype(choice: str) -> torch.dtype:
-    """bf16 or fp32. `auto` is bf16 where the CPU multiplies bf16 matrices itself (AVX512-BF16, AMX); elsewhere that is slower."""
+    """bf16 or fp32; `auto` is what this CPU is quick in."""
     if choice == "auto":
-        flags = torch.cpu.get_capabilities()
-        return (
-            torch.bfloat16 if flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("bf16") else torch.float32
-        )
+        return quick_dtype()
     return torch.bfloat16 if choice == "bf16" else torch.float32
 
 

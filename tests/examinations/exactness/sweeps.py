@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ostinato.engine.embedded.packed import prepack
 from ostinato.model.kernels.softmax import TILE
+from ostinato.model.linear import Linear
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.paged import Blocks, Entry, Places, Reads
 
@@ -42,18 +43,19 @@ def linear(
     *,
     rule: int,
     packed: bool = False,
+    stock: bool = False,
     outputs: int = 1536,
     counts: Sequence[int] = ROW_COUNTS,
     elements: int = 300_000,
 ) -> Generator[Case]:
     """A linear layer at each row count, padded up to a multiple of `rule`, against 512 rows at once. One case per row count.
 
-    `packed` lays the weight out as the engine does; the reference is the plain layer.
+    `packed` lays the weight out as the engine does; the reference is the plain layer. `stock`: torch's own layer, as a control.
     """
     draw = numbers(inputs)
-    layer = nn.Linear(inputs, outputs, bias=False)
-    layer.weight.copy_(draw(outputs, inputs) * inputs**-0.5)
-    layer = layer.to(dtype)
+    plain = nn.Linear(inputs, outputs, bias=False)
+    plain.weight.copy_(draw(outputs, inputs) * inputs**-0.5)
+    layer = plain.to(dtype) if stock else Linear(plain.to(dtype))
     x = draw(512, inputs).to(dtype)
     want = layer(x)
     holder = nn.Sequential(layer)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ostinato.core.generation import Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, Sampling, Span, Turn
@@ -74,8 +76,8 @@ class Harvest:
 async def running(
     path: Path, config: EngineConfig, snapshot: Snapshot, contract: Contract
 ) -> AsyncGenerator[TorchEngine]:
-    """A started engine with the snapshot in "live"; closed at the end."""
-    engine = TorchEngine(build(path), HFRenderer(path), config, contract=contract)
+    """A started engine with the snapshot in "live", computing in the contract's dtype; closed at the end."""
+    engine = TorchEngine(build(path, getattr(torch, contract.dtype)), HFRenderer(path), config, contract=contract)
     await engine.start()
     try:
         await engine.load("live", snapshot)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ostinato.app import numerics
 from ostinato.app.learning import open_desk
-from ostinato.app.numerics import engine_contract, stamp, stamped, trainer_contract
+from ostinato.app.numerics import engine_contract, stamp, stamped, trainer_contract, training
 from ostinato.app.storage import open_log
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
@@ -41,11 +41,22 @@ def verdicts(monkeypatch):
     return said, asked
 
 
-def test_engine_and_trainer_share_a_contract_unless_set_apart(source, verdicts):
-    config = load(None, [source, "train.compute=bf16"])
+@pytest.mark.parametrize(("instructions", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_engine_and_trainer_agree_by_default_on_any_cpu(source, verdicts, monkeypatch, instructions, dtype):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, "avx512_bf16": instructions})
+    config = load(None, [source])
     assert engine_contract(config) == trainer_contract(config)
-    assert engine_contract(config).mode == "exact"
-    other = load(None, [source, "train.compute=fp32", "train.threads=2", "engine.block=64"])
+    assert (engine_contract(config).mode, engine_contract(config).dtype) == ("exact", dtype)
+    assert training(config).compute == {"bfloat16": "bf16", "float32": "fp32"}[dtype]
+    assert training(config).publish == "bf16"
+
+
+def test_engine_and_trainer_share_a_contract_unless_set_apart(source, verdicts):
+    for compute in ("bf16", "fp32"):
+        config = load(None, [source, f"model.compute={compute}"])
+        assert engine_contract(config) == trainer_contract(config)
+        assert training(config).compute == compute
+    other = load(None, [source, "model.compute=bf16", "train.compute=fp32", "train.threads=2", "engine.block=64"])
     assert differences(engine_contract(other), trainer_contract(other)) == ("dtype",)
 
 
@@ -56,7 +67,7 @@ def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, mo
             exact=alike, threads=threads[0], rows=2, reason="" if alike else "no", seconds=0.1, table=()
         )
 
-    config = load(None, [source, "train.compute=bf16", "train.threads=2"])
+    config = load(None, [source, "model.compute=bf16", "train.threads=2"])
     monkeypatch.setattr(numerics, "_examined", lambda *_: examined("", torch.bfloat16, (1,)))
     assert engine_contract(config) == trainer_contract(config)
     monkeypatch.setattr(numerics, "_examined", examined)
@@ -66,7 +77,7 @@ def test_threads_are_part_of_the_contract_only_where_they_change_bits(source, mo
 def test_the_row_rule_is_what_the_self_test_found(source, verdicts):
     said, asked = verdicts
     said[torch.float32] = ExactnessVerdict(exact=True, threads=1, rows=16, reason="", seconds=0.1, table=())
-    config = load(None, [source, "train.compute=fp32", "train.threads=2"])
+    config = load(None, [source, "model.compute=bf16", "train.compute=fp32", "train.threads=2"])
     assert (engine_contract(config).rows, trainer_contract(config).rows) == (2, 16)
     assert asked == [("tiny", torch.bfloat16, (1, 2)), ("tiny", torch.float32, (1, 2))]
 
@@ -77,7 +88,7 @@ def test_exact_mode_is_refused_where_it_cannot_hold_and_fast_mode_never_asks(sou
         exact=False, threads=1, rows=1, reason="no; set it to fast", seconds=0.1, table=()
     )
     with pytest.raises(BadConfig, match="no; set it to fast"):
-        engine_contract(load(None, [source]))
+        engine_contract(load(None, [source, "model.compute=bf16"]))
     asked.clear()
     fast = engine_contract(load(None, [source, "model.numerics=fast"]))
     assert (fast.mode, fast.rows, asked) == ("fast", 1, [])
@@ -91,7 +102,7 @@ def test_the_machine_is_measured_once_per_process(source, monkeypatch):
         return ExactnessVerdict(exact=True, threads=1, rows=4, reason="", seconds=0.1, table=())
 
     monkeypatch.setattr(selftest, "examine", examine)
-    config = load(None, [source, "train.compute=bf16"])
+    config = load(None, [source, "model.compute=bf16"])
     numerics._examined.cache_clear()
     assert engine_contract(config) == trainer_contract(config)
     numerics._examined.cache_clear()
@@ -102,14 +113,14 @@ def test_the_doctor_shows_what_was_tested(source, verdicts):
     said, _ = verdicts
     table = (Finding(what="linear 1 -> 2", rows=4), Finding(what="end to end", rows=8))
     said[torch.bfloat16] = ExactnessVerdict(exact=True, threads=1, rows=8, reason="", seconds=1.25, table=table)
-    text = doctor._numerics(load(None, [source, "train.compute=bf16"]))
+    text = doctor._numerics(load(None, [source, "model.compute=bf16"]))
     assert "self-test, 1.2 s, 1 threads: exact mode holds with row rule 8" in text
     assert "rows  4  linear 1 -> 2\n" in text
     assert text.endswith("rows  8  end to end")
     said[torch.bfloat16] = ExactnessVerdict(
         exact=False, threads=1, rows=1, reason="it cannot", seconds=1.25, table=table[:1]
     )
-    assert ": it cannot\n" in doctor._numerics(load(None, [source, "train.compute=bf16", "model.numerics=fast"]))
+    assert ": it cannot\n" in doctor._numerics(load(None, [source, "model.compute=bf16", "model.numerics=fast"]))
 
 
 def test_the_doctor_downloads_nothing():

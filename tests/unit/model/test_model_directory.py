@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.model import gguf_wheel
-from ostinato.model.config import ModelConfig, served_dtype
+from ostinato.model.config import ModelConfig
 from ostinato.model.load import check_directory, load_model, resolve
 from ostinato.testing.tiny import tiny_model
 
@@ -126,7 +126,5 @@ def test_a_half_conversion_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
 
 
 def test_config_refuses_unknown_keys():
-    assert served_dtype(ModelConfig()) is torch.bfloat16
-    assert served_dtype(ModelConfig(dtype="float32")) is torch.float32
     with pytest.raises(ValueError, match="extra"):
         ModelConfig(sorce="x")

@@ -45,6 +45,23 @@ def test_built_model_gives_the_same_logits_and_shares_no_memory(tiny):
     assert np.count_nonzero(weights_of(other)["model.embed_tokens.weight"].data) > 0
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_a_wider_model_takes_narrower_weights_to_the_bit_and_never_the_other_way(tiny, stored):
+    kind = getattr(torch, stored)
+    narrow = {}
+    for name, array in weights_of(load_model(tiny, torch.float32)).items():
+        values = torch.from_numpy(array.data.copy()).view(torch.float32).to(kind)
+        code = {"bfloat16": "BF16", "float16": "F16"}[stored]
+        narrow[name] = WeightArray(code, array.shape, values.view(torch.uint8).numpy())
+    model = build(tiny, torch.float32)(narrow)
+    assert model.dtype is torch.float32
+    for name, tensor in model.state_dict().items():
+        if name in narrow:
+            assert torch.equal(tensor.reshape(-1), torch.from_numpy(narrow[name].data).view(kind).float())
+    with pytest.raises(BadWeights, match="has dtype F32; the model's is"):
+        build(tiny, kind)(weights_of(load_model(tiny, torch.float32)))
+
+
 def test_tied_tensors_are_counted_once_and_stay_tied(tiny, tmp_path):
     tied = build(tiny)(weights_of(load_model(tiny, torch.float32)))
     assert "lm_head.weight" not in weights_of(tied)
@@ -111,8 +128,8 @@ def test_misfits_are_named(tiny):
         put_weights(model, {**good, "surprise": norm})
     with pytest.raises(BadWeights, match=r"model\.norm\.weight.*shape"):
         put_weights(model, {**good, "model.norm.weight": WeightArray("F32", (32,), norm.data[:128])})
-    with pytest.raises(BadWeights, match=r"model\.norm\.weight.*dtype BF16"):
-        put_weights(model, {**good, "model.norm.weight": WeightArray("BF16", norm.shape, norm.data[:128])})
+    with pytest.raises(BadWeights, match=r"model\.norm\.weight.*dtype F64"):
+        put_weights(model, {**good, "model.norm.weight": WeightArray("F64", norm.shape, norm.data[:128])})
     with pytest.raises(BadWeights, match=r"model\.norm\.weight.*bytes"):
         put_weights(model, {**good, "model.norm.weight": WeightArray("F32", norm.shape, norm.data[:-4])})
     with pytest.raises(BadWeights, match="no tensor"):

@@ -30,9 +30,7 @@ def _torch(_: Config) -> str:
 
     flags = torch.cpu.get_capabilities()
     found = [name for name in ("amx_bf16", "avx512_bf16", "avx512_f", "avx2") if flags.get(name)]
-    note = (
-        "" if {"amx_bf16", "avx512_bf16"} & set(found) else "; no bf16 instructions: training computes in fp32, slower"
-    )
+    note = "" if {"amx_bf16", "avx512_bf16"} & set(found) else "; no bf16 instructions: fp32 is quicker"
     return f"{torch.__version__}, {os.cpu_count()} cores, {' '.join(found)}{note}"
 
 
@@ -53,7 +51,7 @@ def _sandbox(config: Config) -> str:
 def _numerics(config: Config) -> str:
     from ostinato.app import numerics
     from ostinato.launch.commands.status import apart, parts
-    from ostinato.model.config import served_dtype
+    from ostinato.model.config import compute_dtype
 
     if _elsewhere(config):
         return f"{config.model.numerics} mode; measured at the start, when the model has been downloaded"
@@ -61,7 +59,7 @@ def _numerics(config: Config) -> str:
     alike = "engine and trainer alike"
     if engine != trainer:
         alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
-    found = numerics.verdict(config, served_dtype(config.model), 1)
+    found = numerics.verdict(config, compute_dtype(config.model), 1)
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
     lines += [f"  rows {line.rows:>2}  {line.what}" for line in found.table]

@@ -25,10 +25,10 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
 
 
 async def _publish_base(run: Run, path: Path, say: Callable[[str], None]) -> None:
-    from ostinato.model.config import served_dtype
+    from ostinato.model.config import stored_dtype
     from ostinato.model.load import load_model, weights_of
 
     say("publishing version 0: the model as it came")
-    model = await asyncio.to_thread(load_model, path, served_dtype(run.config.model))
+    model = await asyncio.to_thread(load_model, path, stored_dtype(run.config.model))
     publisher = VersionPublisher(run.store, run.config.publish)
     await publisher.publish(0, weights_of(model), run=run.home.name, base=None, meta={"step": 0}, ref="base")

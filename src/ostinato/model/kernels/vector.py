@@ -96,6 +96,10 @@ mul16 = _operation(lambda builder, a, b: builder.fmul(a, b), 2)
 div16 = _operation(lambda builder, a, b: builder.fdiv(a, b), 2)
 max16 = _operation(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", b, a), b, a), 2)
 """b where b > a, else a: a NaN in b is passed over."""
+pick16 = _operation(
+    lambda builder, x, a, b: builder.select(builder.fcmp_ordered("<", x, ir.Constant(_FLOATS, [0.0] * WIDE)), a, b), 3
+)
+"""a where x < 0, else b."""
 _power16 = _operation(_times_power, 2)
 _tail16 = _operation(_tail, 2)
 
@@ -181,6 +185,18 @@ def _folded(builder: Any, value: Any, join: Callable[[Any, Any], Any]) -> Any:
         other = builder.shuffle_vector(value, value, _words(*((lane + apart) % WIDE for lane in range(WIDE))))
         value = join(value, other)
     return builder.extract_element(value, ir.Constant(_INT, 0))
+
+
+@intrinsic
+def away16(typingctx: Any, value: Any) -> Any:
+    """-|value|: every sign bit set."""
+    del typingctx, value
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del context, signature
+        return builder.bitcast(builder.or_(builder.bitcast(args[0], _WORDS), _words(1 << 31)), _FLOATS)
+
+    return v16(v16), generate
 
 
 @intrinsic

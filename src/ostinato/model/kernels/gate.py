@@ -1,0 +1,73 @@
+# pyright: basic, reportCallIssue=false
+"""The gated activation of a feed-forward layer, silu(gate) * up, in one pass instead of two, and its gradients.
+
+Per number, in fp32: e = exp(-|g|); silu(g) = g n / (1 + e) with n = e where g < 0, else 1 (Elfwing et al. 2018, 1702.03118); it is
+rounded to the dtype, multiplied by u in fp32 and rounded again. A number's bits depend on that number alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ostinato.model.kernels.arithmetic import exp, load, store
+from ostinato.model.kernels.vector import (
+    WIDE,
+    add16,
+    all16,
+    away16,
+    div16,
+    exp16,
+    load16,
+    mul16,
+    pick16,
+    round16,
+    store16,
+)
+
+_ONE = np.float32(1.0)
+
+
+@njit(inline="always")
+def _sigmoid16(g):
+    """1 / (1 + exp(-g)) as numerator and denominator."""
+    e = exp16(away16(g))
+    return pick16(g, e, all16(_ONE)), add16(all16(_ONE), e)
+
+
+@njit(inline="always")
+def _sigmoid(g):
+    """The same for one number."""
+    e = exp(-abs(g))
+    return (e if g < np.float32(0.0) else _ONE), _ONE + e
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def silu_mul(gate_NF, up_NF, out_NF):
+    """Fill out_NF. Rows are contiguous; they may lie apart."""
+    rows, width = gate_NF.shape
+    whole = width // WIDE * WIDE
+    for n in range(rows):
+        for f in range(0, whole, WIDE):
+            g = load16(gate_NF, n, f)
+            numerator, denominator = _sigmoid16(g)
+            y = round16(out_NF, div16(mul16(g, numerator), denominator))
+            store16(out_NF, n, f, mul16(y, load16(up_NF, n, f)))
+        for f in range(whole, width):
+            g = load(gate_NF[n, f])
+            numerator, denominator = _sigmoid(g)
+            y = load(store(out_NF[n, f], g * numerator / denominator))
+            out_NF[n, f] = store(out_NF[n, f], y * load(up_NF[n, f]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def silu_mul_gradients(gate_NF, up_NF, grad_NF, d_gate_NF, d_up_NF):
+    """Fill d_gate_NF and d_up_NF from the gradient of the output: with s = 1 / (1 + exp(-g)), d silu / dg = s (1 + g (1 - s))."""
+    rows, width = gate_NF.shape
+    for n in range(rows):
+        for f in range(width):
+            g, u, d = load(gate_NF[n, f]), load(up_NF[n, f]), load(grad_NF[n, f])
+            numerator, denominator = _sigmoid(g)
+            s = numerator / denominator
+            d_gate_NF[n, f] = store(d_gate_NF[n, f], d * u * s * (_ONE + g * (_ONE - s)))
+            d_up_NF[n, f] = store(d_up_NF[n, f], d * load(store(d_up_NF[n, f], g * s)))

@@ -1,0 +1,34 @@
+"""What several tests need to know of the machine that they run on."""
+
+import os
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # before torch: threads that spin starve each other on a busy machine
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def row_rule():
+    """The row rule that the self-test finds here: ``row_rule(directory, dtype, threads=(1, 2))``, measured once for each architecture.
+
+    A test that asks fails where exact mode cannot hold on this machine, with the self-test's reason.
+    """
+    from ostinato.engine.embedded.packed import prepack
+    from ostinato.model.selftest import examine
+
+    verdicts = {}
+
+    def rule(path, dtype, threads=(1,)):
+        kind = ((path / "config.json").read_text(), dtype, threads)  # weights are no part of it
+        if kind not in verdicts:
+            before = torch.get_num_threads()
+            verdicts[kind] = examine(path, dtype, threads, prepack)
+            torch.set_num_threads(before)
+        verdict = verdicts[kind]
+        assert verdict.exact, verdict.reason
+        return verdict.rows
+
+    return rule

@@ -1,0 +1,95 @@
+"""silu(gate) * up: the values and gradients of torch to rounding, and bits that depend on nothing but the number itself."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ostinato.model.gated import GatedMLP, gated, replace_mlps
+from ostinato.model.load import load_model
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_those_of_torch(dtype):
+    gate, up = (numbers(9, 50, seed=i).to(dtype) for i in range(2))
+    with torch.no_grad():
+        got = gated(gate, up)
+        exact = F.silu(gate.double()) * up.double()
+    assert got.dtype == dtype
+    torch.testing.assert_close(
+        got.double(), exact, rtol={torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype], atol=1e-30
+    )
+
+
+def test_rounding_is_once_after_the_activation_and_once_after_the_product():
+    gate, up = (numbers(64, 32, seed=i).bfloat16() for i in range(2))
+    with torch.no_grad():
+        twice = (gated(gate.float(), torch.ones(64, 32)).bfloat16().float() * up.float()).bfloat16()
+        assert torch.equal(gated(gate, up), twice)
+
+
+def test_the_ends_of_the_scale():
+    gate = torch.tensor([[0.0, -0.0, 100.0, -100.0, 3e38, -3e38, float("inf"), float("nan")]])
+    with torch.no_grad():
+        got = gated(gate, torch.ones_like(gate))[0].tolist()
+    assert got[:7] == [0.0, -0.0, 100.0, -0.0, pytest.approx(3e38), -0.0, float("inf")]
+    assert got[7] != got[7]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 15, 16, 50])
+def test_a_number_keeps_its_bits_wherever_it_stands(dtype, width):
+    """In a vector or after the last whole one, beside other rows, in a slice of a wider tensor, on two threads."""
+    both = numbers(200, 2 * width).to(dtype)
+    gate, up = both.chunk(2, -1)
+    with torch.no_grad():
+        one_by_one = torch.cat(
+            [gated(g.reshape(-1, 1), u.reshape(-1, 1)).reshape(1, -1) for g, u in zip(gate, up, strict=True)]
+        )
+        assert torch.equal(gated(gate, up), one_by_one)
+        assert torch.equal(gated(gate.contiguous(), up.contiguous())[3:5], one_by_one[3:5])
+        torch.set_num_threads(2)
+        try:
+            assert torch.equal(gated(gate[None], up[None])[0], one_by_one)
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(gated(gate, up).detach(), one_by_one)
+
+
+def test_gradients_are_those_of_torch():
+    found = []
+    for function in (gated, lambda g, u: F.silu(g) * u):
+        leaves = [numbers(6, 37, seed=i).requires_grad_() for i in range(2)]
+        (function(*leaves) * torch.linspace(-1, 1, 37)).sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert theirs.abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("llama", 3), ("llama-tied-bias", 3), ("qwen3", 3), ("gemma3", 0), ("qwen3-moe", 1)]
+)
+def test_layers_that_compute_just_this_are_exchanged_and_no_others(tmp_path, kind, count):
+    model = load_model(tiny_of(tmp_path / kind, SUPPORTED[kind]()), torch.float32)
+    assert sum(isinstance(module, GatedMLP) for module in model.modules()) == count
+
+
+def test_a_layer_of_the_same_parts_that_computes_something_else_stays():
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(4, 4) for _ in range(3))
+            self.act_fn = nn.SiLU()
+
+        def forward(self, x):
+            return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+
+    assert replace_mlps(nn.ModuleList([Other()])) == 0
