@@ -69,7 +69,7 @@ def gateway():
         model_name="m",
     )
     loop = asyncio.new_event_loop()
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://x")
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://127.0.0.1")
 
     def post(path, data, headers):
         async def send():

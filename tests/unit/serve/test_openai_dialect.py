@@ -1,9 +1,9 @@
 import tracemalloc
 
 import pytest
+from ostinato.serve.body import parse_json, read_json
 
 from ostinato.core.errors import BadRequest, TooLarge
-from ostinato.serve.body import parse_json, read_json
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -1,7 +1,7 @@
 import pytest
+from ostinato.serve.sessions import Scope, Sessions
 
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
-from ostinato.serve.sessions import Scope, Sessions
 from ostinato.testing.engine import STOP_ID
 from ostinato.testing.renderer import ByteRenderer
 
