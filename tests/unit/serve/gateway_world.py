@@ -71,12 +71,12 @@ class World:
 
 
 @asynccontextmanager
-async def world(script="hello", *, engine=None, log=None, renderer=None, real=False, **config):
-    """A gateway and a client: in memory, or with `real` over a socket."""
+async def world(script="hello", *, engine=None, log=None, renderer=None, real=False, wrap=None, **config):
+    """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
     engine = engine or FakeEngine(lambda request: script)
     w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer())
     if real:
-        async with serving(w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
+        async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
             w.url, w.http = url, http
             yield w
     else:

@@ -2,8 +2,8 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-
 from ostinato.client import AsyncOstinato, Ostinato
+
 from ostinato.core.errors import BadConfig, BadRequest, TooLarge, Unauthorized, Unavailable
 from ostinato.core.records import Source
 from ostinato.serve.config import ServeConfig
