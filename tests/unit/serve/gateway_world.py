@@ -21,7 +21,7 @@ ADMIN = "admin-0123456789abcdef"
 
 class World:
     def __init__(self, engine, log, config, renderer):
-        self.engine, self.log = engine, log
+        self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
         self.app = create_app(
             engine=engine, renderer=renderer, log=log, config=config, clock=lambda: self.now, model_name="m"
@@ -59,10 +59,13 @@ class World:
         reply = await self.http.get(path, headers=headers)
         return reply.status_code, reply.text
 
+    def address(self):
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
     async def connect(self, body, *headers):
         """A raw connection that has sent a chat request with these header lines."""
-        host, port = self.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        reader, writer = await asyncio.open_connection(*self.address(), limit=1024)
         data = json.dumps(body).encode()
         head = ["POST /v1/chat/completions HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
         writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
@@ -102,3 +105,8 @@ async def eventually(condition, timeout_s=2.0):
     async with asyncio.timeout(timeout_s):
         while not condition():  # what is waited for has no event
             await asyncio.sleep(0.005)
+
+
+async def all_sampled(w, answer="hello"):
+    """The last token of the first call has been made; what follows is the durable write."""
+    await eventually(lambda: w.engine.stats()["tokens"] == len(answer) + 1)

@@ -6,7 +6,7 @@ import json
 
 import openai
 import pytest
-from gateway_world import ASK, events, eventually, world
+from gateway_world import ASK, all_sampled, events, world
 
 from ostinato.core.records import Finish
 from ostinato.testing.engine import FakeEngine
@@ -122,7 +122,7 @@ async def test_a_repeat_after_a_client_left_during_the_write_finds_what_was_writ
     log = MemoryLog(delay_s=0.3)
     async with world(engine=counting(), log=log, real=True) as w:
         _, writer = await w.connect(ASK, "idempotency-key: k1")
-        await eventually(lambda: w.engine.requests and not w.engine.running)
+        await all_sampled(w, "answer 0")
         writer.transport.abort()
         _, headers, body = await w.chat(headers=KEY)
         assert headers["idempotent-replayed"] == "true"
