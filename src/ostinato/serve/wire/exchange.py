@@ -79,9 +79,8 @@ class Exchange:
         if not last or watch is None:
             await self._put({"type": "http.response.body", "body": data, "more_body": not last})
             return
-        await asyncio.sleep(
-            0
-        )  # a disconnect that has arrived ends the task here: servers take bytes for nobody in silence
+        # Servers take bytes for nobody in silence: a disconnect that has arrived by now ends the task here.
+        await asyncio.sleep(0)
         await self._put({"type": "http.response.body", "body": data, "more_body": False})
         watch.answered = True
 
