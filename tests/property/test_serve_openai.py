@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.errors import BadRequest
-from ostinato.serve.wire.body import parse_json
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
 from ostinato.serve.gateway import create_app
+from ostinato.serve.wire.body import parse_json
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
@@ -53,6 +53,8 @@ EVENTS = st.fixed_dictionaries(
         "comment": VALUES,
     },
 )
+HEADERS = ["x-ostinato-user", "x-ostinato-episode", "x-ostinato-group", "x-ostinato-slot", "x-ostinato-user-signature"]
+HEADERS += ["authorization", "x-api-key", "idempotency-key"]
 BODIES = near_valid() | VALUES | EVENTS | st.lists(EVENTS, max_size=3)
 PATHS = st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/feedback"])
 
@@ -107,10 +109,7 @@ def test_any_json_gets_an_answer(gateway, path, body):
     path=PATHS,
     data=st.binary(max_size=60) | st.text(alphabet='[]{}",:\\u0d8e1', max_size=60).map(str.encode),
     headers=st.dictionaries(
-        st.sampled_from(
-            ["x-ostinato-user", "x-ostinato-episode", "x-ostinato-group", "x-ostinato-slot", "x-ostinato-user-signature"]
-            + ["authorization", "x-api-key", "idempotency-key"]
-        ),
+        st.sampled_from(HEADERS),
         st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=20).map(
             str.strip
         ),
