@@ -5,6 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 import httpx2
+from pydantic import SecretStr
 
 from ostinato.core.records import Delivered, PolicyVersion
 from ostinato.serve.config import ServeConfig
@@ -20,11 +21,17 @@ ADMIN = "admin-0123456789abcdef"
 
 
 class World:
-    def __init__(self, engine, log, config, renderer):
+    def __init__(self, engine, log, config, renderer, admin_keys=()):
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
         self.app = create_app(
-            engine=engine, renderer=renderer, log=log, config=config, clock=lambda: self.now, model_name="m"
+            engine=engine,
+            renderer=renderer,
+            log=log,
+            config=config,
+            clock=lambda: self.now,
+            model_name="m",
+            admin_keys=[SecretStr(key) for key in admin_keys],
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):
@@ -74,10 +81,12 @@ class World:
 
 
 @asynccontextmanager
-async def world(script="hello", *, engine=None, log=None, renderer=None, real=False, wrap=None, **config):
+async def world(
+    script="hello", *, engine=None, log=None, renderer=None, real=False, wrap=None, admin_keys=(), **config
+):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
     engine = engine or FakeEngine(lambda request: script)
-    w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer())
+    w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer(), admin_keys)
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
             w.url, w.http = url, http

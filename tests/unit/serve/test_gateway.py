@@ -436,6 +436,16 @@ async def test_a_slot_needs_the_admin_key():
         assert (await w.chat(headers={"x-ostinato-slot": "nope", "x-ostinato-key": ADMIN}))[0] == 404
 
 
+async def test_the_operators_key_and_the_runs_own_both_name_a_slot():
+    engine = FakeEngine(slots={"live": V0, "candidate": V1})
+    async with world(engine=engine, admin_key=ADMIN, admin_keys=["the-runs-own-0123456789"]) as w:
+        for key in (ADMIN, "the-runs-own-0123456789"):
+            headers = {"x-ostinato-slot": "candidate", "x-ostinato-key": key}
+            assert (await w.chat(headers=headers))[0] == 200
+        headers = {"x-ostinato-slot": "candidate", "x-ostinato-key": "none-of-both-0123456789"}
+        assert (await w.chat(headers=headers))[0] == 401
+
+
 async def test_keys_guard_everything_but_health():
     key = "acme:sk-0123456789abcdef"
     async with world(api_keys=(key,)) as w:

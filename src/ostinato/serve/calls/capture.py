@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
+from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,30 +85,6 @@ class EngineFailed(OstinatoError):
 
     status = 500
     code = "engine_error"
-
-
-class Writes:
-    """Writes that go on when the request that started them is cancelled. `drain` waits for them at shutdown."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def begin(self, write: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a write to its end whatever happens to the caller, who awaits it under `asyncio.shield`."""
-        task = asyncio.get_running_loop().create_task(write)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    async def drain(self, timeout_s: float = 10.0) -> None:
-        """Wait for all running writes, at most `timeout_s`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller may be gone: whoever is still there has it from the shield
 
 
 @dataclass(slots=True)

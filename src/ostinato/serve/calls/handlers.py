@@ -15,20 +15,17 @@ from typing import Any
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Turn
-from ostinato.core.seams import Clock, Engine, Log, Renderer
-from ostinato.serve.auth import Keyring
 from ostinato.serve.calls.answer import Answer
-from ostinato.serve.calls.capture import Call, Capture, TurnObserver, Writes, again, played
+from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.rendering import Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
 from ostinato.serve.calls.sender import Caller, Placement, Senders
 from ostinato.serve.calls.sessions import Prompt, Sessions
-from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ostinato.serve.dialects.openai_reply import Chat, Completion, Dialect
 from ostinato.serve.metrics import Metrics
-from ostinato.serve.quotas import Quotas
+from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
@@ -92,56 +89,20 @@ class _Both(TurnObserver):
 
 
 class Calls:
-    """The handlers of the two routes.
+    """The handlers of the two routes. `stored` is told of each turn in the log."""
 
-    Args:
-        engine: makes tokens.
-        renderer: messages <-> ids of the same model.
-        log: where turns go.
-        config: limits, waits, arms.
-        clock: Unix seconds.
-        model: the name that clients send.
-        keys: who may call.
-        quotas: how much.
-        metrics: where to count.
-        writes: keeps writes alive when a client leaves.
-        stored: told of each turn in the log.
-    """
-
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        renderer: Renderer,
-        log: Log,
-        config: ServeConfig,
-        clock: Clock,
-        model: str,
-        keys: Keyring,
-        quotas: Quotas,
-        metrics: Metrics,
-        writes: Writes,
-        stored: Callable[[Turn], None],
-    ) -> None:
-        self._engine = engine
-        self._renderer = renderer
-        self._log = log
-        self._config = config
-        self._clock = clock
-        self._model = model
-        self._keys = keys
-        self._quotas = quotas
-        self._metrics = metrics
-        self._observer = _Both(metrics, stored)
-        self._context = min(renderer.context, engine.capabilities().context)
-        self._numerics = engine.numerics()
-        self._senders = Senders(engine, config, clock)
-        budget = config.session_tokens // len(keys.tenants)
-        self._sessions = {tenant: Sessions(renderer, budget=budget) for tenant in keys.tenants}
+    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None]) -> None:
+        config, tenants = parts.config, parts.keys.tenants
+        self._parts = parts
+        self._observer = _Both(parts.metrics, stored)
+        self._context = min(parts.renderer.context, parts.engine.capabilities().context)
+        self._numerics = parts.engine.numerics()
+        self._senders = Senders(parts.engine, config, parts.clock)
+        budget = config.session_tokens // len(tenants)
+        self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._rendering = Rendering()
-        self._repeats = Repeats(log, remembered=config.repeat_keys)
-        self._deliveries = Deliveries(log, clock)
-        self._writes = writes
+        self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
+        self._deliveries = Deliveries(parts.log, parts.clock)
         self._chat = _Route(
             kind="chatcmpl",
             dialect=Chat,
@@ -165,7 +126,7 @@ class Calls:
 
     async def close(self) -> None:
         """Finish writes."""
-        await self._writes.drain()
+        await self._parts.writes.drain()
         await self._deliveries.close()
         self._rendering.close()
 
@@ -196,26 +157,28 @@ class Calls:
         prompt = request.prompt
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
-            encode = partial(self._renderer.encode, prompt)
+            encode = partial(self._parts.renderer.encode, prompt)
             prompt = await self._rendering.run(asked.caller.tenant, len(prompt), encode)
         if not prompt:
             raise BadRequest("prompt is empty; send at least one token.", field="prompt")
-        if min(prompt) < 0 or max(prompt) >= self._renderer.vocab_size:
-            raise BadRequest(f"prompt holds a token id outside [0, {self._renderer.vocab_size}).", field="prompt")
+        if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
+            raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
         return _Question(prompt=Prompt(ids=tuple(prompt)))
 
     # ------------------------------------------------------------ before the engine
 
     async def _serve(self, exchange: Exchange, route: _Route, parse: Callable[[Any], _Request]) -> None:
-        who = self._keys.identify(exchange.headers)
-        self._quotas.count_call(who.tenant)  # before the body is read
+        who = self._parts.keys.identify(exchange.headers)
+        self._parts.quotas.count_call(who.tenant)  # before the body is read
         body = await exchange.json()
         request = parse(body)
-        if request.model != self._model:
-            raise NotFound(f"There is no model {request.model!r}; this server has {self._model!r}.", field="model")
+        if request.model != self._parts.model:
+            raise NotFound(
+                f"There is no model {request.model!r}; this server has {self._parts.model!r}.", field="model"
+            )
         caller = self._senders.caller(exchange, who, request.asker)
-        with self._quotas.places(who.tenant, request.n or 1):
-            self._metrics.calls(+1)
+        with self._parts.quotas.places(who.tenant, request.n or 1):
+            self._parts.metrics.calls(+1)
             try:
                 async with Watch(exchange.receive) as watch:
                     exchange.watch = watch
@@ -231,7 +194,7 @@ class Calls:
                     await self._once(asked, route)
             finally:
                 exchange.watch = None  # an error is sent without it
-                self._metrics.calls(-1)
+                self._parts.metrics.calls(-1)
 
     async def _once(self, asked: _Asked, route: _Route) -> None:
         """Answer, from the log if the call is a repeat."""
@@ -248,7 +211,7 @@ class Calls:
                 await self._sample(asked, route, attempt)
 
     def _check_length(self, chars: int, field: str) -> None:
-        most = self._context * self._config.max_chars_per_token
+        most = self._context * self._parts.config.max_chars_per_token
         if chars > most:
             raise ContextExceeded(
                 f"{chars} characters cannot fit into this model's context of {self._context} tokens; "
@@ -262,13 +225,13 @@ class Calls:
         question = await route.ask(asked)
         call = self._call(asked, route, attempt.id, question.prompt)
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
-        self._quotas.hold_tokens(call.tenant, held)
+        self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
         try:
-            await self._send(asked, route, capture, self._engine.generate(call.request()), question.remember)
+            await self._send(asked, route, capture, self._parts.engine.generate(call.request()), question.remember)
         finally:
             attempt.writes += capture.begun
-            self._quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
 
     async def _repeat(self, asked: _Asked, route: _Route, turns: list[Turn]) -> None:
         capture = self._capture(again(turns), stored=True)
@@ -287,8 +250,8 @@ class Calls:
         shape = route.dialect(
             id=call.id,
             created=call.started_at,
-            model=self._model,
-            renderer=self._renderer if request.wants_logprobs else None,
+            model=self._parts.model,
+            renderer=self._parts.renderer if request.wants_logprobs else None,
         )
         answer = Answer(
             capture,
@@ -296,14 +259,14 @@ class Calls:
             dialect=shape,
             exchange=asked.exchange,
             watch=asked.watch,
-            metrics=self._metrics,
-            config=self._config,
+            metrics=self._parts.metrics,
+            config=self._parts.config,
             remember=remember,
             headers=headers or [],
         )
         await answer.send(stream=bool(request.stream), count_usage=request.wants_usage)
         self._deliveries.note(call.turn_ids())
-        self._metrics.delivered(call.tenant, call.n)
+        self._parts.metrics.delivered(call.tenant, call.n)
 
     def _call(self, asked: _Asked, route: _Route, id: str, prompt: Prompt) -> Call:
         request, caller, placement = asked.request, asked.caller, asked.placement
@@ -327,7 +290,7 @@ class Calls:
             prompt_ids=prompt.ids,
             sampling=request.sampling(wanted or min(route.default_tokens, room)),
             n=request.n or 1,
-            started_at=self._clock(),
+            started_at=self._parts.clock(),
             numerics=self._numerics,
             group=caller.group,
             verified=caller.verified,
@@ -335,5 +298,10 @@ class Calls:
 
     def _capture(self, call: Call, *, stored: bool) -> Capture:
         return Capture(
-            call, log=self._log, clock=self._clock, writes=self._writes, observer=self._observer, stored=stored
+            call,
+            log=self._parts.log,
+            clock=self._parts.clock,
+            writes=self._parts.writes,
+            observer=self._observer,
+            stored=stored,
         )

@@ -177,19 +177,19 @@ class CompletionRequest(_Request):
 def parse_chat(body: Any) -> ChatRequest:
     """A chat request with its messages in the form the renderer takes. Raises BadRequest naming the field."""
     request = _parse(ChatRequest, body)
+    request.messages[:] = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     last = len(request.messages) - 1
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     if request.continue_final_message == request.add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt must differ: the model either goes on or starts anew.",
             field="continue_final_message",
         )
-    if request.continue_final_message and messages[last]["role"] != "assistant":
+    if request.continue_final_message and request.messages[last]["role"] != "assistant":
         raise BadRequest(
             f"continue_final_message needs an assistant's message at the end; messages[{last}] is not.",
             field=f"messages[{last}].role",
         )
-    return request.model_copy(update={"messages": messages})
+    return request
 
 
 def parse_completion(body: Any) -> CompletionRequest:
@@ -215,13 +215,14 @@ def _parse(model: type[_Body], body: Any) -> _Body:
     if not isinstance(body, dict):
         return validate(model, body)
     known: dict[str, Any] = {}
+    fields = model.model_fields
     for name, value in body.items():
-        if name in model.model_fields:
+        if name in fields:
             known[name] = value
         elif name in _INERT:
             _refuse_active(name, value, _INERT[name])
         elif name not in _HARMLESS:
-            raise _unknown(name, name, [*model.model_fields, *_INERT, *_HARMLESS])
+            raise _unknown(name, name, [*fields, *_INERT, *_HARMLESS])
     return validate(model, known)
 
 

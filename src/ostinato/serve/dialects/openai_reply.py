@@ -39,8 +39,7 @@ class Dialect(ABC):
     def __init__(self, *, id: str, created: float, model: str, renderer: Renderer | None) -> None:
         self._head: Json = {"id": id, "created": int(created), "model": model}
         self._renderer = renderer
-        head = _text({**self._head, "object": self.chunk_object})
-        self._prefix = f'data: {head[:-1]},"choices":['
+        self._prefix = ""
 
     def body(self, choices: list[Json], usage: Json, ostinato: Json) -> bytes:
         """The whole answer at once."""
@@ -49,6 +48,9 @@ class Dialect(ABC):
 
     def event(self, choices: Sequence[str], more: str = "") -> str:
         """One event of a stream: choices as JSON texts, and what follows them, such as ',"usage":null'."""
+        if not self._prefix:
+            head = _text({**self._head, "object": self.chunk_object})
+            self._prefix = f'data: {head[:-1]},"choices":['
         return f"{self._prefix}{','.join(choices)}]{more}}}\n\n"
 
     def opening(self, index: int) -> str | None:

@@ -15,9 +15,7 @@ from typing import TypeVar
 
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.records import Quarantine, Reward, Signal, Turn, identity
-from ostinato.core.seams import Log
-from ostinato.serve.calls.capture import Writes
-from ostinato.serve.metrics import Metrics
+from ostinato.serve.parts import Parts
 
 _REMEMBERED = 100_000  # turns
 _V = TypeVar("_V")
@@ -41,20 +39,14 @@ class Status(StrEnum):
 class Intake:
     """Takes signals in.
 
-    Args:
-        log: where they go.
-        writes: keeps writes alive when a sender leaves.
-        metrics: counts what became of them.
-        timeout_s: longest wait for the log.
-
     Example: ``statuses = await intake.take(parse_feedback(body, tenant="acme", now=now))``
     """
 
-    def __init__(self, log: Log, *, writes: Writes, metrics: Metrics, timeout_s: float) -> None:
-        self._log = log
-        self._writes = writes
-        self._metrics = metrics
-        self._timeout_s = timeout_s
+    def __init__(self, parts: Parts) -> None:
+        self._log = parts.log
+        self._writes = parts.writes
+        self._metrics = parts.metrics
+        self._timeout_s = parts.config.store_timeout_s
         self._tenants: OrderedDict[str, str] = OrderedDict()  # turn -> whose it is
         self._decided: OrderedDict[str, None] = OrderedDict()  # turns whose reward is known to be there
 
