@@ -186,5 +186,6 @@ def save(config: Config, path: Path) -> None:
 def _with_secrets(serve: ServeConfig) -> dict[str, Any]:
     plain = serve.model_dump(mode="json")
     plain["api_keys"] = [key.get_secret_value() for key in serve.api_keys]
+    plain["user_keys"] = [key.get_secret_value() for key in serve.user_keys]
     plain["admin_key"] = serve.admin_key.get_secret_value() if serve.admin_key else None
     return plain

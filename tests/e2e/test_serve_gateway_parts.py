@@ -23,10 +23,17 @@ async def test_a_conversation_across_a_restart_is_one_chain_of_ids(tmp_path):
             transport = httpx2.ASGITransport(app=app)
             async with (
                 app.router.lifespan_context(app),
-                httpx2.AsyncClient(transport=transport, base_url="http://x") as http,
+                httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
             ):
                 for seed in range(2):
-                    body = {"model": "m", "messages": talk, "max_tokens": 12, "seed": seed, "logprobs": True}
+                    body = {
+                        "model": "m",
+                        "messages": talk,
+                        "user": "u",
+                        "max_tokens": 12,
+                        "seed": seed,
+                        "logprobs": True,
+                    }
                     reply = await http.post("/v1/chat/completions", json=body)
                     assert reply.status_code == 200, reply.text
                     text = reply.json()["choices"][0]["message"]["content"]

@@ -70,11 +70,11 @@ async def test_sync_client(server):
 async def test_async_client_follows_up_with_the_answer_it_got(server):
     url, log, _ = server
     async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
-        first = await client.chat.completions.create(model="m", messages=ASK, logprobs=True)
+        first = await client.chat.completions.create(model="m", messages=ASK, logprobs=True, user="u")
         assert len(first.choices[0].logprobs.content) == 12
         # What applications do: put the client's own message object back into the list.
         talk = [*ASK, first.choices[0].message, {"role": "user", "content": "more"}]
-        stream = await client.chat.completions.create(model="m", messages=talk, stream=True)
+        stream = await client.chat.completions.create(model="m", messages=talk, stream=True, user="u")
         assert "".join([e.choices[0].delta.content or "" async for e in stream]) == "hello world"
         prefilled = await client.chat.completions.create(
             model="m",

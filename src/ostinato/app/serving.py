@@ -36,13 +36,13 @@ async def open_serving(run: Run, model: Path) -> Serving:
     renderer, contract = HFRenderer(model), engine_contract(config)
     await stamp(run.log, contract)
     engine = TorchEngine(build(model, compute_dtype(config.model)), renderer, config.engine, contract=contract)
-    settings = config.serve.model_copy(update={"admin_key": SecretStr(run.home.admin_key())})
     gateway = create_app(
         engine=engine,
         renderer=renderer,
         log=run.log,
-        config=settings,
+        config=config.serve,
         clock=wall_clock,
         model_name=config.model.served_as,
+        admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
     )
     return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))

@@ -63,9 +63,11 @@ def demo(
 @app.command
 def serve(common: Common | None = None) -> None:
     """Run the gateway and the embedded engine (a worker of `up`)."""
+    import uvloop
+
     from ostinato.launch.workers.serve import serve as run
 
-    run_to_end(run((common or Common()).load()))
+    run_to_end(run((common or Common()).load()), uvloop.new_event_loop)
 
 
 @app.command

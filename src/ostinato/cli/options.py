@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +31,9 @@ class Common:
         return load(self.config, (*more, *self.overrides))
 
 
-def run_to_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run a command's coroutine."""
-    asyncio.run(work)
+def run_to_end(
+    work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> None:
+    """Run a command's coroutine, on asyncio's own loop or one that `loop_factory` makes."""
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(work)

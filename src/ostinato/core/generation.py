@@ -9,13 +9,20 @@ from ostinato.core.records import Finish, PolicyVersion, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...)."""
+    """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...).
+
+    What an engine computed of one request's prompt may serve another request only if both have the same `cache_salt`: how long
+    a prompt takes then says nothing about the prompts of others.
+
+    Example: ``Generate(id="r1", slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), cache_salt="acme")``
+    """
 
     id: str
     slot: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     n: int = 1
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

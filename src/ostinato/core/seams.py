@@ -193,6 +193,10 @@ class Renderer(Protocol):
         """Text of ids, control tokens left out."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for, which may be a part of a character only; b"" for a control token."""
+        ...
+
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end an assistant's turn."""
         ...

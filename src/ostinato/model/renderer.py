@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.model.token_bytes import TokenBytes
 
 ROLES = ("system", "user", "assistant", "tool")
 # Unicode noncharacters: never part of interchanged text, so nothing is lost when they are dropped from a message.
@@ -47,6 +48,7 @@ class HFRenderer:
         core.no_padding()
         self.vocab_size, self.context = int(config.vocab_size), int(config.max_position_embeddings)
         self._library, self._core = library, core
+        self._bytes = TokenBytes(core)
         self._control = _control_tokens(core)
         self._plain = _without(core, set(self._control))
         self._control_ids = frozenset(self._control.values())
@@ -91,6 +93,9 @@ class HFRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._core.decode(list(ids), skip_special_tokens=True)
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token in self._control_ids else self._bytes.of(token)
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids

@@ -1,4 +1,4 @@
-"""Which release a user is served: a stable hash of the user against the configured shares. Pure arithmetic."""
+"""Which release a user is served: a stable hash of tenant and user against the configured shares. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Assignment:
 class Arms:
     """Deals users to arms.
 
-    A user's place u in [0, 1) is the hash of salt and name. Control takes u below its share, canary takes u from the top, live
-    has what is between: changing one share moves only the users whose arm must change.
+    A user's place u in [0, 1) is the hash of salt, tenant and name. Control takes u below its share, canary takes u from the top,
+    live has what is between: changing one share moves only the users whose arm must change.
 
     Raises:
         BadConfig: the shares exceed 1 together.
@@ -40,22 +40,24 @@ class Arms:
             )
         self._control = control
         self._canary = canary
-        self._salt = salt
+        self._key = blake2b(salt.encode(), digest_size=32).digest()
 
-    def assign(self, user: str, loaded: Collection[str]) -> Assignment:
-        """The arm of a user, given the slots that are loaded: an arm without weights gives its share to live."""
+    def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
+        """The arm of a tenant's user, given the slots that are loaded: an arm without weights gives its share to live."""
         if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0
         canary = self._canary if Arm.CANARY in loaded else 0.0
-        place = _place(self._salt, user)
+        if not control and not canary:
+            return Assignment(arm=Arm.LIVE, propensity=1.0)
+        place = self._place(tenant, user)
         if place < control:
             return Assignment(arm=Arm.CONTROL, propensity=control)
         if place >= 1.0 - canary:
             return Assignment(arm=Arm.CANARY, propensity=canary)
         return Assignment(arm=Arm.LIVE, propensity=1.0 - control - canary)
 
-
-def _place(salt: str, user: str) -> float:
-    digest = blake2b(user.encode(), key=blake2b(salt.encode(), digest_size=32).digest(), digest_size=7).digest()
-    return (int.from_bytes(digest, "big") >> 3) / 2.0**53  # 53 bits: exact in a float, so never 1.0
+    def _place(self, tenant: str, user: str) -> float:
+        name = tenant.encode()
+        digest = blake2b(len(name).to_bytes(4, "big") + name + user.encode(), key=self._key, digest_size=7).digest()
+        return (int.from_bytes(digest, "big") >> 3) / 2.0**53  # 53 bits: exact in a float, so never 1.0

@@ -1,13 +1,16 @@
-"""Who may call: API keys, the admin key, and the rule that a server without keys stays on this machine.
+"""Who may call: API keys, admin keys, signatures of users, and the rule that a server without keys stays on this machine.
 
-Keys are compared in constant time and never appear in messages, logs or metrics.
+Secrets are compared in constant time and never appear in messages, logs or metrics.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
+import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,56 +21,103 @@ from ostinato.core.errors import BadConfig, Unauthorized
 MIN_KEY_CHARS = 16
 DEFAULT_TENANT = "default"
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_SIGNATURE = re.compile(r"(\d{1,12})\.([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who sent a request. `admin` may name a weight slot."""
+    """Who sent a request. `admin` may name a weight slot and sees all metrics.
+
+    Example: ``Principal(tenant="acme", admin=False)``
+    """
 
     tenant: str = DEFAULT_TENANT
     admin: bool = False
 
 
 class Keyring:
-    """The configured keys.
+    """The configured keys. A key is found by a digest that only this process can compute, however many keys there are.
 
     Args:
         api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
-        admin_key: the operator's key, or None.
+        admin_keys: the operator's keys.
 
     Raises:
         BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.
     """
 
-    def __init__(self, api_keys: Sequence[SecretStr] = (), admin_key: SecretStr | None = None) -> None:
-        self._tenants: list[tuple[bytes, str]] = []
+    def __init__(self, api_keys: Sequence[SecretStr] = (), admin_keys: Sequence[SecretStr] = ()) -> None:
+        self._mask = secrets.token_bytes(32)
+        self._tenants: dict[bytes, str] = {}
         for number, entry in enumerate(api_keys):
             key, tenant = _split(entry.get_secret_value(), f"serve.api_keys[{number}]")
-            if any(key == known for known, _ in self._tenants):
+            digest = self._digest(key)
+            if digest in self._tenants:
                 raise BadConfig(f"serve.api_keys[{number}] repeats an earlier key; give each client its own.")
-            self._tenants.append((key, tenant))
-        self._admin = None
-        if admin_key is not None:
-            self._admin = _strong(admin_key.get_secret_value(), "serve.admin_key")
-            if any(self._admin == key for key, _ in self._tenants):
-                raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
+            self._tenants[digest] = tenant
+        self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
+        if self._admins & self._tenants.keys():
+            raise BadConfig("serve.admin_key is also an API key; clients would be operators. Choose another.")
 
     @property
     def open(self) -> bool:
         """True if no key is asked for."""
         return not self._tenants
 
-    def identify(self, headers: Mapping[str, str]) -> Principal:
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Every tenant that a request can belong to. An admin's own calls are the default tenant's."""
+        return frozenset({*self._tenants.values(), DEFAULT_TENANT})
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> Principal:
         """The sender of a request with these headers (lower-case names). Raises Unauthorized."""
-        presented = [value.encode() for value in _presented(headers)]
-        admin = self._admin is not None and _among(presented, self._admin)
-        tenant = None
-        for key, name in self._tenants:  # no early exit: the time must not tell which key came close
-            if _among(presented, key):
-                tenant = name
+        digests = [self._digest(key) for key in _presented(headers)]
+        admin = any(digest in self._admins for digest in digests)
+        tenant = next((self._tenants[digest] for digest in digests if digest in self._tenants), None)
         if tenant is None and not admin and not self.open:
             raise Unauthorized("Missing or wrong API key; send 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         return Principal(tenant=tenant or DEFAULT_TENANT, admin=admin)
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
+
+
+class UserKeys:
+    """The secrets with which tenants sign who their users are.
+
+    A signature is ``<expires>.<hex>``: Unix seconds, and the HMAC-SHA256 of ``"<expires>.<user>"`` in UTF-8 under the secret.
+
+    Args:
+        entries: "secret" or "tenant:secret"; a tenant may have several, so that they can be changed.
+
+    Raises:
+        BadConfig: a secret is shorter than 16 characters or its tenant's name is malformed.
+    """
+
+    def __init__(self, entries: Sequence[SecretStr] = ()) -> None:
+        self._secrets: defaultdict[str, list[bytes]] = defaultdict(list)
+        for number, entry in enumerate(entries):
+            secret, tenant = _split(entry.get_secret_value(), f"serve.user_keys[{number}]")
+            self._secrets[tenant].append(secret)
+
+    def check(self, tenant: str, user: str, signature: str, now: float) -> None:
+        """Raise Unauthorized unless this tenant has signed this user, and the signature still holds."""
+        parts = _SIGNATURE.fullmatch(signature)
+        if parts is None:
+            raise Unauthorized(
+                "X-Ostinato-User-Signature is malformed; it is '<Unix seconds>.<64 hexadecimal digits>'."
+            )
+        expires, given = parts[1], parts[2].encode()
+        message = f"{expires}.{user}".encode()
+        found = False
+        for secret in self._secrets.get(tenant, []):  # no early exit: the time must not tell which secret it was
+            found |= hmac.compare_digest(hmac.new(secret, message, hashlib.sha256).hexdigest().encode(), given)
+        if not found:
+            raise Unauthorized(
+                "X-Ostinato-User-Signature does not fit this user; sign the same name with serve.user_keys."
+            )
+        if now > float(expires):
+            raise Unauthorized("X-Ostinato-User-Signature has expired; sign the user anew.")
 
 
 def check_bind(host: str, api_keys: Sequence[object]) -> None:
@@ -75,7 +125,7 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
 
     Example: ``check_bind("0.0.0.0", [])`` raises; ``check_bind("127.0.0.1", [])`` does not.
     """
-    if api_keys or _is_loopback(host):
+    if api_keys or is_loopback(host):
         return
     raise BadConfig(
         f"serve.host is {host!r} but serve.api_keys is empty: anyone who can reach it could use and teach the model. "
@@ -83,8 +133,12 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
+def is_loopback(host: str) -> bool:
+    """True for a name or address (IPv6 in brackets or not) that only this machine answers to.
+
+    Example: ``is_loopback("[::1]") and is_loopback("localhost") and not is_loopback("localhost.example.org")``
+    """
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
@@ -107,14 +161,7 @@ def _strong(key: str, where: str) -> bytes:
     return key.encode()
 
 
-def _presented(headers: Mapping[str, str]) -> list[str]:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return [key for key in (bearer, headers.get("x-api-key", ""), headers.get("x-ostinato-key", "")) if key]
-
-
-def _among(presented: Sequence[bytes], key: bytes) -> bool:
-    found = False
-    for candidate in presented:
-        found |= hmac.compare_digest(candidate, key)
-    return found
+def _presented(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    bearer = token.strip() if scheme.lower() == b"bearer" else b""
+    return [key for key in (bearer, headers.get(b"x-api-key"), headers.get(b"x-ostinato-key")) if key]

@@ -5,6 +5,26 @@ from __future__ import annotations
 from pydantic import BaseModel, Field, SecretStr
 
 
+class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
+    """What one tenant may use of the gateway.
+
+    Example: ``QuotaConfig(calls_per_s=20.0, open_samples=64)``
+    """
+
+    calls_per_s: float = Field(default=5_000.0, gt=0, description="Model calls a second; beyond it 429.")
+    burst: float = Field(default=10_000.0, ge=1, description="Model calls that may come at once after a pause.")
+    open_samples: int = Field(
+        default=512, ge=1, description="Samples (calls times n) in progress at once; beyond it 429."
+    )
+    max_n: int = Field(default=128, ge=1, le=128, description="Samples of one call; beyond it 400.")
+    tokens_per_minute: int = Field(
+        default=0,
+        ge=0,
+        description="Tokens of prompts and answers a minute, a call's budget counted until it ends; 0: any.",
+    )
+    events_per_s: float = Field(default=5_000.0, gt=0, description="Feedback events a second; beyond it 429.")
+
+
 class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     """How the gateway admits, times and assigns requests.
 
@@ -15,26 +35,59 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         default=(),
         description="Keys that clients may use, each 'key' or 'tenant:key'. Empty: no authentication, loopback only.",
     )
+    user_keys: tuple[SecretStr, ...] = Field(
+        default=(), description="Secrets with which a tenant signs who its users are, each 'secret' or 'tenant:secret'."
+    )
     admin_key: SecretStr | None = Field(
-        default=None, description="Key of the evaluation runner and the operator; lets a request name its weight slot."
+        default=None, description="The operator's key: lets a request name its weight slot, and reads all metrics."
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Names beside loopback's by which a server without keys may be reached and embedded; '*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
     canary_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the canary arm.")
     arm_salt: str = Field(default="ostinato", description="Changing it deals all users to the arms anew.")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024, description="Longest request body; beyond it 413.")
     max_depth: int = Field(default=64, ge=4, le=500, description="Deepest nesting of a JSON body.")
-    max_inflight: int = Field(default=512, ge=1, description="Model calls served at once; beyond it 503.")
+    max_values: int = Field(default=100_000, ge=1_000, description="Most values in a JSON body; beyond it 413.")
+    max_inflight: int = Field(
+        default=512,
+        ge=1,
+        description="Samples in progress at once, all tenants together; beyond it 503. Half is kept for tenants in equal shares.",
+    )
+    quota: QuotaConfig = Field(default_factory=QuotaConfig, description="What each tenant may use.")
+    tenant_quotas: dict[str, QuotaConfig] = Field(
+        default_factory=dict[str, QuotaConfig], description="What particular tenants may use instead, by tenant."
+    )
     default_max_tokens: int = Field(default=512, ge=1, description="Token budget of a call that names none.")
+    max_chars_per_token: int = Field(
+        default=32, ge=4, description="Text longer than this times the context is refused without being tokenised."
+    )
     body_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a request body, in seconds.")
+    loading_wait_s: float = Field(
+        default=20.0, ge=0, description="How long a call waits while the first weights load, in seconds; then 503."
+    )
     chunk_timeout_s: float = Field(
         default=120.0, gt=0, description="Longest wait for the engine's next token, in seconds."
     )
     send_timeout_s: float = Field(
-        default=30.0, gt=0, description="Longest wait for a client to take the next piece of a stream, in seconds."
+        default=30.0, gt=0, description="Longest wait for a client to take the next piece of an answer, in seconds."
+    )
+    store_timeout_s: float = Field(
+        default=15.0, gt=0, description="Longest wait for the log to confirm a write, in seconds; then 503."
+    )
+    heartbeat_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="A stream without news for so many seconds sends a comment, so that nobody hangs up.",
     )
     session_tokens: int = Field(
         default=4_000_000, ge=0, description="Tokens of past turns kept in memory so that follow-ups reuse their ids."
     )
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
+    )
+    repeat_keys: int = Field(
+        default=100_000, ge=0, description="Idempotency keys remembered to tell another body under the same key."
     )

@@ -1,34 +1,38 @@
-"""The gateway's numbers for Prometheus, in a registry of their own. Labels never hold keys, users or text; their count is bounded."""
+"""The gateway's numbers for Prometheus, in a registry of their own. Labels never hold keys, users or text; their count is bounded.
+
+What is counted by tenant can be read by that tenant; everything else, such as how often prompts were found in a cache, only by an
+operator, because it would tell tenants about each other.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ostinato.core.records import Signal, Turn
+from ostinato.core.records import Turn
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Swap
 
-_MAX_NAMES = 64  # distinct signal names shown; the rest is counted as "other"
+_MAX_NAMES = 32  # distinct signal names shown of each tenant; the rest is counted as "other"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics:
-    """Counts what the gateway does. Implements `capture.Observer`.
+    """Counts what the gateway does. Implements `capture.TurnObserver`.
 
     Args:
         engine: its `stats()` are read at each scrape as `ostinato_engine_<name>`; None for a gateway's counts alone.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
-        self.registry = CollectorRegistry()
-        registry = self.registry
-        self._names: set[str] = set()
-        self._requests = Counter(
-            "ostinato_requests", "HTTP requests by route and status.", ["route", "status"], registry=registry
+        self.registry = registry = CollectorRegistry()
+        self._names: defaultdict[str, set[str]] = defaultdict(set)
+        self._requests = _Labelled(
+            Counter("ostinato_requests", "HTTP requests by route and status.", ["route", "status"], registry=registry)
         )
         self._inflight = Gauge("ostinato_inflight", "Model calls being served.", registry=registry)
         self._first = Histogram(
@@ -37,14 +41,20 @@ class Metrics:
         self._duration = Histogram(
             "ostinato_turn_seconds", "First to last moment of a turn.", buckets=_SECONDS, registry=registry
         )
-        self._prompt = Counter("ostinato_prompt_tokens", "Prompt tokens of stored turns.", registry=registry)
-        self._sampled = Counter("ostinato_sampled_tokens", "Sampled tokens of stored turns.", registry=registry)
-        self._turns = Counter("ostinato_turns", "Stored turns by arm and finish.", ["arm", "finish"], registry=registry)
-        self._reused = Counter(
-            "ostinato_continued_turns", "Stored turns whose prompt continues another turn's ids.", registry=registry
+        self._prompt = _tenants("prompt_tokens", "Prompt tokens of stored turns.", registry)
+        self._sampled = _tenants("sampled_tokens", "Sampled tokens of stored turns.", registry)
+        self._turns = _tenants("turns", "Stored turns by arm and finish.", registry, "arm", "finish")
+        self._reused = _tenants("continued_turns", "Stored turns whose prompt continues another turn's ids.", registry)
+        self._delivered = _tenants("delivered_turns", "Turns whose whole answer was handed over.", registry)
+        self._refused = _tenants("refusals", "Calls refused by a quota or a bound, by reason.", registry, "reason")
+        self._feedback = _tenants("feedback", "Feedback events by status.", registry, "status")
+        self._named = _tenants("feedback_signals", "Accepted signals by name.", registry, "name")
+        self._foreign = _Labelled(
+            Counter("ostinato_feedback_foreign", "Events about another tenant's turn.", ["sender"], registry=registry)
         )
-        self._feedback = Counter("ostinato_feedback", "Accepted signals by name.", ["name"], registry=registry)
-        self._store_errors = Counter("ostinato_store_errors", "Writes that the log refused.", registry=registry)
+        self._store_errors = Counter(
+            "ostinato_store_errors", "Writes that the log refused or did not confirm in time.", registry=registry
+        )
         self._pause = Histogram(
             "ostinato_swap_pause_seconds", "Pause of a hot swap.", ["slot"], buckets=_SECONDS, registry=registry
         )
@@ -53,7 +63,7 @@ class Metrics:
 
     def answered(self, route: str, status: int) -> None:
         """A request ended. `route` is the path's pattern; status 499 stands for a client that left."""
-        self._requests.labels(route, str(status)).inc()
+        self._requests.inc(route, str(status))
 
     def calls(self, change: int) -> None:
         """A model call began (+1) or ended (-1)."""
@@ -65,31 +75,77 @@ class Metrics:
 
     def turn(self, turn: Turn) -> None:
         """A turn is in the log."""
-        self._turns.labels(str(turn.arm), str(turn.finish)).inc()
-        self._prompt.inc(len(turn.prompt_ids))
-        self._sampled.inc(len(turn.sampled_ids))
+        self._turns.inc(turn.tenant, turn.arm.value, turn.finish.value)
+        self._prompt.inc(turn.tenant, by=len(turn.prompt_ids))
+        self._sampled.inc(turn.tenant, by=len(turn.sampled_ids))
         self._duration.observe(max(0.0, turn.ended_at - turn.started_at))
         if turn.parent is not None:
-            self._reused.inc()
+            self._reused.inc(turn.tenant)
+
+    def delivered(self, tenant: str, turns: int) -> None:
+        """Turns were handed over."""
+        self._delivered.inc(tenant, by=turns)
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """A call was refused before it began."""
+        self._refused.inc(tenant, reason)
 
     def store_error(self) -> None:
         """The log refused a write."""
         self._store_errors.inc()
 
-    def feedback(self, signals: Iterable[Signal]) -> None:
-        """Signals were accepted."""
-        for signal in signals:
-            if len(self._names) < _MAX_NAMES:
-                self._names.add(signal.name)
-            self._feedback.labels(signal.name if signal.name in self._names else "other").inc()
+    def event(self, tenant: str, name: str, status: str, *, foreign: bool) -> None:
+        """A feedback event was answered. That it was about a foreign turn is nothing that its sender may see."""
+        self._feedback.inc(tenant, status)
+        if foreign:
+            self._foreign.inc(tenant)
+        names = self._names[tenant]
+        if len(names) < _MAX_NAMES:
+            names.add(name)
+        self._named.inc(tenant, name if name in names else "other")
 
     def swapped(self, swap: Swap) -> None:
         """A slot's weights were exchanged."""
         self._pause.labels(swap.slot).observe(swap.pause_s)
 
-    def page(self) -> bytes:
-        """All numbers in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def page(self, tenant: str | None = None) -> bytes:
+        """All numbers in Prometheus' text format, or only those of one tenant."""
+        return generate_latest(self.registry if tenant is None else _OneTenant(self.registry, tenant))
+
+
+class _Labelled:
+    """A counter that keeps its children: looking one up by labels costs more than counting."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._children: dict[tuple[str, ...], Counter] = {}
+
+    def inc(self, *labels: str, by: float = 1) -> None:
+        child = self._children.get(labels)
+        if child is None:
+            child = self._children[labels] = self._counter.labels(*labels)
+        child.inc(by)
+
+
+def _tenants(name: str, description: str, registry: CollectorRegistry, *labels: str) -> _Labelled:
+    return _Labelled(Counter(f"ostinato_{name}", description, ["tenant", *labels], registry=registry))
+
+
+class _OneTenant(CollectorRegistry):
+    """What a registry holds about one tenant."""
+
+    def __init__(self, registry: CollectorRegistry, tenant: str) -> None:
+        super().__init__()
+        self._registry = registry
+        self._tenant = tenant
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            own = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
+            if own:
+                found = Metric(family.name, family.documentation, family.type)
+                found.samples = own
+                yield found
 
 
 class _EngineStats(Collector):

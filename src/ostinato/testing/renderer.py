@@ -40,6 +40,11 @@ class ByteRenderer:
         text = bytes(token for token in ids if token < STOP_ID and token not in _ROLES.values())
         return text.replace(bytes([MERGED]), _PAIR).decode(errors="replace")
 
+    def token_bytes(self, token: int) -> bytes:
+        if token == MERGED:
+            return _PAIR
+        return bytes([token]) if token < STOP_ID and token not in _ROLES.values() else b""
+
     def stop_ids(self) -> frozenset[int]:
         return frozenset({STOP_ID})
 

@@ -64,7 +64,8 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
 
 
 def test_saved_and_loaded_is_the_same_and_private(tmp_path):
-    config = load(None, ["serve.api_keys=['acme:sk-0123456789abcdef']", "learn.batch=7"])
+    secrets = ["serve.api_keys=['acme:sk-0123456789abcdef']", "serve.user_keys=['acme:secret-0123456789']"]
+    config = load(None, [*secrets, "serve.admin_key=admin-0123456789", "learn.batch=7"])
     save(config, tmp_path / "config.json")
     assert load(tmp_path / "config.json") == config
     assert stat.S_IMODE((tmp_path / "config.json").stat().st_mode) == 0o600

@@ -1,88 +1,17 @@
 import asyncio
 import json
 import time
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import httpx2
 import pytest
+from gateway_world import ADMIN, ASK, V0, V1, events, eventually, world
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Finish, PolicyVersion
-from ostinato.serve.config import ServeConfig
-from ostinato.serve.gateway import create_app
+from ostinato.core.records import Arm, Finish
 from ostinato.testing.engine import CONTRACT, STOP_ID, FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
-from ostinato.testing.serving import serving
-
-ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-V0, V1 = PolicyVersion(number=0, hash="fake0"), PolicyVersion(number=1, hash="fake1")
-ADMIN = "admin-0123456789abcdef"
-
-
-class World:
-    def __init__(self, engine, log, config, renderer):
-        self.engine, self.log = engine, log
-        self.app = create_app(
-            engine=engine, renderer=renderer, log=log, config=config, clock=lambda: 1000.0, model_name="m"
-        )
-
-    async def post(self, path, body=None, *, data=None, headers=None):
-        data = json.dumps(body).encode() if data is None else data
-        reply = await self.http.post(
-            path, content=data, headers={"content-type": "application/json", **(headers or {})}
-        )
-        is_json = reply.headers["content-type"] == "application/json"
-        return reply.status_code, reply.headers, json.loads(reply.content) if is_json else reply.content
-
-    async def chat(self, headers=None, **fields):
-        return await self.post("/v1/chat/completions", {**ASK, **fields}, headers=headers)
-
-    async def get(self, path, headers=None):
-        reply = await self.http.get(path, headers=headers)
-        return reply.status_code, reply.text
-
-    async def connect(self, body):
-        """A raw connection that has sent a chat request."""
-        host, port = self.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-        data = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-        writer.write(head.encode() + b"\r\n\r\n" + data)
-        await writer.drain()
-        return reader, writer
-
-
-@asynccontextmanager
-async def world(script="hello", *, engine=None, log=None, renderer=None, real=False, **config):
-    """A gateway and a client: in memory, or with `real` over a socket."""
-    engine = engine or FakeEngine(lambda request: script)
-    w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer())
-    if real:
-        async with serving(w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
-            w.url, w.http = url, http
-            yield w
-    else:
-        transport = httpx2.ASGITransport(app=w.app, raise_app_exceptions=True)
-        async with (
-            w.app.router.lifespan_context(w.app),
-            httpx2.AsyncClient(transport=transport, base_url="http://x") as http,
-        ):
-            w.http = http
-            yield w
-
-
-def events(raw):
-    lines = [line.removeprefix(b"data: ") for line in raw.split(b"\n\n") if line]
-    return [line if line == b"[DONE]" else json.loads(line) for line in lines]
-
-
-async def eventually(condition, timeout_s=2.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # what is waited for has no event
-            await asyncio.sleep(0.005)
 
 
 class Routed(FakeEngine):
@@ -125,7 +54,12 @@ async def test_a_chat_answer_names_its_turn_policy_weights_and_arm():
         assert (headers["x-ostinato-policy"], headers["x-ostinato-weights"]) == ("0", "fake0")
         assert headers["x-ostinato-arm"] == "live"
         assert headers["x-ostinato-numerics"] == turn.numerics == CONTRACT.id
-        assert body["ostinato"] == {"turns": [turn.id], "arm": "live", "spans": [[0, "fake0", 6]]}
+        assert body["ostinato"] == {
+            "turns": [turn.id],
+            "episode": turn.episode,
+            "arm": "live",
+            "spans": [[0, "fake0", 6]],
+        }
         assert body["usage"] == {
             "prompt_tokens": len(turn.prompt_ids),
             "completion_tokens": 6,
@@ -233,11 +167,11 @@ async def test_a_prefilled_assistant_message_is_continued():
     async with world() as w:
         messages = [{"role": "user", "content": "write f"}, {"role": "assistant", "content": "def f():"}]
         extra = {"continue_final_message": True, "add_generation_prompt": False}
-        status, _, body = await w.chat(messages=messages, **extra)
+        status, _, body = await w.chat(messages=messages, user="u", **extra)
         assert status == 200
         assert w.log.turns()[0].prompt_ids[-8:] == tuple(b"def f():")
         whole = [messages[0], {"role": "assistant", "content": "def f():hello"}, {"role": "user", "content": "more"}]
-        await w.chat(messages=whole)
+        await w.chat(messages=whole, user="u")
         first, second = w.log.turns()
         assert second.parent == first.id
         status, _, body = await w.chat(messages=messages, continue_final_message=True)
@@ -246,9 +180,9 @@ async def test_a_prefilled_assistant_message_is_continued():
 
 async def test_a_follow_up_reuses_the_sampled_ids():
     async with world() as w:
-        await w.chat(headers={"x-ostinato-episode": "e7"})
+        await w.chat(headers={"x-ostinato-episode": "e7"}, user="u")
         talk = [*ASK["messages"], {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
-        await w.chat(messages=talk)
+        await w.chat(messages=talk, user="u")
         first, second = w.log.turns()
         known = first.prompt_ids + first.sampled_ids
         assert second.prompt_ids[: len(known)] == known
@@ -259,10 +193,10 @@ async def test_a_follow_up_reuses_the_sampled_ids():
 async def test_sessions_survive_a_restart():
     log = MemoryLog()
     async with world(log=log) as w:
-        await w.chat()
+        await w.chat(user="u")
     async with world(log=log) as w:
         talk = [*ASK["messages"], {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
-        await w.chat(messages=talk)
+        await w.chat(messages=talk, user="u")
         first, second = log.turns()
         assert second.parent == first.id
 
@@ -466,12 +400,9 @@ async def test_models_and_health_and_metrics():
         assert (status, json.loads(text)["slots"]) == (200, {"live": {"number": 0, "hash": "fake0"}})
         await w.chat()
         page = (await w.get("/metrics"))[1]
-        assert 'ostinato_turns_total{arm="live",finish="stop"} 1.0' in page
+        assert 'ostinato_turns_total{arm="live",finish="stop",tenant="default"} 1.0' in page
         assert 'ostinato_requests_total{route="/v1/chat/completions",status="200"} 1.0' in page
         assert "ostinato_engine_tokens 6.0" in page
-    async with world(engine=FakeEngine(slots={})) as w:
-        assert (await w.get("/health"))[0] == 503
-        assert (await w.chat())[0] == 503
 
 
 async def test_at_most_so_many_calls_at_once():
@@ -505,6 +436,16 @@ async def test_a_slot_needs_the_admin_key():
         assert (await w.chat(headers={"x-ostinato-slot": "nope", "x-ostinato-key": ADMIN}))[0] == 404
 
 
+async def test_the_operators_key_and_the_runs_own_both_name_a_slot():
+    engine = FakeEngine(slots={"live": V0, "candidate": V1})
+    async with world(engine=engine, admin_key=ADMIN, admin_keys=["the-runs-own-0123456789"]) as w:
+        for key in (ADMIN, "the-runs-own-0123456789"):
+            headers = {"x-ostinato-slot": "candidate", "x-ostinato-key": key}
+            assert (await w.chat(headers=headers))[0] == 200
+        headers = {"x-ostinato-slot": "candidate", "x-ostinato-key": "none-of-both-0123456789"}
+        assert (await w.chat(headers=headers))[0] == 401
+
+
 async def test_keys_guard_everything_but_health():
     key = "acme:sk-0123456789abcdef"
     async with world(api_keys=(key,)) as w:
@@ -518,18 +459,3 @@ async def test_keys_guard_everything_but_health():
         assert (await w.chat(headers=good))[0] == 200
         assert w.log.turns()[0].tenant == "acme"
         assert (await w.get("/metrics", headers=good))[0] == 200
-
-
-async def test_feedback_is_durable_idempotent_and_named():
-    async with world() as w:
-        event = {"id": "s1", "target": "chatcmpl-x", "name": "accepted", "value": True, "source": "human"}
-        status, _, body = await w.post("/v1/feedback", event)
-        assert (status, body) == (202, {"id": "s1", "status": "accepted"})
-        assert (await w.post("/v1/feedback", event))[0] == 202
-        (signal,) = w.log.signals()
-        assert (signal.turn, signal.value, signal.received_at) == ("chatcmpl-x:0", 1.0, 1000.0)
-        status, _, body = await w.post("/v1/feedback", [event | {"id": "s2"}, event | {"id": "s3", "value": "x"}])
-        assert (status, body["error"]["param"]) == (400, "[1].value")
-        assert len(w.log.signals()) == 1
-        w.log.full = True
-        assert (await w.post("/v1/feedback", event | {"id": "s4"}))[0] == 507

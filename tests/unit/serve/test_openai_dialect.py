@@ -1,10 +1,11 @@
+import json
 import tracemalloc
 
 import pytest
 
 from ostinato.core.errors import BadRequest, TooLarge
-from ostinato.serve.body import parse_json, read_json
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
+from ostinato.serve.wire.body import parse_json, read_json
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -29,7 +30,8 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         ({"stop": ""}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"seed": 2**63}, "seed"),
-        ({"user": ""}, "user"),
+        ({"user": "x" * 513}, "user"),
+        ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
         ({"stream_options": {"x": 1}}, "stream_options.x"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
@@ -112,11 +114,58 @@ def test_sampling_has_openais_defaults():
 
 
 def test_nesting_is_counted_outside_of_strings_only():
-    assert parse_json(b'{"a": "' + b"[" * 500 + b'\\"[[["}', depth=10) == {"a": "[" * 500 + '"[[['}
-    assert parse_json(b"[[[[1],[1],[1]]]]", depth=4) == [[[[1], [1], [1]]]]
+    assert parse_json(b'{"a": "' + b"[" * 500 + b'\\"[[["}', depth=10, values=1_000) == {"a": "[" * 500 + '"[[['}
+    assert parse_json(b"[[[[1],[1],[1]]]]", depth=4, values=1_000) == [[[[1], [1], [1]]]]
     for deep in (b"[" * 11 + b"]" * 11, b'["[[", ' + b"[" * 10 + b"]" * 11, b'{"a":' * 11 + b"1" + b"}" * 11):
         with pytest.raises(BadRequest, match="deeper"):
-            parse_json(deep, depth=10)
+            parse_json(deep, depth=10, values=1_000)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" + b"[]," * 699_000 + b"[]]", b'["",' + b'"a",' * 500_000 + b'"\\""]', b"[" + b"1," * 101_000 + b"1]"]
+)
+def test_a_crowded_body_is_refused_before_it_is_built(body):
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match="100000 values"):
+        parse_json(body, depth=64, values=100_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * len(body)  # a few numbers for each byte while it is looked at
+
+
+def test_values_are_counted_outside_of_strings_only():
+    crowded = ",[{" * 40_000
+    assert parse_json(b'{"a": "' + crowded.encode() + b'"}', depth=4, values=10) == {"a": crowded}
+    escaped = "\\" * 3 + '",[' * 1000
+    assert parse_json(json.dumps([escaped] * 3).encode(), depth=4, values=4) == [escaped] * 3
+    with pytest.raises(TooLarge):
+        parse_json(b"[1,2,3]", depth=4, values=3)
+
+
+def test_very_long_numbers_are_refused_without_being_read():
+    body = b"[" + b"9" * 4000 + b"]"
+    assert parse_json(body, depth=4, values=10) == [int("9" * 4000)]
+    with pytest.raises(BadRequest, match="digits"):
+        parse_json(b"[" + b",".join([b"9" * 4000] * 100) + b"]", depth=4, values=1000)
+
+
+def test_prompts_come_alone_or_in_a_list_of_one():
+    def prompt(value):
+        return parse_completion({"model": "m", "prompt": value}).prompt
+
+    assert [prompt(each) for each in ("x", ["x"], [1, 2], [[1, 2]])] == ["x", "x", [1, 2], [1, 2]]
+    for bad in ([], ["a", "b"], [[1], [2]], [1, "a"], [True], None, {}, [None], [[[1]]]):
+        with pytest.raises(BadRequest) as caught:
+            prompt(bad)
+        assert caught.value.field.startswith("prompt")
+
+
+def test_a_name_is_taken_and_nobody_is_nobody():
+    named = parse_chat(ASK | {"messages": [{"role": "user", "content": "hi", "name": "ann"}], "user": ""})
+    assert named.messages == [{"role": "user", "content": "hi"}]
+    assert (named.asker, parse_chat(ASK | {"safety_identifier": "s"}).asker) == (None, "s")
+    with pytest.raises(BadRequest, match="only the sampled token"):
+        parse_chat(ASK | {"top_logprobs": 2})
 
 
 async def test_a_refused_body_is_never_held():
@@ -129,9 +178,9 @@ async def test_a_refused_body_is_never_held():
             yield b" " * 1_000_000
 
     tracemalloc.start()
-    head = {"content-type": "application/json"}
+    head = {b"content-type": b"application/json"}
     with pytest.raises(TooLarge, match="2000000"):
-        await read_json(flood(), head, limit=2_000_000, depth=64, timeout_s=5)
+        await read_json(flood(), head, limit=2_000_000, depth=64, values=1_000, timeout_s=5)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8_000_000

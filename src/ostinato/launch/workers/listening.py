@@ -10,6 +10,8 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
+from ostinato.serve.wire.protocol import BoundedHttp
+
 
 class Server(uvicorn.Server):
     """uvicorn without its own signal handlers: the worker decides when to stop."""
@@ -39,7 +41,11 @@ async def listen(
     """Serve on a bound socket until told to stop. `say` gets the URL when the socket accepts."""
     host, port = listener.getsockname()[:2]
     settings = uvicorn.Config(
-        asgi, log_level="warning", lifespan="on" if lifespan else "off", timeout_graceful_shutdown=5
+        asgi,
+        http=BoundedHttp,
+        log_level="warning",
+        lifespan="on" if lifespan else "off",
+        timeout_graceful_shutdown=5,
     )
     server = Server(settings)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -20,6 +20,7 @@ MAX_STOPS = 16
 MAX_MESSAGES = 4096
 
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+_User = Annotated[str, StringConstraints(max_length=512)]  # "" is what some clients send for nobody
 _Body = TypeVar("_Body", bound=BaseModel)
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -57,10 +58,12 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
+_WHY_NOT = {"top_logprobs": "is not supported: only the sampled token's own log-probability is computed"}
 _MESSAGE_INERT: dict[str, tuple[Any, ...]] = dict.fromkeys(
-    ("annotations", "audio", "function_call", "name", "reasoning_content", "refusal", "tool_calls", "tool_call_id"),
+    ("annotations", "audio", "function_call", "reasoning_content", "refusal", "tool_calls", "tool_call_id"),
     (None, []),
 )
+_MESSAGE_FIELDS = ("role", "content", "name")  # templates render no name: it is taken, checked and left out
 _BRANCHES = ("str", "int", "float", "bool")  # pydantic names a union's branch in a path: no part of the body
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -86,7 +89,7 @@ class _Request(BaseModel):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: _Name | None = None
+    user: _User | None = None
 
     @field_validator("stop")
     @classmethod
@@ -100,6 +103,11 @@ class _Request(BaseModel):
     def budget(self) -> int | None:
         """The most tokens that the client wants."""
         return self.max_tokens
+
+    @property
+    def asker(self) -> str | None:
+        """Who asks, if the body says so."""
+        return self.user or None
 
     @property
     def wants_usage(self) -> bool:
@@ -124,13 +132,17 @@ class ChatRequest(_Request):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     logprobs: bool | None = None
-    safety_identifier: _Name | None = None
+    safety_identifier: _User | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
     @property
     def budget(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def asker(self) -> str | None:
+        return self.user or self.safety_identifier or None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -141,40 +153,43 @@ class ChatRequest(_Request):
 class CompletionRequest(_Request):
     """`POST /v1/completions`. A prompt is text or token ids."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[int]
     logprobs: int | None = Field(default=None, ge=0, le=1)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_prompt(cls, prompt: Any) -> Any:
+        """Takes the prompt out of a list of one."""
+        if isinstance(prompt, str):
+            return prompt
+        if not isinstance(prompt, list) or not prompt:
+            raise ValueError("takes text, token ids, or a list of one of these")
+        if isinstance(prompt[0], str | list) and len(prompt) > 1:
+            raise ValueError("holds several prompts; send one per request")
+        return prompt[0] if isinstance(prompt[0], str | list) else prompt
 
     @property
     def wants_logprobs(self) -> bool:
         """True if each token's log-probability is to be returned."""
         return self.logprobs is not None
 
-    def one_prompt(self) -> str | list[int]:
-        """The prompt, taken out of a list of one. Raises BadRequest."""
-        prompt = self.prompt
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            if len(prompt) > 1:
-                raise BadRequest("prompt holds several prompts; send one per request.", field="prompt")
-            return prompt[0]
-        return prompt  # pyright: ignore[reportReturnType]  # a str, or ints throughout: pydantic has checked the union
-
 
 def parse_chat(body: Any) -> ChatRequest:
     """A chat request with its messages in the form the renderer takes. Raises BadRequest naming the field."""
     request = _parse(ChatRequest, body)
+    request.messages[:] = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     last = len(request.messages) - 1
-    messages = [_message(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     if request.continue_final_message == request.add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt must differ: the model either goes on or starts anew.",
             field="continue_final_message",
         )
-    if request.continue_final_message and messages[last]["role"] != "assistant":
+    if request.continue_final_message and request.messages[last]["role"] != "assistant":
         raise BadRequest(
             f"continue_final_message needs an assistant's message at the end; messages[{last}] is not.",
             field=f"messages[{last}].role",
         )
-    return request.model_copy(update={"messages": messages})
+    return request
 
 
 def parse_completion(body: Any) -> CompletionRequest:
@@ -200,30 +215,35 @@ def _parse(model: type[_Body], body: Any) -> _Body:
     if not isinstance(body, dict):
         return validate(model, body)
     known: dict[str, Any] = {}
+    fields = model.model_fields
     for name, value in body.items():
-        if name in model.model_fields:
+        if name in fields:
             known[name] = value
         elif name in _INERT:
             _refuse_active(name, value, _INERT[name])
         elif name not in _HARMLESS:
-            raise _unknown(name, name, [*model.model_fields, *_INERT, *_HARMLESS])
+            raise _unknown(name, name, [*fields, *_INERT, *_HARMLESS])
     return validate(model, known)
 
 
 def _refuse_active(field: str, value: Any, inert: tuple[Any, ...]) -> None:
     if not any(value is harmless or (value == harmless and not isinstance(value, bool)) for harmless in inert):
-        raise BadRequest(f"{field} is not supported by this server; leave it out.", field=field)
+        why = _WHY_NOT.get(field, "is not supported by this server")
+        raise BadRequest(f"{field} {why}; leave it out.", field=field)
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     for name, value in message.items():
         if name in _MESSAGE_INERT:
             _refuse_active(f"{where}.{name}", value, _MESSAGE_INERT[name])
-        elif name not in ("role", "content"):
-            raise _unknown(name, f"{where}.{name}", ["role", "content", *_MESSAGE_INERT])
+        elif name not in _MESSAGE_FIELDS:
+            raise _unknown(name, f"{where}.{name}", [*_MESSAGE_FIELDS, *_MESSAGE_INERT])
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(_ROLES)}.", field=f"{where}.role")
+    name = message.get("name")
+    if name is not None and not (isinstance(name, str) and len(name) <= 256):
+        raise BadRequest(f"{where}.name must be text of at most 256 characters.", field=f"{where}.name")
     return {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
 from ostinato.core.records import Finish
+from ostinato.core.seams import Renderer
 
-DONE = b"data: [DONE]\n\n"
+DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
 
 Json = dict[str, Any]
+
+_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class Dialect(ABC):
@@ -27,35 +30,40 @@ class Dialect(ABC):
         id: the response's id.
         created: Unix seconds.
         model: the model's public name.
-        decode: token ids to text, for log-probabilities; None when they were not asked for.
+        renderer: tells the text of tokens, for log-probabilities; None when they were not asked for.
     """
 
     body_object: str
     chunk_object: str
 
-    def __init__(self, *, id: str, created: float, model: str, decode: Callable[[Sequence[int]], str] | None) -> None:
+    def __init__(self, *, id: str, created: float, model: str, renderer: Renderer | None) -> None:
         self._head: Json = {"id": id, "created": int(created), "model": model}
-        self._decode = decode
+        self._renderer = renderer
+        self._prefix = ""
 
-    def body(self, choices: list[Json], usage: Json, ostinato: Json) -> Json:
+    def body(self, choices: list[Json], usage: Json, ostinato: Json) -> bytes:
         """The whole answer at once."""
-        return {**self._head, "object": self.body_object, "choices": choices, "usage": usage, "ostinato": ostinato}
+        whole = {**self._head, "object": self.body_object, "choices": choices, "usage": usage, "ostinato": ostinato}
+        return json_bytes(whole)
 
-    def event(self, choices: list[Json], **more: Any) -> bytes:
-        """One event of a stream."""
-        return sse({**self._head, "object": self.chunk_object, "choices": choices, **more})
+    def event(self, choices: Sequence[str], more: str = "") -> str:
+        """One event of a stream: choices as JSON texts, and what follows them, such as ',"usage":null'."""
+        if not self._prefix:
+            head = _text({**self._head, "object": self.chunk_object})
+            self._prefix = f'data: {head[:-1]},"choices":['
+        return f"{self._prefix}{','.join(choices)}]{more}}}\n\n"
 
-    def opening(self, index: int) -> Json | None:
+    def opening(self, index: int) -> str | None:
         """What a stream says about a choice before its first token, if anything."""
         return None
 
     @abstractmethod
-    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Json:
-        """New text of a choice."""
+    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        """New text of a choice, as JSON."""
 
     @abstractmethod
-    def ending(self, index: int, finish: Finish) -> Json:
-        """The end of a choice."""
+    def ending(self, index: int, finish: Finish) -> str:
+        """The end of a choice, as JSON."""
 
     @abstractmethod
     def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
@@ -64,7 +72,7 @@ class Dialect(ABC):
     @property
     def reports_logprobs(self) -> bool:
         """True if an event must be sent for tokens that show no text yet."""
-        return self._decode is not None
+        return self._renderer is not None
 
 
 class Chat(Dialect):
@@ -73,15 +81,15 @@ class Chat(Dialect):
     body_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self, index: int) -> Json:
-        return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    def opening(self, index: int) -> str:
+        return f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}'
 
-    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Json:
-        logged = self._logprobs(ids, logprobs)
-        return {"index": index, "delta": {"content": text}, "logprobs": logged, "finish_reason": None}
+    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        logged = "null" if self._renderer is None else _text(self._logprobs(ids, logprobs))
+        return f'{{"index":{index},"delta":{{"content":{_text(text)}}},"logprobs":{logged},"finish_reason":null}}'
 
-    def ending(self, index: int, finish: Finish) -> Json:
-        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": str(finish)}
+    def ending(self, index: int, finish: Finish) -> str:
+        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{finish}"}}'
 
     def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
@@ -89,14 +97,14 @@ class Chat(Dialect):
         return {"index": index, "message": message, "logprobs": logged, "finish_reason": str(finish)}
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
-        if self._decode is None:
+        renderer = self._renderer
+        if renderer is None:
             return None
         content: list[Json] = []
         for token, logprob in zip(ids, logprobs, strict=True):
-            text = self._decode([token])
-            content.append(
-                {"token": text, "logprob": max(logprob, _FLOOR), "bytes": list(text.encode()), "top_logprobs": []}
-            )
+            raw = renderer.token_bytes(token)  # a part of a character has bytes but no text of its own
+            text = raw.decode(errors="replace")
+            content.append({"token": text, "logprob": max(logprob, _FLOOR), "bytes": list(raw), "top_logprobs": []})
         return {"content": content, "refusal": None}
 
 
@@ -106,28 +114,26 @@ class Completion(Dialect):
     body_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, *, id: str, created: float, model: str, decode: Callable[[Sequence[int]], str] | None) -> None:
-        super().__init__(id=id, created=created, model=model, decode=decode)
+    def __init__(self, *, id: str, created: float, model: str, renderer: Renderer | None) -> None:
+        super().__init__(id=id, created=created, model=model, renderer=renderer)
         self._offsets: defaultdict[int, int] = defaultdict(int)  # choice -> characters of its tokens so far
 
-    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Json:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": self._logprobs(index, ids, logprobs),
-            "finish_reason": None,
-        }
+    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        logged = _text(self._logprobs(index, ids, logprobs))
+        return f'{{"index":{index},"text":{_text(text)},"logprobs":{logged},"finish_reason":null}}'
 
-    def ending(self, index: int, finish: Finish) -> Json:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": str(finish)}
+    def ending(self, index: int, finish: Finish) -> str:
+        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{finish}"}}'
 
     def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
-        return {**self.delta(index, text, ids, logprobs), "finish_reason": str(finish)}
+        logged = self._logprobs(index, ids, logprobs)
+        return {"index": index, "text": text, "logprobs": logged, "finish_reason": str(finish)}
 
     def _logprobs(self, index: int, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
-        if self._decode is None:
+        renderer = self._renderer
+        if renderer is None:
             return None
-        tokens = [self._decode([token]) for token in ids]
+        tokens = [renderer.token_bytes(token).decode(errors="replace") for token in ids]
         offsets: list[int] = []
         for token in tokens:
             offsets.append(self._offsets[index])
@@ -156,12 +162,12 @@ def sse(value: Json) -> bytes:
 
 def json_bytes(value: Any) -> bytes:
     """Compact JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _text(value).encode()
 
 
 def error_body(error: OstinatoError) -> Json:
     """An error in OpenAI's shape."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = getattr(error, "kind", "server_error" if error.status >= 500 else "invalid_request_error")
     if error.status == 401:
         kind = "authentication_error"
     param = error.field if isinstance(error, BadRequest) else None

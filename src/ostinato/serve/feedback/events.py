@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
-from ostinato.serve.auth import DEFAULT_TENANT
 from ostinato.serve.dialects.openai import validate
 
 MAX_EVENTS = 1000
+MAX_VALUE = 1e9  # in size: squares and sums of such values stay far from the end of what a float holds
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999
 
-_Id = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+_Id = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Text = Annotated[str, StringConstraints(max_length=65_536)]
 
 
@@ -37,7 +37,7 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
 
     Args:
         body: the JSON value.
-        tenant: the sender. Ids of tenants other than the default are kept apart as "tenant/id".
+        tenant: the sender; an event's id is its own among this tenant's.
         now: when it arrived; also when it happened, for events that do not say.
 
     Raises:
@@ -55,9 +55,9 @@ def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
 def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
     event = validate(_Event, body, where)
     dot = f"{where}." if where else ""
-    prefix = "" if tenant == DEFAULT_TENANT else f"{tenant}/"  # one client's id must not shadow another's
     return Signal(
-        id=prefix + event.id,
+        id=event.id,
+        tenant=tenant,
         turn=event.target if ":" in event.target else f"{event.target}:0",
         name=event.name,
         value=_value(event, f"{dot}value"),
@@ -66,7 +66,7 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
         received_at=now,
         correction=event.correction,
         comment=event.comment,
-        retracts=None if event.retracts is None else prefix + event.retracts,
+        retracts=event.retracts,
     )
 
 
@@ -75,6 +75,10 @@ def _value(event: _Event, field: str) -> float:
         if event.retracts is None:
             raise BadRequest(f"{field} is missing; send true, false or a finite number.", field=field)
         return 0.0
+    if abs(event.value) > MAX_VALUE:
+        raise BadRequest(
+            f"{field} is {event.value:g}; send a number between -{MAX_VALUE:g} and {MAX_VALUE:g}.", field=field
+        )
     return float(event.value)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
+from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,10 +42,20 @@ class Call:
     sampling: Sampling
     n: int
     started_at: float
+    numerics: str = ""
+    group: str | None = None
+    verified: bool = False
 
     def request(self) -> Generate:
         """The same call in the engine's words."""
-        return Generate(id=self.id, slot=self.slot, prompt_ids=self.prompt_ids, sampling=self.sampling, n=self.n)
+        return Generate(
+            id=self.id,
+            slot=self.slot,
+            prompt_ids=self.prompt_ids,
+            sampling=self.sampling,
+            n=self.n,
+            cache_salt=self.tenant,
+        )
 
     def turn_ids(self) -> list[str]:
         """The turn of each choice."""
@@ -63,35 +74,17 @@ class TurnObserver(Protocol):
         ...
 
 
+class StoreSlow(Unavailable):
+    """The log did not confirm a turn in time: it may be written or not, and counts as not delivered."""
+
+    code = "store_slow"
+
+
 class EngineFailed(OstinatoError):
     """The engine ended a sample for a reason that is not the policy's."""
 
     status = 500
     code = "engine_error"
-
-
-class Writes:
-    """Writes that go on when the request that started them is cancelled. `drain` waits for them at shutdown."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def run(self, write: Coroutine[Any, Any, Any]) -> None:
-        """Run a write to its end whatever happens to the caller; raises what the write raises."""
-        task = asyncio.ensure_future(write)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        await asyncio.shield(task)
-
-    async def drain(self, timeout_s: float = 10.0) -> None:
-        """Wait for all running writes, at most `timeout_s`."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller may be gone: whoever is still there has it from the shield
 
 
 @dataclass(slots=True)
@@ -117,15 +110,16 @@ class Capture:
         clock: Unix seconds.
         writes: keeps writes alive across cancellation.
         observer: told of each turn in the log.
-        numerics: the id of the engine's contract, stamped on each turn.
+        stored: the turns are in the log already: nothing is written.
     """
 
     def __init__(
-        self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: TurnObserver, numerics: str = ""
+        self, call: Call, *, log: Log, clock: Clock, writes: Writes, observer: TurnObserver, stored: bool = False
     ) -> None:
         self.call = call
-        self.numerics = numerics
-        self.choices = [Choice() for _ in range(call.n)]
+        self.choices = [Choice(written=stored) for _ in range(call.n)]
+        self.begun: list[asyncio.Task[Any]] = []  # writes, which may outlast the call
+        self._open = call.n
         self._log = log
         self._clock = clock
         self._writes = writes
@@ -145,22 +139,44 @@ class Capture:
         choice.text.append(chunk.text)
         choice.seed = chunk.seed
         _extend(choice.spans, chunk.policy, len(chunk.ids))
+        if chunk.finish is None:
+            return
         choice.finish, choice.routes = chunk.finish, chunk.routes
-        if chunk.finish is not None and not chunk.finish.trainable:
+        self._open -= 1
+        if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
     @property
     def complete(self) -> bool:
         """True if every choice has ended."""
-        return all(choice.finish is not None for choice in self.choices)
+        return self._open == 0
 
     @property
     def tokens(self) -> int:
         """Tokens sampled in all choices."""
         return sum(len(choice.ids) for choice in self.choices)
 
-    def turn(self, index: int, finish: Finish) -> Turn:
-        """The turn of a choice that ends now."""
+    async def store(self, *indices: int) -> list[Turn]:
+        """Write the turns of ended choices, durable on return; none if they are in the log already. Raises StorageFull."""
+        fresh = [i for i in indices if not self.choices[i].written]
+        turns = [self._turn(i, self.choices[i].finish or Finish.ERROR) for i in fresh]
+        await self._write(fresh, turns)
+        return turns
+
+    async def close(self, finish: Finish, timeout_s: float) -> None:
+        """Write what is not yet written: choices that ended keep their finish, the others get this one.
+
+        Never raises for a full or slow disk: the client is gone or already has an error, so the loss is logged and counted.
+        """
+        indices = [i for i, choice in enumerate(self.choices) if not choice.written]
+        turns = [self._turn(i, self.choices[i].finish or finish) for i in indices]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._write(indices, turns)
+        except (OstinatoError, TimeoutError) as error:
+            _LOG.error("Turns of %s were not stored: %s", self.call.id, error or "the log did not answer in time")
+
+    def _turn(self, index: int, finish: Finish) -> Turn:
         call, choice = self.call, self.choices[index]
         sampling = call.sampling if choice.seed is None else replace(call.sampling, seed=choice.seed)
         return Turn(
@@ -180,34 +196,20 @@ class Capture:
             text="".join(choice.text),
             started_at=call.started_at,
             ended_at=self._clock(),
-            numerics=self.numerics,
+            numerics=call.numerics,
             routes=choice.routes,
+            group=call.group,
+            verified=call.verified,
         )
 
-    async def store(self, *indices: int) -> list[Turn]:
-        """Write the turns of ended choices, durable on return. Raises StorageFull."""
-        turns = [self.turn(i, self.choices[i].finish or Finish.ERROR) for i in indices]
-        await self._write(indices, turns)
-        return turns
-
-    async def close(self, finish: Finish) -> None:
-        """Write what is not yet written: choices that ended keep their finish, the others get this one.
-
-        Never raises for a full disk: the client is gone or already has an error, so the loss is logged and counted.
-        """
-        indices = tuple(i for i, choice in enumerate(self.choices) if not choice.written)
-        if not indices:
+    async def _write(self, indices: Sequence[int], turns: list[Turn]) -> None:
+        if not turns:
             return
-        turns = [self.turn(i, self.choices[i].finish or finish) for i in indices]
-        try:
-            await self._write(indices, turns)
-        except OstinatoError as error:
-            _LOG.error("Turns of %s were not stored: %s", self.call.id, error)
-
-    async def _write(self, indices: tuple[int, ...], turns: list[Turn]) -> None:
         for i in indices:
             self.choices[i].written = True  # before the write: a turn in flight must not be written a second time
-        await self._writes.run(self._append(turns))
+        task = self._writes.begin(self._append(turns))
+        self.begun.append(task)
+        await asyncio.shield(task)
 
     async def _append(self, turns: list[Turn]) -> None:
         try:
@@ -217,6 +219,47 @@ class Capture:
             raise
         for turn in turns:
             self._observer.turn(turn)
+
+
+def again(turns: Sequence[Turn]) -> Call:
+    """The call that was answered with these turns."""
+    first = turns[0]
+    return Call(
+        id=first.id.rpartition(":")[0],
+        episode=first.episode,
+        parent=first.parent,
+        user=first.user,
+        tenant=first.tenant,
+        arm=first.arm,
+        propensity=first.propensity,
+        slot=str(first.arm),
+        prompt_ids=first.prompt_ids,
+        sampling=first.sampling,
+        n=len(turns),
+        started_at=first.started_at,
+        numerics=first.numerics,
+        group=first.group,
+        verified=first.verified,
+    )
+
+
+async def played(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
+    """Stored turns as the chunks that an engine would send: one for each policy version, the text with the first."""
+    for index, turn in enumerate(turns):
+        start, text = 0, turn.text
+        for number, span in enumerate(turn.spans, 1):
+            end, last = start + span.tokens, number == len(turn.spans)
+            yield Chunk(
+                index=index,
+                ids=turn.sampled_ids[start:end],
+                logprobs=turn.logprobs[start:end],
+                policy=span.policy,
+                text=text,
+                finish=turn.finish if last else None,
+                seed=turn.sampling.seed or 0,
+                routes=turn.routes if last else b"",
+            )
+            start, text = end, ""
 
 
 def _extend(spans: list[Span], policy: PolicyVersion, tokens: int) -> None:

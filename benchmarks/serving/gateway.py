@@ -1,0 +1,193 @@
+"""What the gateway costs: our gateway, a bare Starlette server and LiteLLM's proxy, one core each, the same one-token calls.
+
+    python -m benchmarks.peers litellm
+    python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--contenders echo gateway litellm]
+
+Every server is pinned to one core and the load to another. Latency: one connection, one call after the other. Throughput: 32
+connections. Rounds alternate, a server that is not measured is stopped (SIGSTOP), and figures are medians over rounds. Nobody computes
+anything: ours has an engine that makes its token at once, LiteLLM a mocked answer; ours writes each turn to its log on disk before
+the answer ends, the others keep nothing. Writes benchmarks/results/gateway.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import uvloop
+from benchmarks.contender import PEERS, RESULTS, machine
+from benchmarks.serving.load import load, request
+from benchmarks.serving.servers import KEY
+
+NAMES = ("echo", "gateway", "gateway-memory", "litellm")
+FIRST_PORT = 18_400
+CONNECTIONS = 32
+WARM_UP_S = 2.0
+ASK = {
+    "model": "m",
+    "user": "u42",
+    "max_tokens": 1,
+    "messages": [
+        {"role": "system", "content": "You complete code."},
+        {"role": "user", "content": "Write a function that says hello to Ann."},
+    ],
+}
+LITELLM = {
+    "model_list": [
+        {"model_name": "m", "litellm_params": {"model": "openai/m", "api_key": "none", "mock_response": "h"}}
+    ],
+    "general_settings": {"master_key": KEY},
+    "litellm_settings": {"telemetry": False},
+}
+
+
+def command(name: str, port: int, directory: Path) -> list[str]:
+    if name != "litellm":
+        return [sys.executable, "-m", "benchmarks.serving.servers", name, str(port), str(directory)]
+    config = directory / "litellm.json"
+    config.write_text(json.dumps(LITELLM))
+    program = PEERS / "litellm" / "bin" / "litellm"
+    if not program.exists():
+        raise SystemExit(f"{program} does not exist: run `python -m benchmarks.peers litellm`, or leave litellm out")
+    return [str(program), "--config", str(config), "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1"]
+
+
+@contextmanager
+def running(name: str, port: int, core: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers, stopped until it is asked."""
+    directory.mkdir()
+    environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1"}
+    with (directory / "output.log").open("wb") as output:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), *command(name, port, directory)],
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        wait(name, process, port, directory / "output.log")
+        os.killpg(process.pid, signal.SIGSTOP)
+        yield process
+    finally:
+        for sign in (signal.SIGCONT, signal.SIGTERM):
+            os.killpg(process.pid, sign)
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait(name: str, process: subprocess.Popen[bytes], port: int, output: Path) -> None:
+    ends = time.monotonic() + 180
+    ask = Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(ASK).encode(),
+        {"content-type": "application/json", "authorization": f"Bearer {KEY}"},
+    )
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            with urlopen(ask, timeout=20) as response:
+                response.read()
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise SystemExit(f"{name} does not answer. Its output:\n{output.read_text(errors='replace')[-3000:]}")
+
+
+def measure(
+    process: subprocess.Popen[bytes], port: int, *, stream: bool, connections: int, seconds: float
+) -> dict[str, Any]:
+    data = request("/v1/chat/completions", json.dumps(ASK | {"stream": stream}).encode(), KEY)
+    os.killpg(process.pid, signal.SIGCONT)
+    try:
+        uvloop.run(load(port, data, connections=connections, seconds=WARM_UP_S if connections > 1 else 0.5))
+        began = cpu_seconds(process.pid)
+        tally = uvloop.run(load(port, data, connections=connections, seconds=seconds))
+        used = cpu_seconds(process.pid) - began
+    finally:
+        os.killpg(process.pid, signal.SIGSTOP)
+    if tally.failures or not tally.seconds:
+        raise SystemExit(f"{tally.failures} calls failed, the first with {tally.first_failure!r}")
+    ordered = sorted(tally.seconds)
+    return {
+        "calls": len(ordered),
+        "calls_per_s": len(ordered) / seconds,
+        "p50_ms": 1e3 * statistics.median(ordered),
+        "p99_ms": 1e3 * ordered[int(0.99 * (len(ordered) - 1))],
+        "cpu_ms_per_call": 1e3 * used / len(ordered),
+    }
+
+
+def cpu_seconds(group: int) -> float:
+    """CPU time that a process group has used so far."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[2]) == group:
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contenders", nargs="+", choices=NAMES, default=["echo", "gateway", "litellm"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--server-core", type=int, default=0)
+    parser.add_argument("--load-core", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gateway.json")
+    args = parser.parse_args()
+    os.sched_setaffinity(0, {args.load_core})
+    before = machine()
+    kinds = [(stream, connections) for stream in (False, True) for connections in (1, CONNECTIONS)]
+    taken: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        _rounds(args, Path(directory), kinds, taken)
+    table = {name: {**medians(rounds), "rounds": rounds} for name, rounds in taken.items()}
+    for name, row in table.items():
+        print(
+            f"{name:42} {row['calls_per_s']:8.0f} calls/s   p50 {row['p50_ms']:7.2f} ms   p99 {row['p99_ms']:7.2f} ms   "
+            f"{row['cpu_ms_per_call']:6.3f} ms CPU a call"
+        )
+    args.out.write_text(
+        json.dumps({"machine": before, "arguments": vars(args), "figures": table}, indent=1, default=str)
+    )
+
+
+def _rounds(
+    args: argparse.Namespace, directory: Path, kinds: list[tuple[bool, int]], taken: dict[str, list[dict[str, Any]]]
+) -> None:
+    for number in range(args.repeats):
+        for place, name in enumerate(args.contenders):
+            port = FIRST_PORT + place
+            with running(name, port, args.server_core, directory / f"{name}-{number}") as process:
+                for stream, connections in kinds:
+                    kind = f"{name}, {'streamed' if stream else 'at once'}, {connections} open"
+                    got = measure(process, port, stream=stream, connections=connections, seconds=args.seconds)
+                    taken.setdefault(kind, []).append(got)
+                    print(f"round {number + 1}: {kind}: {got['calls_per_s']:.0f} calls/s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The client for asyncio: the same sending, on a few threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from ostinato_client.events import Event, Receipt
+from ostinato_client.sending import Sender
+
+_THREADS = 8
+
+
+class AsyncOstinato:
+    """As `Ostinato`, for asyncio. Use as `async with AsyncOstinato(url) as client`, or call `close()`.
+
+    Example::
+
+        async with AsyncOstinato("http://127.0.0.1:8321") as client:
+            await client.feedback(completion.id, "accepted", True)
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, *, deadline_s: float = 5.0) -> None:
+        self._sender = Sender(base_url, api_key)
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="ostinato-feedback")
+
+    async def __aenter__(self) -> AsyncOstinato:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=False)
+
+    async def feedback(
+        self,
+        target: str,
+        name: str,
+        value: bool | float | None = None,
+        *,
+        source: str = "human",
+        correction: str | None = None,
+        comment: str | None = None,
+        occurred_at: float | str | None = None,
+        retracts: str | None = None,
+        id: str | None = None,
+    ) -> Receipt:
+        """Tell what happened to an answer; see `Ostinato.feedback`."""
+        given = {} if id is None else {"id": id}
+        event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **given)
+        return (await self.feedback_many([event]))[0]
+
+    async def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
+        """Tell of many; see `Ostinato.feedback_many`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._sender.send, list(events), self._deadline_s)

@@ -1,0 +1,97 @@
+"""A thread that sends events beside the program, in batches, and empties its queue at the program's end."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import deque
+
+from ostinato_client.errors import FeedbackError, NotTaken, Refused
+from ostinato_client.events import Event
+from ostinato_client.sending import Sender
+
+_LOG = logging.getLogger(__name__)
+MOST_WAITING = 10_000
+_BATCH = 500
+_GATHER_S = 0.1
+_DEADLINE_S = 60.0
+_AT_EXIT_S = 5.0
+
+
+class Background:
+    """Sends what is put into it; whatever the server refuses for good is logged and dropped."""
+
+    def __init__(self, sender: Sender, *, most: int = MOST_WAITING) -> None:
+        self._sender = sender
+        self._most = most
+        self._waiting: deque[Event] = deque()
+        self._sending = 0
+        self._changed = threading.Condition()
+        self._deadline_s = _DEADLINE_S
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, event: Event) -> None:
+        """Send this some time soon. Raises NotTaken if too many wait, or after `close`."""
+        with self._changed:
+            if self._closed:
+                raise NotTaken("this client is closed")
+            if len(self._waiting) + self._sending >= self._most:
+                raise NotTaken(f"{self._most} events wait for {self._sender.url}; it takes none or too few")
+            self._waiting.append(event)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ostinato-feedback", daemon=True)
+                self._thread.start()
+                atexit.register(self.close, _AT_EXIT_S)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until nothing waits; False if something still does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._sending, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Take nothing more and send what waits; False if that took too long."""
+        with self._changed:
+            self._closed = True
+            self._deadline_s = timeout_s
+            self._changed.notify_all()
+        done = self.flush(timeout_s)
+        atexit.unregister(self.close)
+        if not done:
+            _LOG.error("%d feedback events were not sent", len(self._waiting) + self._sending)
+        return done
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                if not self._closed and len(self._waiting) < _BATCH:
+                    self._changed.wait_for(lambda: self._closed or len(self._waiting) >= _BATCH, _GATHER_S)
+                batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+                self._sending = len(batch)
+            left = self._send(batch)
+            with self._changed:
+                self._sending = 0
+                self._waiting.extendleft(reversed(left))
+                self._changed.notify_all()
+                if left and self._closed:
+                    return
+
+    def _send(self, batch: list[Event]) -> list[Event]:
+        """What has to be sent again."""
+        try:
+            self._sender.send(batch, self._deadline_s)
+        except NotTaken as error:
+            _LOG.warning("%s", error)
+            return batch
+        except Refused as error:
+            if len(batch) > 1:  # one bad event must not take its neighbours with it
+                return [left for event in batch for left in self._send([event])]
+            _LOG.error("feedback event %s was refused: %s", batch[0].id, error)
+        except FeedbackError as error:
+            _LOG.error("%d feedback events were refused: %s", len(batch), error)
+        return []

@@ -1,0 +1,67 @@
+"""What is sent and what comes back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SOURCES = ("human", "implicit", "code", "llm")
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to an answer.
+
+    `target`: a response's id (its first choice) or a turn "response:choice". `name`: accepted, rejected, undone, ... `value`: true,
+    false or a finite number; may be left out of an event that `retracts` another. `id`: counted once, however often it is sent.
+    `source`: human, implicit, code or llm. `occurred_at`: Unix seconds or ISO 8601; the moment of arrival if None.
+
+    Example: ``Event("chatcmpl-3f:0", "accepted", True)``
+    """
+
+    target: str
+    name: str
+    value: bool | float | None = None
+    source: str = "human"
+    correction: str | None = None
+    comment: str | None = None
+    occurred_at: float | str | None = None
+    retracts: str | None = None
+    id: str = field(default_factory=_new_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as the server takes it."""
+        fields: dict[str, Any] = {
+            "id": self.id,
+            "target": self.target,
+            "name": self.name,
+            "value": self.value,
+            "source": self.source,
+            "correction": self.correction,
+            "comment": self.comment,
+            "occurred_at": self.occurred_at,
+            "retracts": self.retracts,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class Receipt(NamedTuple):
+    """What became of an event, which the server has on disk.
+
+    `status`: "accepted"; "early": no such answer so far; "repeated": it was there already; "changed": another event was there under
+    this id, and stays; "late": the answer's reward was decided before; "retracted": the event that it names no longer counts.
+    """
+
+    id: str
+    status: str
+
+
+def receipt(answer: Mapping[str, Any]) -> Receipt:
+    """A receipt from the server's JSON."""
+    return Receipt(str(answer["id"]), str(answer["status"]))

@@ -1,0 +1,128 @@
+"""One list of events to the server, with retries until a deadline."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from ostinato_client.errors import NotAllowed, NotTaken, Refused
+from ostinato_client.events import Event, Receipt, receipt
+
+MOST_EVENTS = 1000  # in one call
+_LONGEST_ANSWER = 1 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_RETRIED = (408, 409, 429)
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A key is sent to the server that was named and to no other."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+class Sender:
+    """Knows where and with which key; may be used by several threads.
+
+    Raises ValueError for a URL that is not http or https.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"base_url is {base_url!r}; give something like 'http://127.0.0.1:8321'.")
+        base = base_url.rstrip("/")
+        self.url = (base[: -len("/v1")] if base.endswith("/v1") else base) + "/v1/feedback"
+        self._opener = build_opener(_NoRedirects)
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+
+    def send(self, events: Sequence[Event], deadline_s: float) -> list[Receipt]:
+        """What became of each event, in order. Raises Refused, NotAllowed, NotTaken."""
+        ends = time.monotonic() + deadline_s
+        receipts: list[Receipt] = []
+        for start in range(0, len(events), MOST_EVENTS):
+            receipts += self._send(events[start : start + MOST_EVENTS], deadline_s, ends)
+        return receipts
+
+    def _send(self, events: Sequence[Event], deadline_s: float, ends: float) -> list[Receipt]:
+        one = len(events) == 1
+        body = events[0].to_json() if one else [event.to_json() for event in events]
+        data = json.dumps(body).encode()
+        last = "no attempt was made"
+        for pause_s in _pauses():
+            left_s = ends - time.monotonic()
+            if left_s <= 0:
+                break
+            try:
+                status, wait_s, answer = self._attempt(data, left_s)
+            except (OSError, http.client.HTTPException) as error:  # URLError and TimeoutError are OSErrors
+                last, wait_s = str(error) or type(error).__name__, 0.0
+            else:
+                if status < 300:
+                    found = json.loads(answer)
+                    return [receipt(found)] if one else [receipt(each) for each in found]
+                last = f"HTTP {status}: {_refused(status, answer)}"
+            time.sleep(max(0.0, min(max(pause_s, wait_s), ends - time.monotonic())))
+        raise NotTaken(
+            f"{self.url} did not take {len(events)} event(s) within {deadline_s:g} s ({last}); send them again with the same ids."
+        )
+
+    def _attempt(self, data: bytes, left_s: float) -> tuple[int, float, bytes]:
+        """Status, seconds to wait before another attempt, and body."""
+        ends = time.monotonic() + left_s
+        request = Request(self.url, data=data, headers=self._headers, method="POST")
+        try:
+            response: Any = self._opener.open(request, timeout=left_s)
+        except HTTPError as error:
+            response = error
+        with response:
+            answer = b""
+            while chunk := response.read1(65_536):  # a server that drips must not hold us beyond the deadline
+                answer += chunk
+                if len(answer) > _LONGEST_ANSWER or time.monotonic() > ends:
+                    raise OSError("the answer is too long or too slow")
+            if len(answer) < int(response.headers.get("content-length") or 0):
+                raise http.client.IncompleteRead(answer)
+            return response.status, _seconds(response.headers.get("retry-after")), answer
+
+
+def _pauses() -> Iterator[float]:
+    """Growing pauses between attempts, jittered so that many clients do not come back together."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s * random.uniform(0.5, 1.0)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _refused(status: int, answer: bytes) -> str:
+    """The server's explanation; raises if another attempt cannot help."""
+    message, field = _explanation(answer)
+    if status >= 500 or status in _RETRIED:
+        return message
+    if status in (401, 403):
+        raise NotAllowed(message)
+    raise Refused(message, field=field)
+
+
+def _explanation(answer: bytes) -> tuple[str, str | None]:
+    try:
+        error = json.loads(answer)["error"]
+        return str(error["message"]), error.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return answer[:200].decode(errors="replace") or "no explanation", None
+
+
+def _seconds(header: str | None) -> float:
+    try:
+        return max(0.0, float(header or 0))
+    except ValueError:  # a date: the next attempt will tell
+        return 0.0

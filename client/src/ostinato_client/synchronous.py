@@ -1,0 +1,97 @@
+"""The client for programs without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+
+from ostinato_client.background import Background
+from ostinato_client.events import Event, Receipt
+from ostinato_client.sending import Sender
+
+
+class Ostinato:
+    """Sends feedback: `feedback` waits until it is durable, `enqueue` does not wait.
+
+    Args:
+        base_url: the server, with or without "/v1".
+        api_key: as given to the OpenAI client.
+        deadline_s: longest time for one call, retries included.
+
+    Example::
+
+        Ostinato("http://127.0.0.1:8321").feedback(completion.id, "accepted", True)
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, *, deadline_s: float = 5.0) -> None:
+        self._sender = Sender(base_url, api_key)
+        self._deadline_s = deadline_s
+        self._background = Background(self._sender)
+
+    def __enter__(self) -> Ostinato:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> bool:
+        """Send what was enqueued; False if that took longer than the deadline."""
+        return self._background.close(self._deadline_s)
+
+    def feedback(
+        self,
+        target: str,
+        name: str,
+        value: bool | float | None = None,
+        *,
+        source: str = "human",
+        correction: str | None = None,
+        comment: str | None = None,
+        occurred_at: float | str | None = None,
+        retracts: str | None = None,
+        id: str | None = None,
+    ) -> Receipt:
+        """Tell what happened to an answer (see `Event`); it is durable when this returns.
+
+        Raises:
+            Refused: the server will never take it; the message names the field.
+            NotAllowed: the key is wrong.
+            NotTaken: the server did not confirm it before the deadline.
+        """
+        event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **_given(id))
+        return self._sender.send([event], self._deadline_s)[0]
+
+    def feedback_many(self, events: Iterable[Event]) -> list[Receipt]:
+        """Tell of many, a thousand in a call; what became of each, in order. Raises as `feedback` does."""
+        return self._sender.send(list(events), self._deadline_s)
+
+    def enqueue(
+        self,
+        target: str,
+        name: str,
+        value: bool | float | None = None,
+        *,
+        source: str = "human",
+        correction: str | None = None,
+        comment: str | None = None,
+        occurred_at: float | str | None = None,
+        retracts: str | None = None,
+        id: str | None = None,
+    ) -> str:
+        """Have it sent by a thread beside the program, retried for a minute at a time; returns the event's id at once.
+
+        The program's end waits up to five seconds for what is left. Raises NotTaken if 10,000 events wait.
+        """
+        event = Event(target, name, value, source, correction, comment, occurred_at, retracts, **_given(id))
+        self._background.put(event)
+        return event.id
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until everything enqueued was sent; False if it was not."""
+        return self._background.flush(timeout_s)
+
+
+def _given(id: str | None) -> dict[str, str]:
+    return {} if id is None else {"id": id}

@@ -1,0 +1,47 @@
+"""What the server says about itself: models, health, numbers."""
+
+from __future__ import annotations
+
+from ostinato.core.errors import NotFound
+from ostinato.core.records import Arm
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.parts import Parts
+from ostinato.serve.wire.exchange import Exchange
+
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class About:
+    """The handlers of the read-only routes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._card = {"id": parts.model, "object": "model", "created": int(parts.clock()), "owned_by": "ostinato"}
+
+    async def models(self, exchange: Exchange) -> None:
+        """`GET /v1/models`."""
+        self._parts.keys.identify(exchange.headers)
+        await exchange.reply(200, json_bytes({"object": "list", "data": [self._card]}))
+
+    async def model(self, exchange: Exchange) -> None:
+        """`GET /v1/models/{model}`."""
+        self._parts.keys.identify(exchange.headers)
+        name, own = exchange.path.removeprefix("/v1/models/"), self._parts.model
+        if name != own:
+            raise NotFound(f"There is no model {name[:200]!r}; this server has {own!r}.", field="model")
+        await exchange.reply(200, json_bytes(self._card))
+
+    async def health(self, exchange: Exchange) -> None:
+        """`GET /health`: 200 when the live slot is loaded, else 503; open to all, says nothing about users."""
+        loaded = self._parts.engine.slots()
+        slots = {name: {"number": policy.number, "hash": policy.hash} for name, policy in loaded.items()}
+        ready = Arm.LIVE in slots
+        body = {"status": "ready" if ready else "loading", "model": self._parts.model, "slots": slots}
+        await exchange.reply(200 if ready else 503, json_bytes(body))
+
+    async def numbers(self, exchange: Exchange) -> None:
+        """`GET /metrics`, for Prometheus: everything for an operator or where no keys are asked for, a tenant's own for a tenant."""
+        keys = self._parts.keys
+        who = keys.identify(exchange.headers)
+        page = self._parts.metrics.page(None if who.admin or keys.open else who.tenant)
+        await exchange.reply(200, page, kind=_PROMETHEUS)

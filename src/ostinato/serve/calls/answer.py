@@ -1,0 +1,218 @@
+"""One model call from the engine to the client: take chunks, store turns, and only then show the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.generation import Chunk
+from ostinato.core.records import Finish, PolicyVersion, Turn
+from ostinato.serve.calls.capture import Capture, EngineFailed, StoreSlow
+from ostinato.serve.calls.pulse import Pulse
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.dialects.openai_reply import DONE, Dialect, Json, json_bytes, usage
+from ostinato.serve.metrics import Metrics
+from ostinato.serve.wire.exchange import Exchange, Headers
+from ostinato.serve.wire.watch import ClientGone, Watch
+
+_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that gathers events would hide the streaming
+]
+
+
+class Answer:
+    """Samples while it is being sent.
+
+    Args:
+        capture: the call and its turns.
+        chunks: what is sampled, from the engine or from the log.
+        dialect: shapes it.
+        exchange: where it goes.
+        watch: ends the call when the client leaves or a step is late.
+        metrics: counts.
+        config: the waits.
+        remember: told of each turn once it is durable.
+        headers: sent beside the answer's own.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        chunks: AsyncIterator[Chunk],
+        *,
+        dialect: Dialect,
+        exchange: Exchange,
+        watch: Watch,
+        metrics: Metrics,
+        config: ServeConfig,
+        remember: Callable[[Turn], None] | None,
+        headers: Headers,
+    ) -> None:
+        self._capture = capture
+        self._chunks = chunks
+        self._dialect = dialect
+        self._exchange = exchange
+        self._watch = watch
+        self._metrics = metrics
+        self._config = config
+        self._remember = remember
+        self._more_headers = headers
+        self._policy: PolicyVersion | None = None
+        self._began = asyncio.get_running_loop().time()
+
+    async def send(self, *, stream: bool, count_usage: bool) -> None:
+        """Send all of it, as events or as one body. Every choice that was begun ends as a turn in the log.
+
+        Raises:
+            ClientGone: nobody is left to answer; the engine's work is stopped.
+            EngineFailed, StoreSlow, StorageFull: the answer cannot be completed.
+        """
+        capture = self._capture
+        try:
+            try:
+                await (self._events(count_usage) if stream else self._whole())
+            finally:
+                close = getattr(self._chunks, "aclose", None)
+                if close is not None:
+                    await close()
+        except (asyncio.CancelledError, ClientGone):
+            late = isinstance(self._watch.reason, EngineFailed)
+            await capture.close(Finish.ERROR if late else Finish.ABORT, self._config.store_timeout_s)
+            raise
+        except (BadRequest, Unavailable):
+            if capture.tokens:  # refused before any token: nothing was served, so there is no turn
+                await capture.close(Finish.ERROR, self._config.store_timeout_s)
+            raise
+        except Exception:
+            await capture.close(Finish.ERROR, self._config.store_timeout_s)
+            raise
+
+    # ------------------------------------------------------------ at once
+
+    async def _whole(self) -> None:
+        capture = self._capture
+        while not capture.complete:
+            await self._next()
+        await self._store(*range(len(capture.choices)))
+        choices = [
+            self._dialect.choice(i, "".join(choice.text), choice.ids, choice.logprobs, choice.finish or Finish.ERROR)
+            for i, choice in enumerate(capture.choices)
+        ]
+        body = self._dialect.body(choices, self._usage(), self._ostinato())
+        await self._exchange.reply(200, body, self._headers())
+
+    # ------------------------------------------------------------ as a stream
+
+    async def _events(self, count_usage: bool) -> None:
+        pulse = Pulse(self._config.heartbeat_s, self._beat)
+        try:
+            opened = False
+            while not self._capture.complete:
+                pulse.silence()
+                chunk = await self._next()
+                if chunk.finish is not None:
+                    await self._store(chunk.index)
+                await pulse.over()
+                data = "" if opened else self._openings(count_usage)
+                opened = True
+                data += self._event_of(chunk, count_usage)
+                if not self._exchange.status:
+                    await self._exchange.start(200, _STREAM + self._headers())
+                if data:
+                    await self._exchange.write(data.encode(), last=self._capture.complete)
+        finally:
+            pulse.stop()
+
+    async def _beat(self) -> None:
+        """Something for a stream without news: its head, if it was not sent, and a comment."""
+        try:
+            await self._exchange.aside(_STREAM + self._headers(), b": waiting\n\n")
+        except OSError:
+            self._watch.end(ClientGone())
+
+    def _openings(self, count_usage: bool) -> str:
+        openings = (self._dialect.opening(i) for i in range(len(self._capture.choices)))
+        more = ',"usage":null' if count_usage else ""
+        return "".join(self._dialect.event([opening], more) for opening in openings if opening is not None)
+
+    def _event_of(self, chunk: Chunk, count_usage: bool) -> str:
+        """The events that a chunk gives rise to."""
+        dialect = self._dialect
+        more = ',"usage":null' if count_usage else ""
+        data = ""
+        if chunk.text or (chunk.ids and dialect.reports_logprobs):
+            data = dialect.event([dialect.delta(chunk.index, chunk.text, chunk.ids, chunk.logprobs)], more)
+        if chunk.finish is None:
+            return data
+        ending = dialect.ending(chunk.index, chunk.finish)
+        if not self._capture.complete:
+            return data + dialect.event([ending], more)
+        extra = f',"ostinato":{json_bytes(self._ostinato()).decode()}'
+        if not count_usage:
+            return data + dialect.event([ending], extra) + DONE
+        counts = f',"usage":{json_bytes(self._usage()).decode()}'
+        return data + dialect.event([ending], more) + dialect.event([], counts + extra) + DONE
+
+    # ------------------------------------------------------------ both
+
+    async def _next(self) -> Chunk:
+        """The next chunk, taken into the capture. Raises EngineFailed."""
+        self._watch.allow(self._config.chunk_timeout_s, self._silent)
+        try:
+            chunk = await anext(self._chunks)
+        except StopAsyncIteration:
+            raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
+        if self._policy is None:
+            self._policy = chunk.policy
+            self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
+        self._capture.take(chunk)
+        return chunk
+
+    def _silent(self) -> EngineFailed:
+        wait_s = self._config.chunk_timeout_s
+        return EngineFailed(f"The engine made no token for {wait_s:g} s; send the request again.")
+
+    async def _store(self, *indices: int) -> None:
+        self._watch.allow(self._config.store_timeout_s, self._unconfirmed)
+        turns = await self._capture.store(*indices)
+        if self._remember is not None:
+            for turn in turns:
+                self._remember(turn)
+
+    def _unconfirmed(self) -> StoreSlow:
+        self._metrics.store_error()
+        return StoreSlow(
+            f"The answer was made, but the log did not confirm it within {self._config.store_timeout_s:g} s: turn "
+            f"{self._capture.call.id}:0 may be kept or not, and is not learned from. Send the request again."
+        )
+
+    def _usage(self) -> Json:
+        return usage(len(self._capture.call.prompt_ids), self._capture.tokens)
+
+    def _ostinato(self) -> Json:
+        """What Ostinato adds: the turns, the arm, and who made the tokens, choice after choice."""
+        call = self._capture.call
+        spans: list[Any] = [
+            [span.policy.number, span.policy.hash, span.tokens]
+            for choice in self._capture.choices
+            for span in choice.spans
+        ]
+        return {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
+
+    def _headers(self) -> Headers:
+        call = self._capture.call
+        headers = [
+            (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
+            (b"x-ostinato-arm", call.arm.value.encode()),
+            *self._more_headers,
+        ]
+        if self._policy is not None:
+            headers.append((b"x-ostinato-policy", str(self._policy.number).encode()))
+            headers.append((b"x-ostinato-weights", self._policy.hash.encode()))
+        if call.numerics:
+            headers.append((b"x-ostinato-numerics", call.numerics.encode()))
+        return headers

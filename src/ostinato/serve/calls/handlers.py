@@ -1,0 +1,307 @@
+"""`/v1/chat/completions` and `/v1/completions`.
+
+Data flow of a call: key and quota -> body -> typed request -> a place among the calls in progress -> user, arm and weights ->
+an earlier answer under the same idempotency key, if any -> prompt ids -> engine -> turn in the log -> end of the answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.generation import Chunk
+from ostinato.core.records import Turn
+from ostinato.serve.calls.answer import Answer
+from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
+from ostinato.serve.calls.delivery import Deliveries
+from ostinato.serve.calls.rendering import Rendering
+from ostinato.serve.calls.repeats import Repeats, Try
+from ostinato.serve.calls.sender import Caller, Placement, Senders
+from ostinato.serve.calls.sessions import Prompt, Sessions
+from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from ostinato.serve.dialects.openai_reply import Chat, Completion, Dialect
+from ostinato.serve.metrics import Metrics
+from ostinato.serve.parts import Parts
+from ostinato.serve.wire.exchange import Exchange, Headers
+from ostinato.serve.wire.watch import Watch
+
+_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
+
+
+class ContextExceeded(BadRequest):
+    """The prompt and the wanted answer do not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+_Request = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A call in progress."""
+
+    body: dict[str, Any]
+    request: _Request
+    caller: Caller
+    placement: Placement
+    exchange: Exchange
+    watch: Watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What goes to the engine, and who remembers the answer so that it can be followed up."""
+
+    prompt: Prompt
+    remember: Callable[[Turn], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """What differs between the two: the answer's shape, and how a request becomes ids."""
+
+    kind: str
+    dialect: type[Dialect]
+    field: str
+    default_tokens: int
+    ask: Callable[[_Asked], Awaitable[_Question]]
+
+
+class _Both(TurnObserver):
+    """Counts turns and tells somebody else of them."""
+
+    def __init__(self, metrics: Metrics, stored: Callable[[Turn], None]) -> None:
+        self._metrics = metrics
+        self._stored = stored
+
+    def turn(self, turn: Turn) -> None:
+        self._metrics.turn(turn)
+        self._stored(turn)
+
+    def store_error(self) -> None:
+        self._metrics.store_error()
+
+
+class Calls:
+    """The handlers of the two routes. `stored` is told of each turn in the log."""
+
+    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None]) -> None:
+        config, tenants = parts.config, parts.keys.tenants
+        self._parts = parts
+        self._observer = _Both(parts.metrics, stored)
+        self._context = min(parts.renderer.context, parts.engine.capabilities().context)
+        self._numerics = parts.engine.numerics()
+        self._senders = Senders(parts.engine, config, parts.clock)
+        budget = config.session_tokens // len(tenants)
+        self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
+        self._rendering = Rendering()
+        self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
+        self._deliveries = Deliveries(parts.log, parts.clock)
+        self._chat = _Route(
+            kind="chatcmpl",
+            dialect=Chat,
+            field="messages",
+            default_tokens=config.default_max_tokens,
+            ask=self._ask_chat,
+        )
+        self._completion = _Route(
+            kind="cmpl",
+            dialect=Completion,
+            field="prompt",
+            default_tokens=_COMPLETION_TOKENS,
+            ask=self._ask_completion,
+        )
+
+    def restore(self, turn: Turn) -> None:
+        """Take in a turn of an earlier process; the oldest come first."""
+        if turn.tenant in self._sessions:
+            self._sessions[turn.tenant].restore(turn)
+        self._repeats.restore(turn)
+
+    async def close(self) -> None:
+        """Finish writes."""
+        await self._parts.writes.drain()
+        await self._deliveries.close()
+        self._rendering.close()
+
+    # ------------------------------------------------------------ the routes
+
+    async def chat(self, exchange: Exchange) -> None:
+        """`POST /v1/chat/completions`."""
+        await self._serve(exchange, self._chat, parse_chat)
+
+    async def complete(self, exchange: Exchange) -> None:
+        """`POST /v1/completions`."""
+        await self._serve(exchange, self._completion, parse_completion)
+
+    async def _ask_chat(self, asked: _Asked) -> _Question:
+        request, tenant = asked.request, asked.caller.tenant
+        assert isinstance(request, ChatRequest)
+        chars = sum(len(message["content"]) for message in request.messages)
+        self._check_length(chars, "messages")
+        sessions = self._sessions[tenant]
+        scope = asked.placement.scope(asked.caller)
+        question = sessions.look(scope, request.messages, continued=request.continue_final_message)
+        prompt = await self._rendering.run(tenant, chars, partial(sessions.render, question))
+        return _Question(prompt=prompt, remember=partial(sessions.remember, question))
+
+    async def _ask_completion(self, asked: _Asked) -> _Question:
+        request = asked.request
+        assert isinstance(request, CompletionRequest)
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            self._check_length(len(prompt), "prompt")
+            encode = partial(self._parts.renderer.encode, prompt)
+            prompt = await self._rendering.run(asked.caller.tenant, len(prompt), encode)
+        if not prompt:
+            raise BadRequest("prompt is empty; send at least one token.", field="prompt")
+        if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
+            raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
+        return _Question(prompt=Prompt(ids=tuple(prompt)))
+
+    # ------------------------------------------------------------ before the engine
+
+    async def _serve(self, exchange: Exchange, route: _Route, parse: Callable[[Any], _Request]) -> None:
+        who = self._parts.keys.identify(exchange.headers)
+        self._parts.quotas.count_call(who.tenant)  # before the body is read
+        body = await exchange.json()
+        request = parse(body)
+        if request.model != self._parts.model:
+            raise NotFound(
+                f"There is no model {request.model!r}; this server has {self._parts.model!r}.", field="model"
+            )
+        caller = self._senders.caller(exchange, who, request.asker)
+        with self._parts.quotas.places(who.tenant, request.n or 1):
+            self._parts.metrics.calls(+1)
+            try:
+                async with Watch(exchange.receive) as watch:
+                    exchange.watch = watch
+                    placement = await self._senders.place(caller)
+                    asked = _Asked(
+                        body=body,
+                        request=request,
+                        caller=caller,
+                        placement=placement,
+                        exchange=exchange,
+                        watch=watch,
+                    )
+                    await self._once(asked, route)
+            finally:
+                exchange.watch = None  # an error is sent without it
+                self._parts.metrics.calls(-1)
+
+    async def _once(self, asked: _Asked, route: _Route) -> None:
+        """Answer, from the log if the call is a repeat."""
+        key = asked.exchange.text("Idempotency-Key")
+        if key is None:
+            await self._sample(asked, route, Try(id=f"{route.kind}-{secrets.token_hex(16)}", turns=[]))
+            return
+        caller = asked.caller
+        question = {**asked.body, "user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
+        async with self._repeats.attempt(route.kind, caller.tenant, key, question, asked.request.n or 1) as attempt:
+            if attempt.turns:
+                await self._repeat(asked, route, attempt.turns)
+            else:
+                await self._sample(asked, route, attempt)
+
+    def _check_length(self, chars: int, field: str) -> None:
+        most = self._context * self._parts.config.max_chars_per_token
+        if chars > most:
+            raise ContextExceeded(
+                f"{chars} characters cannot fit into this model's context of {self._context} tokens; "
+                f"text of more than {most} is not tokenised (serve.max_chars_per_token).",
+                field=field,
+            )
+
+    # ------------------------------------------------------------ the answer
+
+    async def _sample(self, asked: _Asked, route: _Route, attempt: Try) -> None:
+        question = await route.ask(asked)
+        call = self._call(asked, route, attempt.id, question.prompt)
+        held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
+        self._parts.quotas.hold_tokens(call.tenant, held)
+        capture = self._capture(call, stored=False)
+        try:
+            await self._send(asked, route, capture, self._parts.engine.generate(call.request()), question.remember)
+        finally:
+            attempt.writes += capture.begun
+            self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+
+    async def _repeat(self, asked: _Asked, route: _Route, turns: list[Turn]) -> None:
+        capture = self._capture(again(turns), stored=True)
+        await self._send(asked, route, capture, played(turns), None, _REPLAYED)
+
+    async def _send(
+        self,
+        asked: _Asked,
+        route: _Route,
+        capture: Capture,
+        chunks: AsyncIterator[Chunk],
+        remember: Callable[[Turn], None] | None,
+        headers: Headers | None = None,
+    ) -> None:
+        call, request = capture.call, asked.request
+        shape = route.dialect(
+            id=call.id,
+            created=call.started_at,
+            model=self._parts.model,
+            renderer=self._parts.renderer if request.wants_logprobs else None,
+        )
+        answer = Answer(
+            capture,
+            chunks,
+            dialect=shape,
+            exchange=asked.exchange,
+            watch=asked.watch,
+            metrics=self._parts.metrics,
+            config=self._parts.config,
+            remember=remember,
+            headers=headers or [],
+        )
+        await answer.send(stream=bool(request.stream), count_usage=request.wants_usage)
+        self._deliveries.note(call.turn_ids())
+        self._parts.metrics.delivered(call.tenant, call.n)
+
+    def _call(self, asked: _Asked, route: _Route, id: str, prompt: Prompt) -> Call:
+        request, caller, placement = asked.request, asked.caller, asked.placement
+        room = self._context - len(prompt.ids)
+        wanted = request.budget
+        if room < 1 or (wanted is not None and wanted > room):
+            raise ContextExceeded(
+                f"The prompt has {len(prompt.ids)} tokens and {wanted or 1} are wanted for the answer; "
+                f"this model's context holds {self._context}. Shorten the prompt or ask for less.",
+                field=route.field,
+            )
+        return Call(
+            id=id,
+            episode=caller.episode or prompt.episode or f"ep-{secrets.token_hex(16)}",
+            parent=prompt.parent,
+            user=caller.user,
+            tenant=caller.tenant,
+            arm=placement.assignment.arm,
+            propensity=placement.assignment.propensity,
+            slot=placement.slot,
+            prompt_ids=prompt.ids,
+            sampling=request.sampling(wanted or min(route.default_tokens, room)),
+            n=request.n or 1,
+            started_at=self._parts.clock(),
+            numerics=self._numerics,
+            group=caller.group,
+            verified=caller.verified,
+        )
+
+    def _capture(self, call: Call, *, stored: bool) -> Capture:
+        return Capture(
+            call,
+            log=self._parts.log,
+            clock=self._parts.clock,
+            writes=self._parts.writes,
+            observer=self._observer,
+            stored=stored,
+        )

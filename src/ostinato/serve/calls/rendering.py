@@ -1,0 +1,74 @@
+"""Where text becomes ids: short texts at once, long ones on a thread, where tenants take turns and each may queue only so much."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from ostinato.serve.quotas import QuotaExceeded
+
+AT_ONCE_CHARS = 4_000  # renders in about a millisecond: less than a thread's answer takes on a busy machine
+MOST_WAITING = 64
+
+_T = TypeVar("_T")
+
+
+class Rendering:
+    """Runs rendering work. Use on one event loop; `close` when done.
+
+    Example: ``prompt = await rendering.run("acme", chars, lambda: sessions.render(question))``
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="render")
+        self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[Any], Callable[[], Any]]]] = OrderedDict()
+        self._busy = False
+
+    async def run(self, tenant: str, chars: int, work: Callable[[], _T]) -> _T:
+        """The result of `work`, which renders so many characters. Raises what it raises, and QuotaExceeded."""
+        if chars <= AT_ONCE_CHARS:
+            return work()
+        queue = self._waiting.setdefault(tenant, deque())
+        if len(queue) >= MOST_WAITING:
+            raise QuotaExceeded(
+                f"{len(queue)} long prompts of yours wait to be tokenised; wait for some.",
+                kind="requests",
+                retry_after_s=1,
+            )
+        done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        queue.append((done, work))
+        self._next()
+        return await done
+
+    def close(self) -> None:
+        """Let go of the thread when its work is done."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _next(self) -> None:
+        """Begin the oldest work of the tenant that has waited longest since its last."""
+        while not self._busy and self._waiting:
+            tenant, queue = self._waiting.popitem(last=False)
+            done, work = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue  # behind the others
+            if done.done():  # its caller has gone
+                continue
+            self._busy = True
+            running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+            running.add_done_callback(partial(self._settle, done))
+
+    def _settle(self, done: asyncio.Future[Any], running: asyncio.Future[Any]) -> None:
+        self._busy = False
+        error = None if running.cancelled() else running.exception()
+        if not done.done():
+            if running.cancelled():
+                done.cancel()
+            elif error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(running.result())
+        self._next()

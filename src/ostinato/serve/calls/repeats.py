@@ -1,0 +1,124 @@
+"""Idempotency keys: a repeated call gets the answer of the first, also after a restart.
+
+The call's id is made of tenant, key and body, so the log finds the turns of an earlier try by their ids. A try that left no whole
+answer (the client went away, the engine failed, the process was killed between two choices) is followed by another under the next
+number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from ostinato.core.errors import BadRequest, Conflict
+from ostinato.core.records import Turn
+from ostinato.core.seams import Log
+from ostinato.serve.dialects.openai_reply import json_bytes
+
+_MOST_TRIES = 64
+
+
+class KeyReused(BadRequest):
+    """An idempotency key came again with another body."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+
+@dataclass(slots=True, kw_only=True)
+class Try:
+    """One try at a keyed call: its id, the turns of an earlier try that answered it, and the writes that it has begun."""
+
+    id: str
+    turns: list[Turn]
+    writes: list[asyncio.Future[Any]] = field(default_factory=list[asyncio.Future[Any]])
+
+
+class Repeats:
+    """Keeps calls under one key apart in time and finds the answers of earlier ones.
+
+    Args:
+        log: where earlier answers are found.
+        remembered: how many keys are known with their bodies.
+
+    Example::
+
+        async with repeats.attempt("chatcmpl", tenant, key, body, n=1) as attempt:
+            attempt.turns  # the answer, if there was one; else sample under attempt.id
+    """
+
+    def __init__(self, log: Log, *, remembered: int) -> None:
+        self._log = log
+        self._remembered = remembered
+        self._bodies: OrderedDict[str, str] = OrderedDict()  # digest of tenant and key -> digest of the body
+        self._open: dict[str, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def attempt(self, kind: str, tenant: str, key: str, body: Any, n: int) -> AsyncGenerator[Try]:
+        """Wait for calls under the same key, then look for their answer. Raises KeyReused, Conflict."""
+        name, shape = _digest(24, tenant.encode(), key.encode()), _digest(12, kind.encode(), _canonical(body))
+        if self._bodies.setdefault(name, shape) != shape:
+            raise KeyReused(
+                "This Idempotency-Key came before with another body; make a new key for each new call.",
+                field="Idempotency-Key",
+            )
+        self._bodies.move_to_end(name)
+        while name in self._open:
+            await asyncio.shield(self._open[name])
+        ended = self._open[name] = asyncio.get_running_loop().create_future()
+        attempt = Try(id="", turns=[])
+        try:
+            attempt.id, attempt.turns = await self._find(f"{kind}-{name}-{shape}", n)
+            yield attempt
+        finally:
+            if not attempt.turns and not attempt.writes:  # nothing came of it: the next body may be a better one
+                self._bodies.pop(name, None)
+            self._release(name, ended, [write for write in attempt.writes if not write.done()])
+            while len(self._bodies) > self._remembered:
+                self._bodies.popitem(last=False)
+
+    def restore(self, turn: Turn) -> None:
+        """Remember the key of a call that was read from the log."""
+        parts = turn.id.partition(":")[0].split("-")
+        if len(parts) >= 3 and self._remembered:
+            self._bodies[parts[1]] = parts[2]
+            if len(self._bodies) > self._remembered:
+                self._bodies.popitem(last=False)
+
+    async def _find(self, base: str, n: int) -> tuple[str, list[Turn]]:
+        """The id of the try that answered, with its turns, or the first id that no turn has."""
+        for number in range(_MOST_TRIES):
+            id = f"{base}-{number}" if number else base
+            turns = await self._log.find(Turn, [(f"{id}:{index}",) for index in range(n)])
+            if not turns:
+                return id, []
+            if len(turns) == n and all(turn.finish.trainable and turn.spans for turn in turns):
+                return id, turns
+        raise Conflict(f"{_MOST_TRIES} tries under this Idempotency-Key ended without an answer; make a new key.")
+
+    def _release(self, name: str, ended: asyncio.Future[None], writes: list[asyncio.Future[Any]]) -> None:
+        """Let the next one in, as soon as nothing of this try can still come into the log."""
+        if writes:
+            writes[0].add_done_callback(lambda _: self._release(name, ended, [w for w in writes if not w.done()]))
+            return
+        del self._open[name]
+        if not ended.done():
+            ended.set_result(None)
+
+
+def _canonical(body: Any) -> bytes:
+    """The body as one text however its fields are ordered. How the answer is sent is no part of the question."""
+    plain = {name: body[name] for name in sorted(body) if name not in ("stream", "stream_options")}
+    return json_bytes(plain)
+
+
+def _digest(length: int, *parts: bytes) -> str:
+    state = blake2b(digest_size=length // 2)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big") + part)
+    return state.hexdigest()

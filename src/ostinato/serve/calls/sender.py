@@ -1,0 +1,107 @@
+"""Who a model call is for and which weights answer it: user, signature, arm, slot, episode, group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ostinato.core.errors import NotFound, Unauthorized, Unavailable
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.seams import Clock, Engine
+from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
+from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.calls.sessions import Scope
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.wire.exchange import Exchange
+
+_LOOK_S = 0.05
+
+
+class Loading(Unavailable):
+    """No weights are loaded yet."""
+
+    retry_after_s = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks, as told and, if `verified`, as proven.
+
+    Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None)``
+    """
+
+    tenant: str
+    user: str
+    verified: bool
+    episode: str | None
+    group: str | None
+    slot: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which weights answer.
+
+    Example: ``Placement(slot="live", assignment=Assignment(arm=Arm.LIVE, propensity=0.8))``
+    """
+
+    slot: str
+    assignment: Assignment
+
+    def scope(self, caller: Caller) -> Scope:
+        """Whose conversations may be continued."""
+        return Scope(tenant=caller.tenant, user=caller.user, arm=self.assignment.arm.value, episode=caller.episode)
+
+
+class Senders:
+    """Reads callers from headers and bodies, and finds their weights."""
+
+    def __init__(self, engine: Engine, config: ServeConfig, clock: Clock) -> None:
+        self._engine = engine
+        self._config = config
+        self._clock = clock
+        self._users = UserKeys(config.user_keys)
+        self._arms = Arms(control=config.control_share, canary=config.canary_share, salt=config.arm_salt)
+
+    def caller(self, exchange: Exchange, who: Principal, user: str | None) -> Caller:
+        """Who asks; `user` is what the body says. Raises BadRequest, Unauthorized."""
+        user = user or exchange.text("X-Ostinato-User") or ANONYMOUS
+        signature = exchange.text("X-Ostinato-User-Signature")
+        if signature is not None:
+            if user == ANONYMOUS:
+                raise Unauthorized("X-Ostinato-User-Signature without a user; name the user that was signed.")
+            self._users.check(who.tenant, user, signature, self._clock())
+        slot = exchange.text("X-Ostinato-Slot")
+        if slot is not None and not who.admin:
+            raise Unauthorized("X-Ostinato-Slot needs an admin key; send it as X-Ostinato-Key or leave the header out.")
+        return Caller(
+            tenant=who.tenant,
+            user=user,
+            verified=signature is not None,
+            episode=exchange.text("X-Ostinato-Episode"),
+            group=exchange.text("X-Ostinato-Group"),
+            slot=slot,
+        )
+
+    async def place(self, caller: Caller) -> Placement:
+        """The weights of this caller; waits a while for the first to load. Raises NotFound, Loading."""
+        loaded = self._engine.slots()
+        if caller.slot is not None:
+            if caller.slot not in loaded:
+                raise NotFound(
+                    f"No weights are loaded in slot {caller.slot!r}; loaded: {', '.join(sorted(loaded))}.", field="slot"
+                )
+            return Placement(slot=caller.slot, assignment=Assignment(arm=Arm.EVAL, propensity=1.0))
+        if Arm.LIVE not in loaded:
+            loaded = await self._loaded()
+        assignment = self._arms.assign(caller.tenant, caller.user, loaded)
+        return Placement(slot=assignment.arm.value, assignment=assignment)
+
+    async def _loaded(self) -> Mapping[str, PolicyVersion]:
+        ends = asyncio.get_running_loop().time() + self._config.loading_wait_s
+        while Arm.LIVE not in (loaded := self._engine.slots()):
+            if asyncio.get_running_loop().time() >= ends:
+                raise Loading("The model's weights are still being loaded; try again in a moment.")
+            await asyncio.sleep(_LOOK_S)
+        return loaded

@@ -1,0 +1,314 @@
+"""Token-in, token-out: a follow-up call reuses the ids that were sampled instead of tokenising their text again.
+
+A conversation that a client sends back is recognised by a hash chain over its messages. After a restart, when only the log's turns
+are known (they hold ids, not messages), it is recognised once by rendering it and comparing ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import Finish, Turn
+from ostinato.core.seams import Renderer
+from ostinato.serve.arms import ANONYMOUS
+
+_OVERHEAD = 32  # what an entry costs besides its ids, in ids
+_GUESSES = 8  # turns of a user that are tried where a message may begin with words that the client put there
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Whose conversations may be found: one tenant's one user's in one arm; with an `episode`, only that episode's.
+
+    People without a name are strangers to each other: nothing is found for who does not name the episode.
+
+    Example: ``Scope(tenant="default", user="u42", arm="live", episode=None)``
+    """
+
+    tenant: str
+    user: str
+    arm: str
+    episode: str | None = None
+
+    @property
+    def shared(self) -> bool:
+        """True if the callers in it may be different people who know nothing of each other."""
+        return self.user == ANONYMOUS and self.episode is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A stored turn. `known`: its ids are what the client saw, up to the assistant's end token if `ended`."""
+
+    turn: str
+    episode: str
+    ids: array[int]
+    ended: bool
+    known: bool
+    prompt: int  # how many of the ids were the prompt
+    text: str  # of a turn that was read from the log; "" otherwise
+
+
+@dataclass(slots=True, kw_only=True)
+class Question:
+    """A conversation that is to be answered, before its ids are known. `chain` has a hash for each message and what is before it."""
+
+    scope: Scope
+    messages: Sequence[dict[str, Any]]
+    continued: bool
+    chain: list[bytes]
+    known: int  # messages that the found turn has
+    entry: _Entry | None
+    warmed: list[tuple[bytes, _Entry]] = field(default_factory=list[tuple[bytes, _Entry]])
+
+    @property
+    def prefill(self) -> str:
+        """What the answer begins with because the client said so."""
+        return self.messages[-1]["content"] if self.continued else ""
+
+    @property
+    def before(self) -> bytes:
+        """The hash of all messages before the one that is answered with."""
+        return self.chain[-2 if self.continued else -1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The ids to send to the engine and the turn they continue.
+
+    Example: ``Prompt(ids=(1, 2, 7, 9, 4), parent="chatcmpl-3f:0", episode="e1")``; `parent` and `episode` are None when new.
+    """
+
+    ids: tuple[int, ...]
+    parent: str | None = None
+    episode: str | None = None
+
+
+class Sessions:
+    """Finds the stored turn that a conversation continues. Bounded: the least recently used turns are forgotten.
+
+    `look`, `remember` and `restore` belong to one thread; `render` may run on another meanwhile: it only reads.
+
+    Args:
+        renderer: messages <-> ids.
+        budget: most token ids held.
+
+    Example::
+
+        question = sessions.look(scope, messages)
+        prompt = sessions.render(question)
+        ...  # the answer is sampled and stored as a turn
+        sessions.remember(question, turn)
+    """
+
+    def __init__(self, renderer: Renderer, *, budget: int) -> None:
+        self._renderer = renderer
+        self._budget = budget
+        self._held = 0
+        self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()  # by conversation and episode
+        self._latest: dict[bytes, str] = {}  # the newest episode of a conversation
+        self._cold: dict[bytes, list[_Entry]] = defaultdict(list)  # read from the log, by scope; newest last
+        self._stop_ids = renderer.stop_ids()
+
+    def __len__(self) -> int:
+        return len(self._entries) + sum(map(len, self._cold.values()))
+
+    def look(self, scope: Scope, messages: Sequence[dict[str, Any]], *, continued: bool = False) -> Question:
+        """Recognise a conversation; `continued`: its last message is the assistant's and is to be gone on with."""
+        question = Question(
+            scope=scope, messages=messages, continued=continued, chain=_chain(scope, messages), known=0, entry=None
+        )
+        if not scope.shared and self._entries:
+            for i in _spoken(messages):
+                entry = self._find(question.chain[i + 1], scope.episode)
+                if entry is not None:
+                    question.known, question.entry = i + 1, entry
+                    break
+        return question
+
+    def render(self, question: Question) -> Prompt:
+        """The ids, reusing those of the found turn. Raises BadRequest for messages that cannot be rendered."""
+        if question.entry is None and self._cold and not question.scope.shared:
+            with suppress(
+                BadRequest
+            ):  # a part of the conversation cannot be rendered alone: it is not looked for further
+                self._find_cold(question)
+        entry, asked = question.entry, question.scope.episode
+        episode = asked or (entry.episode if entry is not None else None)
+        if question.continued:
+            ids = tuple(self._renderer.chat(question.messages, continue_final=True))
+            extends = entry is not None and entry.known and tuple(entry.ids) == ids[: len(entry.ids)]
+            return Prompt(ids=ids, parent=entry.turn if entry is not None and extends else None, episode=episode)
+        if entry is not None:
+            following = self._follow(entry, question.messages, question.known)
+            if following is not None:
+                return Prompt(ids=tuple(following), parent=entry.turn, episode=episode)
+        return Prompt(ids=tuple(self._renderer.chat(question.messages)), episode=episode)
+
+    def remember(self, question: Question, turn: Turn) -> None:
+        """Index a turn that answered this question."""
+        for key, entry in question.warmed:
+            self._put(key, entry)
+        question.warmed.clear()
+        if turn.finish.trainable:
+            key = _hash(question.before, "assistant", question.prefill + turn.text)
+            self._put(key, self._entry(turn))
+
+    def restore(self, turn: Turn) -> None:
+        """Index a turn that was read from the log."""
+        if not turn.finish.trainable:
+            return
+        entry = self._entry(turn, text=turn.text)
+        self._cold[_place(turn.tenant, turn.user, turn.arm)].append(entry)
+        self._hold(entry)
+
+    # ------------------------------------------------------------ finding
+
+    def _find(self, key: bytes, episode: str | None) -> _Entry | None:
+        place = (key, episode if episode is not None else self._latest.get(key, ""))
+        entry = self._entries.get(place)
+        if entry is not None:
+            self._entries.move_to_end(place)
+        return entry
+
+    def _find_cold(self, question: Question) -> None:
+        """Walk along the conversation's answers, each found by the ids that its question has."""
+        scope, messages = question.scope, question.messages
+        place = _place(scope.tenant, scope.user, scope.arm)
+        cold = [
+            entry
+            for entry in list(self._cold.get(place, ()))
+            if scope.episode is None or entry.episode == scope.episode
+        ]
+        spoken = [*reversed(_spoken(messages))]
+        if not cold or not spoken:
+            return
+        ids = self._renderer.chat(messages[: spoken[0]]) if spoken[0] else None
+        for position, i in enumerate(spoken):
+            entry = self._match(cold, ids, messages[: i + 1])
+            if entry is None:
+                return
+            question.known, question.entry = i + 1, entry
+            question.warmed.append((question.chain[i + 1], entry))
+            if position + 1 < len(spoken):
+                upto = messages[: spoken[position + 1]]
+                ids = self._follow(entry, upto, i + 1) or self._renderer.chat(upto)
+
+    def _match(self, cold: list[_Entry], ids: list[int] | None, messages: Sequence[dict[str, Any]]) -> _Entry | None:
+        """The newest turn whose prompt has these ids and whose text ends these messages, or was continued to end them."""
+        said: str = messages[-1]["content"]
+        guesses = 0
+        for entry in reversed(cold):
+            if ids is not None and entry.text == said and entry.ids[: entry.prompt].tolist() == ids:
+                return entry
+            if not said.endswith(entry.text) or guesses == _GUESSES:
+                continue
+            guesses += 1
+            begun = {"role": "assistant", "content": said[: len(said) - len(entry.text)]}
+            opened = self._renderer.chat([*messages[:-1], begun], continue_final=True)
+            if entry.ids[: entry.prompt].tolist() == opened:
+                return entry
+        return None
+
+    # ------------------------------------------------------------ ids
+
+    def _follow(self, entry: _Entry, messages: Sequence[dict[str, Any]], known: int) -> list[int] | None:
+        """The turn's ids and what follows; None if the client did not see all of them, or the end token cannot be told."""
+        if known >= len(messages) or not entry.known:
+            return None
+        rest = self._renderer.follow_up(messages, known)
+        if entry.ended:
+            return [*entry.ids, *rest]
+        closing = self._closing(messages, known, rest)
+        return None if closing is None else [*entry.ids, *closing, *rest]
+
+    def _closing(self, messages: Sequence[dict[str, Any]], known: int, rest: list[int]) -> list[int] | None:
+        """What the template puts between an assistant's text and what `follow_up` starts with."""
+        opened = self._renderer.chat(messages[:known], continue_final=True)
+        whole = self._renderer.chat(messages)
+        closing = whole[len(opened) : len(whole) - len(rest)]
+        fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
+        return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
+
+    def _entry(self, turn: Turn, text: str = "") -> _Entry:
+        ended = bool(turn.sampled_ids) and turn.sampled_ids[-1] in self._stop_ids
+        return _Entry(
+            turn=turn.id,
+            episode=turn.episode,
+            ids=array("i", turn.prompt_ids + turn.sampled_ids),
+            ended=ended,
+            known=ended or turn.finish is not Finish.STOP,  # a stop string was sampled, and nobody has seen it
+            prompt=len(turn.prompt_ids),
+            text=text,
+        )
+
+    # ------------------------------------------------------------ memory
+
+    def _put(self, key: bytes, entry: _Entry) -> None:
+        place = (key, entry.episode)
+        old = self._entries.pop(place, None)
+        if old is not None:
+            self._held -= _size(old)
+        self._entries[place] = entry
+        self._latest[key] = entry.episode
+        self._hold(entry)
+
+    def _hold(self, entry: _Entry) -> None:
+        self._held += _size(entry)
+        while self._held > self._budget and (self._cold or self._entries):
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the oldest: of what was read from the log first, of which most is never asked for again."""
+        if self._cold:
+            place = next(iter(self._cold))
+            entries = self._cold[place]
+            self._held -= _size(entries.pop(0))
+            if not entries:
+                del self._cold[place]
+            return
+        (key, episode), entry = self._entries.popitem(last=False)
+        self._held -= _size(entry)
+        if self._latest.get(key) == episode:
+            del self._latest[key]
+
+
+def _spoken(messages: Messages) -> list[int]:
+    """The places of the assistant's messages before the last message, last first."""
+    return [i for i in range(len(messages) - 2, -1, -1) if messages[i]["role"] == "assistant"]
+
+
+def _size(entry: _Entry) -> int:
+    return len(entry.ids) + _OVERHEAD
+
+
+def _chain(scope: Scope, messages: Messages) -> list[bytes]:
+    """Whose conversation it is as a hash, then one hash per message, each covering all before it."""
+    last = _place(scope.tenant, scope.user, scope.arm)
+    hashes = [last]
+    for message in messages:
+        last = _hash(last, message["role"], message["content"])
+        hashes.append(last)
+    return hashes
+
+
+def _place(tenant: str, user: str, arm: str) -> bytes:
+    return _hash(b"", tenant, user, arm)
+
+
+def _hash(seed: bytes, *parts: str) -> bytes:
+    """A hash of a list of parts: lengths are hashed too, so that no two lists run together."""
+    pieces = [len(seed).to_bytes(8, "big"), seed]
+    for part in parts:
+        data = part.encode()
+        pieces += (len(data).to_bytes(8, "big"), data)
+    return blake2b(b"".join(pieces), digest_size=16).digest()

@@ -1,0 +1,1 @@
+"""What people did: from JSON events to signals in the log."""

@@ -1,0 +1,27 @@
+"""`POST /v1/feedback`."""
+
+from __future__ import annotations
+
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.feedback.events import parse_feedback
+from ostinato.serve.feedback.intake import Intake
+from ostinato.serve.parts import Parts
+from ostinato.serve.wire.exchange import Exchange
+
+
+class Feedback:
+    """The handler of the route."""
+
+    def __init__(self, parts: Parts, intake: Intake) -> None:
+        self._parts = parts
+        self._intake = intake
+
+    async def take(self, exchange: Exchange) -> None:
+        """One event or a list: durable when the 202 is sent, which says of each what became of it."""
+        tenant = self._parts.keys.identify(exchange.headers).tenant
+        body = await exchange.json()
+        signals = parse_feedback(body, tenant=tenant, now=self._parts.clock())
+        self._parts.quotas.count_events(tenant, len(signals))
+        statuses = await self._intake.take(signals)
+        answers = [{"id": signal.id, "status": status.value} for signal, status in zip(signals, statuses, strict=True)]
+        await exchange.reply(202, json_bytes(answers if isinstance(body, list) else answers[0]))

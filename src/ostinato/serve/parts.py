@@ -1,0 +1,31 @@
+"""What every handler of the gateway is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.core.seams import Clock, Engine, Log, Renderer
+from ostinato.serve.auth import Keyring
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.metrics import Metrics
+from ostinato.serve.quotas import Quotas
+from ostinato.serve.writes import Writes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts that handlers share. `model` is the name that clients send; `clock` gives Unix seconds.
+
+    Example: ``Calls(parts, stored=intake.turn)``
+    """
+
+    engine: Engine
+    renderer: Renderer
+    log: Log
+    config: ServeConfig
+    clock: Clock
+    model: str
+    keys: Keyring
+    quotas: Quotas
+    metrics: Metrics
+    writes: Writes

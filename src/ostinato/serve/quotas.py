@@ -1,0 +1,151 @@
+"""What each tenant may use: calls and events a second, tokens a minute, samples in progress. Arithmetic over a given clock.
+
+Of the places for samples in progress one half is everybody's and the other is kept for tenants in equal shares, so that however
+much one of them asks for, the next one finds room at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from typing import Literal
+
+from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
+from ostinato.core.seams import Clock
+from ostinato.serve.config import QuotaConfig, ServeConfig
+
+
+class QuotaExceeded(OstinatoError):
+    """A tenant has used up what it may. `kind` is OpenAI's word for what of; `retry_after_s` says when to come again."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, kind: Literal["requests", "tokens"], retry_after_s: float) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+
+class Bucket:
+    """Fills at `rate` a second up to `size`; whoever takes leaves less for the next.
+
+    Example: ``Bucket(rate=2.0, size=10.0, now=0.0).take(1.0, now=0.0) == 0.0``
+    """
+
+    __slots__ = ("_at", "_level", "_rate", "_size")
+
+    def __init__(self, *, rate: float, size: float, now: float) -> None:
+        self._rate, self._size = rate, size
+        self._level, self._at = size, now
+
+    def take(self, amount: float, now: float) -> float:
+        """Take so much and return 0, or take nothing and return the seconds until it can be had.
+
+        More than the bucket holds can be had when it is full; the debt is paid off by the time that follows.
+        """
+        self._level = min(self._size, self._level + self._rate * max(0.0, now - self._at))
+        self._at = now
+        short = min(amount, self._size) - self._level
+        if short > 0:
+            return short / self._rate
+        self._level -= amount
+        return 0.0
+
+    def give_back(self, amount: float) -> None:
+        """Put back what was taken and not used."""
+        self._level = min(self._size, self._level + amount)
+
+
+class _Tenant:
+    def __init__(self, quota: QuotaConfig, now: float) -> None:
+        self.quota = quota
+        self.open = 0
+        self.calls = Bucket(rate=quota.calls_per_s, size=quota.burst, now=now)
+        self.events = Bucket(rate=quota.events_per_s, size=max(4 * quota.events_per_s, 1000.0), now=now)
+        minute = quota.tokens_per_minute
+        self.tokens = Bucket(rate=minute / 60, size=float(minute), now=now) if minute else None
+
+
+class Quotas:
+    """The tenants' accounts.
+
+    Args:
+        config: the quotas.
+        tenants: all tenants that can ask.
+        clock: seconds.
+        refused: told of a tenant and the error's code when something is refused.
+    """
+
+    def __init__(
+        self, config: ServeConfig, tenants: Collection[str], clock: Clock, refused: Callable[[str, str], None]
+    ) -> None:
+        self._clock = clock
+        self._refused = refused
+        now = clock()
+        self._tenants = {name: _Tenant(config.tenant_quotas.get(name, config.quota), now) for name in tenants}
+        self._places = config.max_inflight
+        self._kept = self._places if len(tenants) == 1 else self._places // (2 * len(tenants))
+        self._open = 0
+        self._kept_free = self._kept * len(tenants)  # places that are kept for tenants and not taken by them
+
+    def count_call(self, tenant: str) -> None:
+        """A model call has come. Raises QuotaExceeded."""
+        account = self._tenants[tenant]
+        if wait_s := account.calls.take(1.0, self._clock()):
+            limit = f"{account.quota.calls_per_s:g} calls a second (serve.quota.calls_per_s)"
+            raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+
+    def count_events(self, tenant: str, events: int) -> None:
+        """Feedback has come. Raises QuotaExceeded."""
+        account = self._tenants[tenant]
+        if wait_s := account.events.take(events, self._clock()):
+            limit = f"{account.quota.events_per_s:g} events a second (serve.quota.events_per_s)"
+            raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+
+    @contextmanager
+    def places(self, tenant: str, samples: int) -> Generator[None]:
+        """Room for a call's samples while it is in progress. Raises BadRequest, QuotaExceeded, Unavailable."""
+        account = self._tenants[tenant]
+        quota = account.quota
+        most = min(quota.max_n, quota.open_samples, self._places - self._kept * (len(self._tenants) - 1))
+        if samples > most:
+            raise BadRequest(f"n is {samples}; at most {most} samples are made per call here.", field="n")
+        if account.open + samples > quota.open_samples:
+            limit = f"{account.open} samples are in progress, of {quota.open_samples} (serve.quota.open_samples)"
+            raise self._exceeded(tenant, f"{limit}; wait for one.", 1.0)
+        own = max(0, self._kept - account.open)
+        if samples > self._places - self._open - (self._kept_free - own):
+            self._refused(tenant, Unavailable.code)
+            raise Unavailable(f"{self._open} samples are being made, as many as fit; try again in a moment.")
+        self._change(account, samples)
+        try:
+            yield
+        finally:
+            self._change(account, -samples)
+
+    def hold_tokens(self, tenant: str, tokens: int) -> None:
+        """A call may use so many tokens. Raises QuotaExceeded."""
+        account = self._tenants[tenant]
+        if account.tokens is not None and (wait_s := account.tokens.take(tokens, self._clock())):
+            limit = f"{account.quota.tokens_per_minute} (serve.quota.tokens_per_minute)"
+            why = f"{tokens} tokens are more than is left of this minute's {limit}; wait or ask for less."
+            raise self._exceeded(tenant, why, wait_s, "tokens")
+
+    def give_back_tokens(self, tenant: str, tokens: int) -> None:
+        """The call has ended and did not use these."""
+        bucket = self._tenants[tenant].tokens
+        if bucket is not None:
+            bucket.give_back(tokens)
+
+    def _exceeded(
+        self, tenant: str, why: str, wait_s: float, kind: Literal["requests", "tokens"] = "requests"
+    ) -> QuotaExceeded:
+        self._refused(tenant, QuotaExceeded.code)
+        return QuotaExceeded(why, kind=kind, retry_after_s=wait_s)
+
+    def _change(self, account: _Tenant, samples: int) -> None:
+        before = max(0, self._kept - account.open)
+        account.open += samples
+        self._open += samples
+        self._kept_free += max(0, self._kept - account.open) - before

@@ -1,0 +1,98 @@
+"""The outermost layer of each route: who may connect, exceptions to OpenAI-shaped errors, statuses to metrics."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ostinato.core.errors import NotFound, OstinatoError, Unavailable
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.dialects.openai_reply import error_body, json_bytes, sse
+from ostinato.serve.metrics import Metrics
+from ostinato.serve.wire.exchange import Exchange, Headers
+from ostinato.serve.wire.origins import Origins
+from ostinato.serve.wire.watch import ClientGone
+
+_LOG = logging.getLogger(__name__)
+_GONE = 499  # nginx' number for a client that closed the connection; never sent
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class MethodNotAllowed(OstinatoError):
+    """The path exists, the method does not."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class Endpoint:
+    """An ASGI app for one route.
+
+    Args:
+        route: the path's pattern, a label of the metrics.
+        handle: answers an exchange; may raise.
+        origins: who may connect.
+        metrics: hears the status.
+        config: the waits.
+    """
+
+    def __init__(self, route: str, handle: Handler, *, origins: Origins, metrics: Metrics, config: ServeConfig) -> None:
+        self._route = route
+        self._handle = handle
+        self._origins = origins
+        self._metrics = metrics
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._config)
+        status = _GONE
+        try:
+            try:
+                self._origins.check(exchange.headers)
+                await self._handle(exchange)
+            except OstinatoError as error:
+                await _fail(exchange, error)
+            except ClientGone:
+                raise
+            except Exception as error:  # noqa: BLE001  # the last resort: a fault of ours must not look like a dead connection
+                _LOG.exception("%s failed", self._route)
+                await _fail(
+                    exchange, OstinatoError(f"Internal error ({type(error).__name__}); the server's log has more.")
+                )
+            status = exchange.status
+        except ClientGone:
+            pass
+        finally:
+            self._metrics.answered(self._route, status)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405 in OpenAI's shape."""
+    failure: OstinatoError = NotFound(f"There is nothing at {request.url.path[:200]!r}; the API lives under /v1/.")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        failure = MethodNotAllowed(f"{request.method} is not possible on {request.url.path[:200]}.")
+    return Response(json_bytes(error_body(failure)), failure.status, media_type="application/json")
+
+
+async def _fail(exchange: Exchange, error: OstinatoError) -> None:
+    if exchange.status:  # only streams fail after their start: a last event with the error, and no [DONE]
+        await exchange.write(sse(error_body(error)), last=True)
+    else:
+        await exchange.reply(error.status, json_bytes(error_body(error)), _headers(error))
+
+
+def _headers(error: OstinatoError) -> Headers:
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    wait_s = getattr(error, "retry_after_s", 1.0 if isinstance(error, Unavailable) else 0.0)
+    if not wait_s:
+        return []
+    exact = str(math.ceil(wait_s * 1000)).encode()  # OpenAI's client reads milliseconds first
+    return [(b"retry-after", str(math.ceil(wait_s)).encode()), (b"retry-after-ms", exact)]

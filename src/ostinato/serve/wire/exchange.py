@@ -1,0 +1,115 @@
+"""One HTTP request and its answer: headers, the JSON body, and an answer that is sent whole or piece by piece, each in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from ostinato.core.errors import BadRequest
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.wire.body import read_json
+from ostinato.serve.wire.watch import ClientGone, Watch
+
+MAX_HEADER_CHARS = 512
+JSON = b"application/json"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Exchange:
+    """What a handler gets. `status` is 0 until the answer's head was sent; `watch` is set while a model call runs.
+
+    Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
+    """
+
+    __slots__ = ("_config", "_send", "headers", "method", "path", "receive", "status", "watch")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.receive = receive
+        self.status = 0
+        self.watch: Watch | None = None
+        self._send = send
+        self._config = config
+
+    def text(self, name: str) -> str | None:
+        """A header's value: UTF-8, or Latin-1 if it is not; None if it is absent. Raises BadRequest."""
+        raw = self.headers.get(name.lower().encode())
+        if raw is None:
+            return None
+        try:
+            value = raw.decode()
+        except UnicodeDecodeError:
+            value = raw.decode("latin-1")
+        if not (0 < len(value) <= MAX_HEADER_CHARS and value.isprintable()):
+            raise BadRequest(f"{name} must hold 1 to {MAX_HEADER_CHARS} printable characters.", field=name)
+        return value
+
+    async def json(self) -> Any:
+        """The body's JSON value. Raises BadRequest, TooLarge, ClientGone."""
+        config = self._config
+        return await read_json(
+            self._body(),
+            self.headers,
+            limit=config.max_body_bytes,
+            depth=config.max_depth,
+            values=config.max_values,
+            timeout_s=config.body_timeout_s,
+        )
+
+    async def reply(self, status: int, body: bytes, headers: Headers | None = None, kind: bytes = JSON) -> None:
+        """The whole answer at once."""
+        length = str(len(body)).encode()
+        await self.start(status, [(b"content-type", kind), (b"content-length", length), *(headers or [])])
+        await self.write(body, last=True)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """The head of an answer whose body follows piece by piece."""
+        self.status = status
+        await self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """A piece of the body. Raises ClientGone, for the last piece also if the client is already known to have left."""
+        watch = self.watch
+        if not last or watch is None:
+            await self._put({"type": "http.response.body", "body": data, "more_body": not last})
+            return
+        # Servers take bytes for nobody in silence: a disconnect that has arrived by now ends the task here.
+        await asyncio.sleep(0)
+        await self._put({"type": "http.response.body", "body": data, "more_body": False})
+        watch.answered = True
+
+    async def aside(self, head: Headers, data: bytes) -> None:
+        """A piece of a streamed body, after its head if that was not sent, from beside the watched task. Raises OSError."""
+        async with asyncio.timeout(self._config.send_timeout_s):
+            if not self.status:
+                self.status = 200
+                await self._send({"type": "http.response.start", "status": 200, "headers": head})
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _put(self, message: Message) -> None:
+        limit_s = self._config.send_timeout_s
+        try:
+            if self.watch is not None:
+                self.watch.allow(limit_s, ClientGone)
+                await self._send(message)
+                return
+            async with asyncio.timeout(limit_s):
+                await self._send(message)
+        except OSError:  # TimeoutError is one
+            raise ClientGone from None
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            if body := message.get("body", b""):
+                yield body

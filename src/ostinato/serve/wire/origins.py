@@ -1,0 +1,77 @@
+"""A server without keys trusts whoever reaches it, so it answers only to its own names and to pages of this machine.
+
+A web page can make a browser send requests to this machine, and, by pointing its own name at 127.0.0.1, even read the answers
+(DNS rebinding). Both show in the headers: the page's name stands in Host, or in Origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from ostinato.core.errors import OstinatoError
+from ostinato.serve.auth import is_loopback
+
+
+class WrongHost(OstinatoError):
+    """The request was meant for another name."""
+
+    status = 421
+    code = "wrong_host"
+
+
+class CrossSite(OstinatoError):
+    """The request comes from a web page of another site."""
+
+    status = 403
+    code = "cross_site"
+
+
+class Origins:
+    """Checks Host and Origin where no key is asked for.
+
+    Args:
+        checked: False where keys are asked for, which no foreign page has.
+        allowed: names beside loopback's; "*" lets everything through.
+
+    Example: ``Origins(checked=True, allowed=("box.local",)).check({b"host": b"127.0.0.1:8321"})``
+    """
+
+    def __init__(self, *, checked: bool, allowed: Sequence[str]) -> None:
+        self._checked = checked and "*" not in allowed
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._known: set[bytes] = set()
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise WrongHost or CrossSite for a request with these headers (lower-case names)."""
+        if not self._checked:
+            return
+        host = headers.get(b"host", b"")
+        if host not in self._known:
+            self._check_host(host)
+        origin = headers.get(b"origin")
+        if origin is not None and not self._is_ours(_name(origin)):
+            raise CrossSite(
+                f"This server has no keys and takes no requests from pages of {origin[:200].decode('latin-1')!r}; "
+                "set serve.api_keys, or name the page's host in serve.allowed_hosts."
+            )
+
+    def _check_host(self, host: bytes) -> None:
+        if not self._is_ours(_name(b"//" + host)):
+            raise WrongHost(
+                f"This server has no keys and does not answer to the name {host[:200].decode('latin-1')!r}; "
+                "set serve.api_keys, or add the name to serve.allowed_hosts."
+            )
+        if len(self._known) < 64:
+            self._known.add(host)
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._allowed or is_loopback(name)
+
+
+def _name(url: bytes) -> str:
+    """The host's name in an origin or after two slashes; "" if there is none."""
+    try:
+        return urlsplit(url.decode("latin-1")).hostname or ""
+    except ValueError:
+        return ""

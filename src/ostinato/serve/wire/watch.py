@@ -1,0 +1,91 @@
+"""One timer and one listener per call: they end its task when the client leaves or when a step takes too long.
+
+A deadline is only noted when a step begins; the timer looks at it when it fires. A step thus costs no timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from starlette.types import Receive
+
+
+class ClientGone(Exception):
+    """The client closed the connection or stopped reading: there is nobody to answer."""
+
+
+class Watch:
+    """Cancels the task that entered it, and turns the cancellation into the reason for it.
+
+    Args:
+        receive: the connection's remaining messages; a disconnect ends the task with `ClientGone`.
+
+    Example::
+
+        async with Watch(receive) as watch:
+            watch.allow(30.0, lambda: EngineFailed("..."))  # what is awaited now may take 30 s
+            chunk = await anext(chunks)
+    """
+
+    __slots__ = ("_deadline", "_late", "_listener", "_loop", "_receive", "_task", "_timer", "answered", "reason")
+
+    def __init__(self, receive: Receive) -> None:
+        self.reason: Exception | None = None
+        self.answered = False  # the whole answer was handed over: a disconnect means nothing any more
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._deadline = float("inf")
+        self._late: Callable[[], Exception] = ClientGone
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Watch:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._listener = self._loop.create_task(self._listen())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._listener.cancel()
+        if self.reason is not None and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise self.reason from None
+
+    def allow(self, seconds: float, late: Callable[[], Exception]) -> None:
+        """The step that begins now may take so long; `late` makes the error that the task ends with if it takes longer."""
+        self._deadline = deadline = self._loop.time() + seconds
+        self._late = late
+        if self._timer is None or self._timer.when() > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(deadline, self._look)
+
+    def free(self) -> None:
+        """The step that begins now may take as long as it wants."""
+        self._deadline = float("inf")
+
+    def end(self, reason: Exception) -> None:
+        """End the task for this reason; the first reason holds."""
+        if self.reason is None:
+            self.reason = reason
+            self._task.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._deadline:
+            self.end(self._late())
+        elif self._deadline < float("inf"):
+            self._timer = self._loop.call_at(self._deadline, self._look)
+
+    async def _listen(self) -> None:
+        message: Mapping[str, Any] = {"type": ""}
+        while message["type"] != "http.disconnect":
+            message = await self._receive()
+        if not self.answered:
+            self.end(ClientGone())

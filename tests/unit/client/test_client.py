@@ -1,0 +1,256 @@
+"""The product's side: feedback that counts once, in bounded time, and never holds a program up."""
+
+import ast
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ostinato.core.records import Source
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.gateway import create_app
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.testing.serving import serving
+from ostinato_client import AsyncOstinato, Event, NotAllowed, NotTaken, Ostinato, Receipt, Refused, sign_user
+from ostinato_client.background import Background
+from ostinato_client.sending import Sender
+
+KEY = "sk-0123456789abcdef"
+PACKAGE = Path(__file__).parents[3] / "client" / "src"
+
+
+class Flaky:
+    """Answers the first requests with 503; the events are stored all the same."""
+
+    def __init__(self, app, failures):
+        self.app, self.left = app, failures
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or self.left == 0:
+            await self.app(scope, receive, send)
+            return
+        self.left -= 1
+
+        async def nowhere(message):
+            pass
+
+        await self.app(scope, receive, nowhere)
+        await send({"type": "http.response.start", "status": 503, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def app(log, *keys, **config):
+    return create_app(
+        engine=FakeEngine(),
+        renderer=ByteRenderer(),
+        log=log,
+        config=ServeConfig(api_keys=keys, **config),
+        clock=lambda: 1000.0,
+        model_name="m",
+    )
+
+
+@contextmanager
+def answering(answers):
+    """A server that answers each POST with the next of these functions of its handler; yields URL and the bodies."""
+    bodies = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            answers[min(len(bodies), len(answers)) - 1](self)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", bodies
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def reply(status, body=b'{"id":"e","status":"accepted"}', length=None, **headers):
+    def answer(handler):
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("content-length", str(len(body) if length is None else length))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+async def test_both_clients_retry_with_one_id_and_count_once():
+    log = MemoryLog()
+    async with serving(Flaky(app(log), 2)) as url:
+        sent = await asyncio.to_thread(Ostinato(url).feedback, "R", "accepted", True)
+        async with AsyncOstinato(url + "/v1/") as client:
+            other = await client.feedback("R:1", "undone", 0.5, source="code", occurred_at=3.0, comment="c", id="mine")
+    first, second = log.signals()
+    assert (first.id, first.turn, first.name, first.value) == (sent.id, "R:0", "accepted", 1.0)
+    assert sent.status == "early"
+    assert (second.id, second.turn, second.occurred_at, second.source) == ("mine", "R:1", 3.0, Source.CODE)
+    assert other == Receipt("mine", "early")
+
+
+async def test_many_go_in_lists_of_a_thousand():
+    log = MemoryLog()
+    events = [Event(f"R{i}", "accepted", True) for i in range(2500)]
+    async with serving(app(log)) as url, AsyncOstinato(url, deadline_s=30) as client:
+        receipts = await client.feedback_many(events)
+        assert await client.feedback_many([]) == []
+    assert [receipt.id for receipt in receipts] == [event.id for event in events] == [s.id for s in log.signals()]
+
+
+async def test_clients_say_what_is_wrong():
+    log = MemoryLog()
+    async with serving(app(log, KEY)) as url:
+        with pytest.raises(NotAllowed):
+            await asyncio.to_thread(Ostinato(url).feedback, "R", "accepted", True)
+        with pytest.raises(Refused, match="name") as caught:
+            await asyncio.to_thread(Ostinato(url, KEY).feedback, "R", "not a name", True)
+        assert caught.value.field == "name"
+        log.full = True
+        async with AsyncOstinato(url, KEY, deadline_s=0.3) as client:
+            with pytest.raises(NotTaken, match="507"):
+                await client.feedback("R", "accepted", True)
+    for bad in ("file:///etc/passwd", "127.0.0.1:8321", ""):
+        with pytest.raises(ValueError, match="base_url"):
+            Ostinato(bad)
+
+
+def drips(handler):
+    handler.send_response(202)
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    for _ in range(100):
+        try:
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+        except OSError:
+            return
+        time.sleep(0.05)
+
+
+def hangs(handler):
+    time.sleep(1.5)
+
+
+@pytest.mark.parametrize("answer", [reply(503), reply(429, retry_after="1000"), drips, hangs])
+def test_nobody_waits_beyond_the_deadline(answer):
+    with answering([answer]) as (url, _):
+        began = time.monotonic()
+        with pytest.raises(NotTaken, match=r"0\.4 s"):
+            Ostinato(url, deadline_s=0.4).feedback("R", "accepted", True)
+        assert time.monotonic() - began < 1.2
+
+
+def test_by_default_a_dead_server_costs_five_seconds_at_most():
+    with pytest.raises(NotTaken) as caught:
+        Ostinato("http://127.0.0.1:9", deadline_s=0.2).feedback("R", "accepted", True)
+    assert "same ids" in str(caught.value)
+    assert Ostinato("http://127.0.0.1:9")._deadline_s == 5.0
+
+
+def test_a_cut_answer_is_asked_for_again():
+    cut = reply(202, b'{"id":"e"', length=1000)
+    with answering([cut, reply(502), reply(429, retry_after="0"), reply(202)]) as (url, bodies):
+        assert Ostinato(url).feedback("R", "accepted", True) == Receipt("e", "accepted")
+    assert len(bodies) == 4
+    assert len(set(bodies)) == 1, "the same event with the same id"
+
+
+def test_a_key_is_never_sent_elsewhere():
+    with answering([reply(202)]) as (elsewhere, bodies):
+        for status in (301, 302, 307, 308):
+            with answering([reply(status, location=elsewhere + "/v1/feedback")]) as (url, _), pytest.raises(Refused):
+                Ostinato(url, KEY).feedback("R", "accepted", True)
+        assert not bodies
+
+
+async def test_enqueued_events_are_sent_beside_the_program():
+    log = MemoryLog(delay_s=0.05)
+    async with serving(app(log)) as url:
+        client = Ostinato(url)
+        began = time.monotonic()
+        ids = [client.enqueue("R", "accepted", True) for _ in range(50)]
+        assert time.monotonic() - began < 0.5
+        assert await asyncio.to_thread(client.flush)
+        assert [signal.id for signal in log.signals()] == ids
+        assert await asyncio.to_thread(client.close)
+        with pytest.raises(NotTaken, match="closed"):
+            client.enqueue("R", "accepted", True)
+    assert log.appends < 50
+
+
+async def test_one_bad_event_does_not_take_its_neighbours_along(caplog):
+    log = MemoryLog()
+    async with serving(app(log)) as url:
+        client = Ostinato(url)
+        good = [client.enqueue("R", name, True) for name in ("accepted", "not a name", "undone")]
+        with caplog.at_level(logging.ERROR, "ostinato_client"):
+            assert await asyncio.to_thread(client.close)
+    assert [signal.id for signal in log.signals()] == [good[0], good[2]]
+    assert good[1] in caplog.text
+
+
+def test_the_queue_is_bounded_and_what_was_not_sent_is_sent_later():
+    background = Background(Sender("http://127.0.0.1:9", None), most=3)
+    background._deadline_s = 0.05
+    for _ in range(3):
+        background.put(Event("R", "accepted", True))
+    with pytest.raises(NotTaken, match="3 events wait"):
+        background.put(Event("R", "accepted", True))
+    assert not background.flush(0.2)
+    with answering(
+        [lambda handler: reply(202, b"[" + b",".join([b'{"id":"e","status":"early"}'] * 3) + b"]")(handler)]
+    ) as (url, bodies):
+        background._sender = Sender(url, None)
+        assert background.flush(3.0)
+        assert len(bodies) == 1
+    assert background.close(0.1)
+
+
+def test_a_programs_end_sends_what_is_left():
+    with answering([reply(202)]) as (url, bodies):
+        code = f"from ostinato_client import Ostinato; Ostinato({url!r}).enqueue('R', 'accepted', True)"
+        subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(PACKAGE)}, timeout=20)
+        assert len(bodies) == 1
+
+
+def test_a_signature_is_pinned():
+    assert sign_user("secret-0123456789", "Zoë", now=1000.0, lifetime_s=60.0) == (
+        "1060.3f8dc0023236aec6645505734156dd4e3f38eb1e71e4596dc33be4d64258dbc5"
+    )
+
+
+def test_it_is_standard_library_and_python_3_9():
+    allowed = set(sys.stdlib_module_names) | {"ostinato_client"}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, path
+            assert not isinstance(node, ast.Match), path
+    code = "import sys, ostinato_client; print(*sorted(m for m in sys.modules if m.partition('.')[0] in ('ostinato', 'numpy', 'aiohttp')))"
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", code], check=True, env={"PYTHONPATH": str(PACKAGE)}, capture_output=True, text=True
+    )
+    assert found.stdout.strip() == ""

@@ -1,0 +1,233 @@
+"""Nothing waits for ever, and who waits hears so."""
+
+import asyncio
+import json
+from functools import partial
+
+import openai
+import pytest
+from gateway_world import ASK, V0, comments, events, eventually, world
+
+from ostinato.core.records import Finish
+from ostinato.serve.wire.watch import ClientGone, Watch
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+
+
+class Slow(FakeEngine):
+    """Waits before the first token."""
+
+    def __init__(self, wait_s):
+        super().__init__(lambda r: "hello")
+        self.wait_s = wait_s
+
+    async def generate(self, request):
+        await asyncio.sleep(self.wait_s)
+        async for chunk in super().generate(request):
+            yield chunk
+
+
+class Stuck:
+    """A connection that takes the head of an answer, or nothing at all."""
+
+    def __init__(self, app, takes):
+        self.app, self.takes = app, takes
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        left = self.takes
+
+        async def some(message):
+            nonlocal left
+            if left == 0:
+                await asyncio.sleep(60)
+            left -= 1
+
+        await self.app(scope, receive, some)
+        self.ended.set()
+
+
+async def test_a_stream_shows_signs_of_life_before_its_first_token():
+    async with world(engine=Slow(0.25), heartbeat_s=0.05, real=True) as w:
+        reader, writer = await w.connect({**ASK, "stream": True})
+        began = asyncio.get_running_loop().time()
+        assert b" 200 " in await reader.readline()
+        assert asyncio.get_running_loop().time() - began < 0.2, "the head must not wait for the first token"
+        writer.close()
+        await eventually(w.log.turns)
+        _, headers, raw = await w.chat(stream=True)
+        assert len(comments(raw)) >= 3
+        got = events(raw)
+        assert "".join(c["delta"].get("content", "") for e in got[:-1] for c in e["choices"]) == "hello"
+        assert got[-2]["ostinato"]["spans"] == [[0, "fake0", 6]]
+        assert headers["x-ostinato-turn"] == w.log.turns()[-1].id
+
+
+async def test_a_quick_stream_has_none_and_names_its_weights_in_the_head():
+    async with world(heartbeat_s=0.05) as w:
+        _, headers, raw = await w.chat(stream=True)
+        assert not comments(raw)
+        assert headers["x-ostinato-policy"] == "0"
+
+
+async def test_a_pause_in_the_middle_is_bridged():
+    class Pausing(FakeEngine):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                if chunk.ids == (108,):
+                    await asyncio.sleep(0.12)
+                yield chunk
+
+    async with world(engine=Pausing(lambda r: "hello"), heartbeat_s=0.05) as w:
+        _, _, raw = await w.chat(stream=True)
+        assert len(comments(raw)) >= 2
+        assert events(raw)[-1] == b"[DONE]"
+
+
+async def test_the_official_client_reads_over_signs_of_life():
+    async with (
+        world(engine=Slow(0.2), heartbeat_s=0.05, real=True) as w,
+        openai.AsyncOpenAI(base_url=w.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = await client.chat.completions.create(**ASK, stream=True)
+        assert "".join([event.choices[0].delta.content or "" async for event in stream]) == "hello"
+
+
+async def test_an_error_after_signs_of_life_is_an_event():
+    engine = Slow(0.12)
+    engine.fail_after = 2
+    async with world(engine=engine, heartbeat_s=0.05) as w:
+        status, _, raw = await w.chat(stream=True)
+        assert status == 200
+        assert events(raw)[-1]["error"]["code"] == "engine_error"
+        assert b"[DONE]" not in raw
+
+
+async def test_a_client_that_does_not_even_read_signs_of_life_is_given_up():
+    class Silent(FakeEngine):
+        async def generate(self, request):
+            self.running += 1
+            try:
+                await asyncio.sleep(60)
+                yield
+            finally:
+                self.running -= 1
+
+    engine = Silent()
+    wrap = partial(Stuck, takes=0)
+    async with world(engine=engine, heartbeat_s=0.02, send_timeout_s=0.1, real=True, wrap=wrap) as w:
+        _, writer = await w.connect({**ASK, "stream": True})
+        await eventually(w.log.turns)
+        assert (w.log.turns()[0].finish, engine.running) == (Finish.ABORT, 0)
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_slow_engine_is_an_error_and_an_untrainable_turn(stream):
+    async with world(engine=Slow(60), chunk_timeout_s=0.05) as w:
+        status, _, body = await w.chat(stream=stream)
+        assert (status, body["error"]["code"]) == (500, "engine_error")
+        assert w.log.turns()[0].finish is Finish.ERROR
+
+
+@pytest.mark.parametrize("takes", [0, 1])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/feedback", "/v1/nothing-but-an-error"])
+async def test_a_body_nobody_takes_is_given_up(takes, path):
+    stuck = None
+
+    def wrap(app):
+        nonlocal stuck
+        stuck = Stuck(app, takes)
+        return stuck
+
+    path = path.replace("/nothing-but-an-error", "/completions")
+    body = ASK if "chat" in path else {"bad": 1}
+    async with world(real=True, send_timeout_s=0.05, wrap=wrap) as w:
+        _, writer = await asyncio.open_connection(*w.address())
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+        )
+        writer.write(f"{head}\r\n\r\n".encode() + data)
+        async with asyncio.timeout(2):
+            await stuck.ended.wait()
+        writer.close()
+    assert not w.delivered()
+
+
+async def test_a_call_waits_while_the_first_weights_load():
+    engine = FakeEngine(lambda r: "hello", slots={})
+    async with world(engine=engine, loading_wait_s=5.0) as w:
+        call = asyncio.create_task(w.chat())
+        await asyncio.sleep(0.1)
+        assert not call.done()
+        engine._slots["live"] = V0
+        assert (await call)[0] == 200
+
+
+async def test_but_not_for_ever():
+    async with world(engine=FakeEngine(slots={}), loading_wait_s=0.05) as w:
+        assert (await w.get("/health"))[0] == 503
+        status, headers, body = await w.chat()
+        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "unavailable", "10")
+        assert not w.log.rows
+
+
+async def test_the_official_clients_own_retries_outlast_the_loading():
+    engine = FakeEngine(lambda r: "hello", slots={})
+    async with world(engine=engine, real=True, loading_wait_s=0.2) as w:
+        asyncio.get_running_loop().call_later(0.3, engine._slots.__setitem__, "live", V0)
+        async with openai.AsyncOpenAI(base_url=w.url + "/v1", api_key="none", timeout=30) as client:
+            client._calculate_retry_timeout = lambda *_: 0.05  # ten seconds in truth
+            answer = await client.chat.completions.create(**ASK)
+        assert answer.choices[0].message.content == "hello"
+
+
+async def test_a_log_that_hangs_while_a_call_is_given_up_holds_nobody():
+    log = MemoryLog(delay_s=60)
+    async with world(engine=FakeEngine(lambda r: "hello", fail_after=1), log=log, store_timeout_s=0.05) as w:
+        async with asyncio.timeout(2):
+            assert (await w.chat())[0] == 500
+        w.app.router.lifespan_context = None
+        for task in asyncio.all_tasks():
+            if "_append" in repr(task.get_coro()):
+                task.cancel()
+
+
+async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():
+    async def never():
+        await asyncio.sleep(60)
+
+    async def watched(seconds):
+        async with Watch(never) as watch:
+            watch.allow(60.0, ClientGone)
+            watch.allow(seconds, lambda: ValueError("late"))
+            await asyncio.sleep(60)
+
+    with pytest.raises(ValueError, match="late"):
+        await watched(0.01)
+    task = asyncio.create_task(watched(60.0))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with Watch(never) as watch:
+        watch.allow(0.01, ClientGone)
+        watch.free()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_watch_ends_when_the_client_leaves():
+    async def leaves():
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientGone):
+        async with Watch(leaves):
+            await asyncio.sleep(60)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0

@@ -1,0 +1,83 @@
+"""The head of a request is bounded, whoever sends it and however."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import uvicorn
+from gateway_world import World
+
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.wire.protocol import MAX_HEAD_BYTES, BoundedHttp
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.renderer import ByteRenderer
+
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@asynccontextmanager
+async def listening():
+    app = World(FakeEngine(), MemoryLog(), ServeConfig(), ByteRenderer()).app
+    config = uvicorn.Config(app, log_config=None, lifespan="off")
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: BoundedHttp(config, state, {}), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    try:
+        async with asyncio.timeout(10):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        server.close()
+
+
+async def answer(reader):
+    status = await reader.readline()
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(status.split()[1]), await reader.readexactly(length)
+
+
+async def test_many_requests_on_one_connection_are_not_one_long_head():
+    async with listening() as (reader, writer):
+        for _ in range(60):
+            writer.write(GET + b"x-more: " + b"y" * 4000 + b"\r\n\r\n")
+            assert (await answer(reader))[0] == 200
+
+
+async def test_pieces_of_heads_count_together_only_within_one():
+    async with listening() as (reader, writer):
+        for _ in range(3):
+            for piece in (GET, *[b"x-more: " + b"y" * 1000 + b"\r\n"] * 30, b"\r\n"):
+                writer.write(piece)
+                await asyncio.sleep(0)
+            assert (await answer(reader))[0] == 200
+
+
+async def flood(piece):
+    async with listening() as (_, writer):
+        writer.write(GET)
+        sent = 0
+        try:
+            while sent < 20 * MAX_HEAD_BYTES:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.001)
+                sent += len(piece)
+        except ConnectionError:
+            pass
+        return sent
+
+
+async def test_an_endless_head_is_cut_off():
+    for piece in (b"x: " + b"y" * 1000 + b"\r\n", b"y" * 1000):
+        assert await flood(b"x-long: " + piece) < 10 * MAX_HEAD_BYTES
+
+
+async def test_the_refusal_says_why():
+    async with listening() as (reader, writer):
+        writer.write(GET + b"x-long: " + b"y" * (MAX_HEAD_BYTES + 1000))
+        status, body = await answer(reader)
+        assert (status, body) == (431, b"The head of a request holds 64 KiB at most")

@@ -1,0 +1,158 @@
+import asyncio
+
+import pytest
+from gateway_world import eventually, world
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.errors import BadRequest, OstinatoError, Unavailable
+from ostinato.serve.config import QuotaConfig, ServeConfig
+from ostinato.serve.quotas import Bucket, QuotaExceeded, Quotas
+from ostinato.testing.engine import FakeEngine
+
+
+def quotas(tenants=("acme", "bolt"), clock=lambda: 0.0, **config):
+    return Quotas(ServeConfig(**config), tenants, clock, lambda tenant, reason: None)
+
+
+def test_a_bucket_fills_with_time_and_says_when_to_come_again():
+    bucket = Bucket(rate=2.0, size=4.0, now=0.0)
+    assert [bucket.take(1.0, now=0.0) for _ in range(5)] == [0, 0, 0, 0, 0.5]
+    assert bucket.take(1.0, now=0.5) == 0.0
+    assert bucket.take(4.0, now=1.0) == pytest.approx(1.5)
+    assert bucket.take(100.0, now=10.0) == 0.0, "more than it ever holds can be had when it is full"
+    assert bucket.take(1.0, now=10.0) == pytest.approx(48.5), "and is paid off by the time that follows"
+    assert bucket.take(1.0, now=5.0) > 0.0, "a clock that goes back gives nothing"
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 10)), max_size=40))
+def test_a_bucket_never_gives_more_than_its_rate(steps):
+    bucket, now, taken = Bucket(rate=2.0, size=5.0, now=0.0), 0.0, 0.0
+    for wait, amount in steps:
+        now += wait
+        if bucket.take(amount, now) == 0.0:
+            taken += amount
+            assert taken - amount <= 5.0 + 2.0 * now + 1e-6
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9), st.booleans()), max_size=60))
+def test_every_tenant_always_finds_its_kept_share_free(asks):
+    """A sixth of the places for each of three, whatever the others have taken."""
+    limits = quotas(tenants="abc", max_inflight=36)
+    open_, held = dict.fromkeys("abc", 0), []
+    for tenant, samples, ends in asks:
+        places = limits.places(tenant, samples)
+        try:
+            places.__enter__()
+        except OstinatoError:
+            pass
+        else:
+            open_[tenant] += samples
+            held.append((tenant, samples, places))
+        assert sum(open_.values()) <= 36
+        for name in "abc":
+            if open_[name] < 6:
+                with limits.places(name, 6 - open_[name]):
+                    pass
+        if ends and held:
+            tenant, samples, places = held.pop(0)
+            places.__exit__(None, None, None)
+            open_[tenant] -= samples
+
+
+def test_one_tenant_alone_has_all_places():
+    limits = quotas(tenants=["acme"], max_inflight=8)
+    with limits.places("acme", 8), pytest.raises(Unavailable), limits.places("acme", 1):
+        pass
+    with limits.places("acme", 8):
+        pass
+
+
+def test_a_call_that_could_never_run_is_a_mistake_not_a_wait():
+    for config in ({"quota": QuotaConfig(max_n=4)}, {"quota": QuotaConfig(open_samples=4)}, {"max_inflight": 5}):
+        with pytest.raises(BadRequest, match="at most 4") as caught, quotas(**config).places("acme", 5):
+            pass
+        assert caught.value.field == "n"
+
+
+def test_tokens_are_held_and_what_was_not_used_is_given_back():
+    now = 0.0
+    limits = quotas(clock=lambda: now, quota=QuotaConfig(tokens_per_minute=600))
+    limits.hold_tokens("acme", 500)
+    with pytest.raises(QuotaExceeded) as caught:
+        limits.hold_tokens("acme", 200)
+    assert (caught.value.kind, caught.value.retry_after_s) == ("tokens", pytest.approx(10.0))
+    limits.hold_tokens("bolt", 600)
+    limits.give_back_tokens("acme", 400)
+    limits.hold_tokens("acme", 200)
+    now = 6.0
+    limits.hold_tokens("acme", 300)
+
+
+async def test_too_many_calls_a_second_are_told_when_to_come_again():
+    quota = {"calls_per_s": 2.0, "burst": 3}
+    async with world(quota=quota) as w:
+        statuses = [(await w.chat())[0] for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        _, headers, body = await w.chat()
+        assert body["error"] == {
+            "message": "More than 2 calls a second (serve.quota.calls_per_s); slow down.",
+            "type": "requests",
+            "param": None,
+            "code": "rate_limit_exceeded",
+        }
+        assert (headers["retry-after"], headers["retry-after-ms"]) == ("1", "500")
+        w.now += 0.5
+        assert (await w.chat())[0] == 200
+        _, page = await w.get("/metrics")
+        assert 'ostinato_refusals_total{reason="rate_limit_exceeded",tenant="default"} 2.0' in page
+
+
+async def test_the_rate_is_looked_at_before_the_body_is_read():
+    async with world(quota={"calls_per_s": 1.0, "burst": 1}, real=True) as w:
+        await w.chat()
+        reader, writer = await asyncio.open_connection(*w.address())
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 1000\r\n\r\n".encode())  # and the body never comes
+        async with asyncio.timeout(5):
+            assert b" 429 " in await reader.readline()
+        writer.close()
+
+
+async def test_open_samples_count_n():
+    engine = FakeEngine(lambda r: "hello", delay_s=0.02)
+    async with world(engine=engine, quota={"open_samples": 4}) as w:
+        first = asyncio.create_task(w.chat(n=3))
+        await eventually(lambda: engine.running)
+        status, _, body = await w.chat(n=2)
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (await w.chat(n=1))[0] == 200
+        assert (await first)[0] == 200
+        status, _, body = await w.chat(n=5)
+        assert (status, body["error"]["param"]) == (400, "n")
+
+
+async def test_a_minutes_tokens_are_prompt_and_answer():
+    async with world(quota={"tokens_per_minute": 100}) as w:
+        _, _, body = await w.chat(max_tokens=90)
+        used = body["usage"]["total_tokens"]
+        assert used < 20
+        status, headers, body = await w.chat(max_tokens=90)
+        assert (status, body["error"]["type"]) == (429, "tokens")
+        w.now += float(headers["retry-after-ms"]) / 1000
+        assert (await w.chat(max_tokens=90))[0] == 200
+
+
+async def test_text_that_cannot_fit_is_refused_without_being_tokenised():
+    async with world(max_chars_per_token=4) as w:
+        tokenised = []
+        original = w.renderer.encode
+        w.renderer.encode = lambda text: tokenised.append(text) or original(text)
+        for path, body in (
+            ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "x" * 20_000}]}),
+            ("/v1/completions", {"model": "m", "prompt": "x" * 20_000}),
+        ):
+            status, _, answer = await w.post(path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert "serve.max_chars_per_token" in answer["error"]["message"]
+        assert not tokenised
