@@ -33,8 +33,7 @@ CHAINS = PEERS / "chains"
 
 def recorded(run: Path, scratch: Path, cache: Path) -> Config:
     """The run's configuration over a copy of its log: the run itself stays as it is."""
-    for path in run.glob("log.db*"):
-        shutil.copy(path, scratch / path.name)
+    shutil.copytree(run / "log", scratch / "log")
     return load(run / "config.json", [f"run.directory={scratch}", f"model.cache={cache}"])
 
 

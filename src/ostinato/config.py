@@ -17,6 +17,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.evaluate.gate import GateConfig
 from ostinato.evaluate.runner import RunnerConfig
 from ostinato.model.config import ModelConfig
+from ostinato.record.config import RecordConfig
 from ostinato.release.controller import ReleaseConfig
 from ostinato.reward.config import RewardConfig
 from ostinato.serve.config import ServeConfig
@@ -79,6 +80,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model.")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="The gateway: limits, keys, arms.")
     engine: EngineConfig = Field(default_factory=EngineConfig, description="The embedded engine: sizes.")
+    record: RecordConfig = Field(default_factory=RecordConfig, description="The log: how long, how large, whose keys.")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward function and credit.")
     learn: LearnConfig = Field(default_factory=LearnConfig, description="The pace of learning.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="One optimizer step.")

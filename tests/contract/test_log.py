@@ -72,7 +72,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
     if request.param == "memory":
         yield MemoryLog()
     else:
-        with SqlLog.open(tmp_path / "log.sqlite") as opened:
+        with SqlLog.open(tmp_path / "log") as opened:
             yield opened
 
 

@@ -1,9 +1,11 @@
-"""Any rows, in any order, repeated in any way: what comes back is equal, in order, and the first of each identity."""
+"""Any rows, repeated in any way, over any cut into segments: what comes back is equal, in order, the first of each identity."""
 
+import struct
 import tempfile
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -30,14 +32,18 @@ from ostinato.core.records import (
     Turn,
     identity,
 )
-from ostinato.record import log as log_module
-from ostinato.record.codec import BY_RECORD, decode, encode
+from ostinato.record import reader as reader_module
+from ostinato.record.codec.kinds import KINDS as ALL_KINDS
+from ostinato.record.codec.tokens import flat, narrow, pack_logprobs, shared_ids, unflat, unpack_logprobs, widen
+from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
+from ostinato.record.segments.filters import SealedKeys, build
+from ostinato.testing.records import a_turn
 
 text = st.text(max_size=20)
 name = st.sampled_from(["a", "b", "c", "d", "é🎵", "\x00"])
 real = st.floats(allow_nan=False)
-ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6).map(tuple)
+ids = st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), max_size=6).map(tuple)
 versions = st.builds(PolicyVersion, number=st.integers(0, 2**40), hash=text)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | real | text,
@@ -123,30 +129,42 @@ alarms = st.builds(
     detail=st.dictionaries(text, json_values, max_size=3),
 )
 rows = st.one_of(turns, deliveries, signals, rewards, quarantines, holdbacks, batches, releases, stamps, alarms)
-KINDS: set[type] = set(BY_RECORD)
+KINDS: set[type] = {kind.record for kind in ALL_KINDS}
 
 
-@given(rows)
-@settings(max_examples=400, deadline=None)
-def test_encoding_is_undone_exactly(row: Row):
-    encoded = encode(row)
-    back = decode(BY_RECORD[type(row)], encoded.values)
-    assert back == row
-    for field in fields(row):
-        assert type(getattr(back, field.name)) is type(getattr(row, field.name)) or field.name == "detail"
-    if isinstance(row, Turn):
-        assert len(encoded.values["logprobs"]) == 4 * len(row.logprobs)
+configs = st.builds(
+    RecordConfig,
+    segment_rows=st.sampled_from([1, 2, 5, 1000]),
+    encrypt=st.sampled_from(["none", "tenant", "user"]),
+)
 
 
-@given(st.lists(st.lists(rows, max_size=6), max_size=5))
-@settings(max_examples=20, deadline=None)
-async def test_the_log_keeps_the_first_of_each_identity_in_order(calls: list[list[Row]]):
-    with tempfile.TemporaryDirectory() as directory, SqlLog.open(Path(directory) / "log.sqlite") as log:
+@given(st.lists(st.lists(rows, max_size=6), max_size=5), configs, st.booleans())
+@settings(max_examples=60, deadline=None)
+async def test_the_log_keeps_the_first_of_each_identity_in_order(
+    calls: list[list[Row]], config: RecordConfig, reopen: bool
+):
+    with tempfile.TemporaryDirectory() as directory:
+        log = SqlLog.open(Path(directory) / "log", config=config)
         for call in calls:
             await log.append(*call)
-        found = [row async for _, row in log.read(0, KINDS)]
-        assert found == firsts([row for call in calls for row in call])
+            if reopen:
+                log.close()
+                log = SqlLog.open(Path(directory) / "log", config=config)
+        found = [item async for item in log.read(0, KINDS)]
+        expected = firsts([row for call in calls for row in call])
+        assert [row for _, row in found] == expected
+        assert [seq for seq, _ in found] == list(range(1, len(expected) + 1))
+        assert [types(row) for _, row in found] == [types(row) for row in expected]
+        for row in expected:
+            assert await log.find(type(row), [identity(row)]) == [row]
         assert log.newest() == len(found)
+        assert log.tail(3, KINDS) == found[-3:]
+        log.close()
+
+
+def types(row: Row) -> list[type]:
+    return [type(getattr(row, field.name)) for field in fields(row) if field.name != "detail"]
 
 
 def firsts(stream: Sequence[Row]) -> list[Row]:
@@ -163,17 +181,94 @@ async def test_pages_merge_the_kinds_in_order_whatever_their_size(tmp_path: Path
         kind = int(rng.integers(3))
         held = Holdback(turn=f"h{i}", reason="x", at=float(i))
         stream.append([held, Reward(turn=f"r{i}", value=1.0, function="f", signals=(), at=float(i)), _signal(i)][kind])
-    with SqlLog.open(tmp_path / "log.sqlite") as log:
+    with SqlLog.open(tmp_path / "log") as log:
         await log.append(*stream)
-        page = log_module.PAGE
+        page = reader_module.PAGE
         try:
-            for log_module.PAGE in (1, 2, 7, 40, 119, 120, 121):
+            for reader_module.PAGE in (1, 2, 7, 40, 119, 120, 121):
                 for kinds in ({Signal}, {Signal, Reward}, KINDS):
                     expected = [(seq, row) for seq, row in enumerate(stream, 1) if type(row) in kinds]
                     assert [item async for item in log.read(0, kinds)] == expected
                     assert [item async for item in log.read(50, kinds)] == [each for each in expected if each[0] > 50]
         finally:
-            log_module.PAGE = page
+            reader_module.PAGE = page
+
+
+# ---------------------------------------------------------------- turns that share tokens
+
+
+talks = st.lists(
+    st.tuples(
+        st.integers(0, 7),  # which earlier turn it continues, or repeats
+        st.sampled_from(["follow", "sibling", "cut", "new"]),
+        st.lists(st.integers(0, 70_000), max_size=12),
+        st.lists(st.integers(0, 2**31 - 1), max_size=12),
+        st.booleans(),  # whether it names its parent, or lies
+    ),
+    max_size=40,
+)
+
+
+@given(talks, st.sampled_from([7, 1000]), st.sampled_from(["none", "user"]), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+async def test_turns_that_share_tokens_come_back_whole_one_by_one(talk: Any, size: int, encrypt: str, shuffle: Any):
+    made: list[Turn] = []
+    system = tuple(range(40))
+    for i, (which, how, more, sampled, honest) in enumerate(talk):
+        before = made[-1 - which % len(made)] if made else None
+        prompt = system + tuple(more)
+        if before is not None and how == "follow":
+            prompt = before.prompt_ids + before.sampled_ids + tuple(more)
+        elif before is not None and how == "sibling":
+            prompt = before.prompt_ids
+        elif before is not None and how == "cut":
+            prompt = before.prompt_ids[: len(before.prompt_ids) // 2] + tuple(more)
+        named = before if honest or not made else made[0]
+        turn = a_turn(f"t{i}:0", prompt=prompt, sampled=sampled, user=f"u{i % 2}")
+        made.append(replace(turn, parent=None if named is None else named.id))
+    with tempfile.TemporaryDirectory() as directory:
+        config = RecordConfig(segment_rows=size, encrypt=encrypt)
+        with SqlLog.open(Path(directory) / "log", config=config) as log:
+            for start in range(0, len(made), 3):
+                await log.append(*made[start : start + 3])
+        with SqlLog.open(Path(directory) / "log", config=config) as log:
+            order = list(made)
+            shuffle.shuffle(order)
+            for turn in order:
+                assert await log.find(Turn, [(turn.id,)]) == [turn]
+            assert [row async for _, row in log.read(0, {Turn})] == made
+
+
+@given(ids)
+def test_ids_take_as_few_bytes_as_they_need_and_come_back(some: tuple[int, ...]):
+    width, packed = narrow(flat(some))
+    assert unflat(widen(width, packed)) == some
+    assert len(packed) == len(some) * (2 if max(some, default=0) < 1 << 16 else 3 if max(some) < 1 << 24 else 4)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(tuple))
+def test_logprobs_come_back_to_the_bit(logprobs: tuple[float, ...]):
+    packed = pack_logprobs(logprobs)
+    assert struct.pack(f"{len(logprobs)}f", *unpack_logprobs(packed)) == struct.pack(f"{len(logprobs)}f", *logprobs)
+
+
+@given(st.lists(st.integers(0, 2), max_size=20), st.lists(st.integers(0, 2), max_size=20))
+def test_what_two_prompts_share_is_their_longest_common_beginning(one: list[int], two: list[int]):
+    pairs = list(zip(one, two, strict=False))
+    expected = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    assert shared_ids(flat(one), flat(two)) == expected
+
+
+@given(st.sets(st.integers(0, 2**63 - 1), max_size=300), st.sets(st.integers(0, 2**63 - 1), max_size=300))
+def test_a_filter_never_denies_a_key_that_it_was_made_of(one: set[int], two: set[int]):
+    sealed = SealedKeys()
+    sealed.add(1, build(sorted(one)))
+    sealed.add(900, build(sorted(two)))
+    found = sealed.holding(sorted(one | two)) if one | two else {}
+    assert all(1 in found[key] for key in one)
+    assert all(900 in found[key] for key in two)
+    sealed.drop(1)
+    assert all(1 not in found for found in sealed.holding(sorted(one | two)).values())
 
 
 def _signal(i: int) -> Signal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from starlette.applications import Starlette
 from ostinato.app.numerics import engine_contract, stamp
 from ostinato.app.storage import Run, open_cached_follower
 from ostinato.core.clock import wall_clock
-from ostinato.core.seams import Engine
+from ostinato.core.seams import Engine, Renderer
 from ostinato.serve.gateway import create_app
 from ostinato.weights.follow.follower import Follower
 
@@ -34,6 +35,7 @@ async def open_serving(run: Run, model: Path) -> Serving:
 
     config = run.config
     renderer, contract = HFRenderer(model), engine_contract(config)
+    run.log.derive_text(spelling(renderer))
     await stamp(run.log, contract)
     engine = TorchEngine(build(model, compute_dtype(config.model)), renderer, config.engine, contract=contract)
     gateway = create_app(
@@ -46,3 +48,10 @@ async def open_serving(run: Run, model: Path) -> Serving:
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
     )
     return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))
+
+
+def spelling(renderer: Renderer) -> Callable[[int], str]:
+    """The text that a token adds to a text: what it is behind another one, because some tokenizers treat a text's first one apart."""
+    before = renderer.encode("a")
+    known = renderer.decode(before)
+    return lambda token: renderer.decode([*before, token])[len(known) :]

@@ -32,8 +32,8 @@ class Home:
 
     @property
     def log(self) -> Path:
-        """The append-only log."""
-        return self.root / "log.db"
+        """The append-only log: a directory of segments."""
+        return self.root / "log"
 
     @property
     def folds(self) -> Path:
@@ -106,8 +106,8 @@ def home(config: Config) -> Home:
 
 
 def open_log(config: Config) -> SqlLog:
-    """The run's log, migrated to the newest schema."""
-    return SqlLog.open(home(config).log, wall_clock)
+    """The run's log. Raises BadConfig for one that this version does not read."""
+    return SqlLog.open(home(config).log, wall_clock, config.record)
 
 
 def open_store(config: Config) -> KeptStore:

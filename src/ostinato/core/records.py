@@ -116,6 +116,11 @@ class Turn:
     verified: bool = False
 
     @property
+    def redacted(self) -> bool:
+        """True if its tokens were erased. The log still says that it happened, to whom, and which policy answered, not what was said."""
+        return not self.sampled_ids and any(span.tokens for span in self.spans)
+
+    @property
     def oldest(self) -> int | None:
         """The lowest policy number among the sampled tokens; None when nothing was sampled."""
         return min((span.policy.number for span in self.spans), default=None)

@@ -1,71 +1,79 @@
-"""The log on SQLite: every turn, signal, reward, holdback, batch, release and contract, in one order, durable when `append` returns.
+"""The log on SQLite: every turn, signal, reward, batch and release, in one order, durable when `append` returns.
 
-Several processes may append to one file; within a process one thread commits for all callers (`writer.py`). Readers see
-snapshots and never block a writer.
+It is a directory of segments, each a database of its own (decision 0006). Several processes may append to one log; within a process
+one thread commits for all callers (`writer.py`). Readers never block a writer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, TypeVar, cast
 
-from sqlalchemy import Select, func, select, tuple_
-from sqlalchemy.exc import DatabaseError
-
-from ostinato.core.errors import StorageFull
-from ostinato.core.records import Identity, Row, identity
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig
+from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Clock, Cursor, R
-from ostinato.record import schema
-from ostinato.record.codec import Kind, decode, encode, kind_of
-from ostinato.record.migrations import upgrade
-from ostinato.record.sqlite import connect, translate
-from ostinato.record.writer import LOOKUP, GroupWriter
+from ostinato.record import sqlite
+from ostinato.record.appender import Appender, first_segment
+from ostinato.record.codec.kinds import kind_of
+from ostinato.record.config import Encrypt, RecordConfig
+from ostinato.record.head import TokenText
+from ostinato.record.keys import KeyRing, Scope
+from ostinato.record.reader import LogReader
+from ostinato.record.retention import drop_segments
+from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.filters import SealedKeys
+from ostinato.record.sqlite import driver, translate
+from ostinato.record.writer import GroupWriter
 
-PAGE = 256  # rows of each kind that a reader holds at once
-
-_newest = select(func.coalesce(func.max(schema.entries.c.seq), 0))
+T = TypeVar("T")
 
 
 class SqlLog:
-    """The `Log` seam on one SQLite file. Use `open`; call `close` when done, or use it as a context manager.
+    """The `Log` seam on a directory of SQLite files. Use `open`; call `close` when done, or use it as a context manager.
 
     Example::
 
-        with SqlLog.open(store / "log.sqlite") as log:
+        with SqlLog.open(run / "log") as log:
             await log.append(turn, signal)
             async for seq, row in log.read(0, {Turn, Signal}):
                 ...
     """
 
-    def __init__(self, path: Path, clock: Clock | None) -> None:
-        self._path = path
-        self._read_engine = connect(path, write=False)
-        self._write_engine = connect(path, write=True)
-        upgrade(self._write_engine, path)
-        self._writer = GroupWriter(self._write_engine, path, clock)
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-reader")
+    def __init__(self, directory: LogDirectory, clock: Clock, config: RecordConfig) -> None:
+        self._directory = directory
+        self._config = config
+        self._ring = _open_ring(directory.path, config, clock)
+        sealed = SealedKeys()
+        self._reader = LogReader(directory, self._ring, sealed)
+        self._appender = Appender(directory, config, clock, self._ring, sealed)
+        self._writer = GroupWriter(self._appender, directory.path, config.append_s)
+        self._asking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-reader")
 
     @classmethod
-    def open(cls, path: Path, clock: Clock | None = None) -> Self:
-        """Open or create the log at `path` and bring its schema up to date.
+    def open(cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None) -> Self:
+        """Open or create the log in the directory `path`.
 
-        `clock` stamps entries with the time of their commit, for people who look into the file; order never depends on it.
+        `clock` says how old a segment is; order never depends on it. Keys, if there are any, lie beside the directory, in
+        ``<path>-keys.db``, so that a copy of the log alone cannot be read.
 
         Raises:
-            BadConfig: SQLite is in the corruption range, the file is newer than this code, or it is another program's.
-            Corrupt: the file is damaged or no database.
+            BadConfig: SQLite is in the corruption range, the log is newer or older than this code reads or another program's, or
+                the master key is the wrong one.
+            Corrupt: a file is damaged or no database.
             StorageFull: the disk has no room for an empty log.
         """
+        sqlite.refuse_faulty(driver.sqlite_version)
+        directory = LogDirectory(path)
+        directory.prepare()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return cls(path, clock)
-        except DatabaseError as error:
+            first_segment(directory, clock)
+            return cls(directory, clock, config or RecordConfig())
+        except driver.Error as error:
             raise translate(error, path) from error
-        except OSError as error:
-            raise StorageFull(f"cannot create {path}: {error}; make the store writable") from error
 
     def __enter__(self) -> Self:
         return self
@@ -74,86 +82,115 @@ class SqlLog:
         self.close()
 
     def close(self) -> None:
-        """Commit what is waiting and let go of the file."""
+        """Commit what is waiting and let go of the files."""
         self._writer.close()
-        self._reader.shutdown()
-        self._read_engine.dispose()
-        self._write_engine.dispose()
+        self._asking.shutdown()
+        self._reader.close()
+        if self._ring is not None:
+            self._ring.close()
+
+    def derive_text(self, token_text: TokenText) -> None:
+        """From now on, do not store the text of a turn whose tokens spell it. `token_text`: the text of one token.
+
+        Whether they do is looked at each time, and what tokens spell is stored with the turns, so the log can be read without a
+        tokenizer.
+
+        Example: ``log.derive_text(lambda token: renderer.decode([token]))``
+        """
+        self._appender.token_text = token_text
 
     # ------------------------------------------------------------ the seam
 
     async def append(self, *rows: Row) -> Cursor:
         """Write all rows or none; durable when it returns the newest sequence number. A repeated identity is ignored.
 
+        It takes no longer than `record.append_s`. Where a slow disk leaves open whether the rows are kept, Unavailable says so:
+        appending them again is safe.
+
         Raises:
-            BadRequest: a field cannot be stored (NaN, a lone surrogate, a token id over 2^31); `field` names it.
+            BadRequest: a field cannot be stored (NaN, a lone surrogate, a negative token id); `field` names it.
             StorageFull: the disk refused; nothing of this call was kept, and the log works again once there is room.
-            Unavailable: the log is closed, or another process has held the write lock for over 30 seconds.
+            Unavailable: the log is closed, or the disk or another process was not ready in time.
         """
-        return await self._writer.submit([encode(row) for row in rows])
+        return await self._writer.submit(rows) if rows else await self._ask(self.newest)
 
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
         """Rows of the given kinds above `after`, oldest first, up to what was committed when reading began."""
-        loop = asyncio.get_running_loop()
         chosen = [kind_of(kind) for kind in kinds]
-        end = await loop.run_in_executor(self._reader, self.newest)
+        end = await self._ask(self.newest)
         while after < end and chosen:
-            page, after = await loop.run_in_executor(self._reader, self._page, chosen, after, end)
+            page, after = await self._ask(lambda after=after: self._reader.page(chosen, after, end))
             for item in page:
                 yield item
 
     async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
         """The rows of one kind with these identities, in the order asked for; unknown ones are left out."""
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._reader, self._where, kind_of(kind), identities)
-        by_identity = {identity(row): row for row in found}
-        return [cast(R, by_identity[each]) for each in identities if each in by_identity]
+        found = await self._ask(lambda: self._reader.find(kind_of(kind), identities))
+        return [cast(R, found[each]) for each in identities if each in found]
 
     async def horizon(self) -> Cursor:
-        """0: nothing is ever dropped."""
-        return 0
+        """Rows up to here may have been dropped, by retention; 0 while none has. Batches, releases, stamps and alarms stay."""
+        return await self._ask(self._reader.horizon)
 
-    # ------------------------------------------------------------ queries
+    # ------------------------------------------------------------ people's questions
 
     def newest(self) -> Cursor:
         """The sequence number of the newest row; 0 for an empty log."""
-        return self._all(_newest)[0][0]
+        return self._reader.newest()
 
     def tail(self, n: int, kinds: set[type]) -> list[tuple[Cursor, Row]]:
         """The newest `n` rows of the given kinds, oldest of them first."""
-        rows: list[tuple[Cursor, Row]] = []
-        for kind in (kind_of(each) for each in kinds):
-            table = schema.metadata.tables[kind.table]
-            rows += self._rows(kind, select(table).order_by(table.c.seq.desc()).limit(n))
-        return sorted(rows, key=lambda item: item[0])[-n:] if n > 0 else []
+        return self._reader.tail(n, [kind_of(kind) for kind in kinds]) if n > 0 else []
 
-    def _page(self, kinds: list[Kind], after: Cursor, end: Cursor) -> tuple[list[tuple[Cursor, Row]], Cursor]:
-        """The next rows of all kinds in order, and how far they reach: no kind has an unread row up to there."""
-        rows: list[tuple[Cursor, Row]] = []
-        for kind in kinds:
-            table = schema.metadata.tables[kind.table]
-            query = select(table).where(table.c.seq > after, table.c.seq <= end).order_by(table.c.seq).limit(PAGE)
-            found = self._rows(kind, query)
-            if len(found) == PAGE:
-                end = found[-1][0]
-            rows += found
-        return sorted((row for row in rows if row[0] <= end), key=lambda item: item[0]), end
+    # ------------------------------------------------------------ what is not kept
 
-    def _where(self, kind: Kind, identities: Sequence[Identity]) -> list[Row]:
-        table = schema.metadata.tables[kind.table]
-        columns = tuple_(*(table.c[name] for name in kind.identity))
-        rows: list[Row] = []
-        for start in range(0, len(identities), LOOKUP):
-            query = select(table).where(columns.in_(identities[start : start + LOOKUP]))
-            rows += [row for _, row in self._rows(kind, query)]
-        return rows
+    async def drop_old(self, now: float, keep_after: Cursor) -> int:
+        """Drop what is older than `record.retain_days`, in whole segments; how many. To be called now and then by a worker.
 
-    def _rows(self, kind: Kind, query: Select[Any]) -> list[tuple[Cursor, Row]]:
-        return [(row.seq, decode(kind, row._mapping)) for row in self._all(query)]  # pyright: ignore[reportPrivateUsage]
+        `keep_after` is the oldest cursor that a saved fold stands at: nothing above it is dropped. An idle log's last segment is
+        closed here when its time has come. Raises StorageFull, Unavailable, Corrupt.
+        """
+        days = self._config.retain_days
+        if days is None:
+            return 0
+        await self._writer.submit(())
+        return await asyncio.to_thread(drop_segments, self._directory, now, days, keep_after)
 
-    def _all(self, query: Select[Any]) -> Sequence[Any]:
-        try:
-            with self._read_engine.begin() as connection:
-                return connection.execute(query).all()
-        except DatabaseError as error:
-            raise translate(error, self._path) from error
+    async def forget(self, tenant: str, user: str | None = None) -> Cursor:
+        """Make what a tenant's user wrote, or everybody of a tenant, unreadable for ever, by destroying the keys.
+
+        Their turns stay as redacted ones (`Turn.redacted`), their signals without correction and comment. Covers what was written
+        while `record.encrypt` was on. Returns the newest place in the log: a model that was trained on turns up to there may still
+        know them, and only training again without them takes them out.
+
+        Raises:
+            BadConfig: nothing is encrypted, or not per user.
+            StorageFull, Unavailable: call it again.
+        """
+        ring = self._ring
+        if ring is None:
+            raise BadConfig(
+                "record.encrypt is 'none': nothing can be forgotten; set it to 'tenant' or 'user' beforehand"
+            )
+        if user is not None and self._config.encrypt is not Encrypt.USER:
+            raise BadConfig(
+                f"record.encrypt is {self._config.encrypt.value!r}: set it to 'user' to forget a user alone"
+            )
+        scopes: list[Scope] | None = None
+        if user is not None:
+            early = await self._ask(lambda: ring.waiting_turns(tenant))
+            turns = await self.find(Turn, [(turn,) for turn in early])
+            theirs = [turn.id for turn in turns if (turn.tenant, turn.user) == (tenant, user)]
+            scopes = [Scope(tenant, user), *(Scope(tenant, turn=turn) for turn in theirs)]
+        await self._ask(lambda: ring.forget(tenant, scopes))
+        return await self._ask(self.newest)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._asking, question)
+
+
+def _open_ring(path: Path, config: RecordConfig, clock: Clock) -> KeyRing | None:
+    keys = path.with_name(path.name + "-keys.db")
+    if config.encrypt is Encrypt.NONE and not keys.exists():
+        return None
+    return KeyRing(keys, config.master_key, clock)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pysqlite3.dbapi2
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError
 
-from ostinato.core.errors import BadConfig, Corrupt, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, Corrupt, OstinatoError, StorageFull, TooLarge, Unavailable
 
 driver: Any = pysqlite3.dbapi2  # its stubs do not know SQLite's version and codes
 
 FAULTY = ((3, 7, 0), (3, 51, 2))
 """Inclusive range of SQLite versions whose WAL can be corrupted when it is reset (fixed in 3.51.3; sqlite.org/changes.html)."""
 
-BUSY_MS = 30_000
+BUSY_MS = 100
+"""How long one attempt waits for another process's lock. Whoever wants to wait longer tries again."""
 
 
 def refuse_faulty(version: str) -> None:
@@ -34,38 +38,93 @@ def refuse_faulty(version: str) -> None:
         )
 
 
-def connect(path: Path, *, write: bool) -> Engine:
-    """An engine whose transactions are `BEGIN IMMEDIATE` (write) or read-only snapshots. Raises BadConfig for a faulty SQLite."""
+def connect(path: Path, *, write: bool) -> Any:
+    """A connection to a database that exists, in autocommit; it may move between threads, one at a time.
+
+    Raises BadConfig for a faulty SQLite, the driver's OperationalError if there is no such file.
+    """
     refuse_faulty(driver.sqlite_version)
-    engine = create_engine(URL.create("sqlite", database=str(path)), module=driver)
-
-    def prepare(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver must not open transactions of its own
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout={BUSY_MS}")
-        mode = cursor.execute("PRAGMA journal_mode=WAL").fetchone()[0] if write else "wal"
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.execute("PRAGMA recursive_triggers=ON")  # without it INSERT OR REPLACE deletes unseen by the triggers
-        cursor.execute(f"PRAGMA query_only={'OFF' if write else 'ON'}")
-        cursor.close()
-        if mode != "wal":
-            raise BadConfig(f"the file system of {path} cannot hold a write-ahead log; put the store on a local disk")
-
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    event.listen(engine, "connect", prepare)
-    event.listen(engine, "begin", begin)
-    return engine
+    connection = driver.connect(
+        f"file:{quote(str(path))}?mode=rw", uri=True, isolation_level=None, check_same_thread=False, timeout=0
+    )
+    try:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(
+            "PRAGMA recursive_triggers=ON"
+        )  # without it INSERT OR REPLACE deletes unseen by the triggers
+        connection.execute(f"PRAGMA query_only={'OFF' if write else 'ON'}")
+    except driver.Error:
+        connection.close()
+        raise
+    return connection
 
 
-def translate(error: DatabaseError, path: Path) -> OstinatoError:
-    """The project's error for a database's: StorageFull, Corrupt or Unavailable, naming the file and the remedy."""
-    code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") -> None:
+    """Make a database that only its owner can read, unless it is there: `build` fills it through a connection, in a transaction.
+
+    It appears whole or not at all, and any number of processes may do this at once: the first one's holds.
+
+    Raises BadConfig where the file system cannot hold this journal, OSError or the driver's error; then nothing is there.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        os.close(
+            os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        )  # what SQLite puts beside it gets its mode
+        connection = connect(partial, write=True)
+        try:
+            (mode,) = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()
+            if mode != journal:
+                raise BadConfig(f"the file system of {path} cannot hold a write-ahead log; put the run on a local disk")
+            connection.execute("BEGIN IMMEDIATE")
+            build(connection)
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+        with suppress(FileExistsError):
+            os.link(partial, path)
+        sync_directory(path.parent)
+    finally:
+        remove(partial)
+
+
+def remove(path: Path) -> None:
+    """A database and what SQLite put beside it, the database first: what is left after a kill is no database."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make names that were added to or removed from a directory durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_busy(error: Exception) -> bool:
+    """True if another connection holds the lock."""
+    return _code(error) in (driver.SQLITE_BUSY, driver.SQLITE_LOCKED)
+
+
+def is_missing(error: Exception) -> bool:
+    """True if the database could not be opened: mostly, because its file is gone."""
+    return _code(error) == driver.SQLITE_CANTOPEN
+
+
+def translate(error: Exception, path: Path) -> OstinatoError:
+    """The project's error for a database's: StorageFull, Corrupt, TooLarge or Unavailable, naming the file and the remedy."""
+    code = _code(error)
     if code in (driver.SQLITE_FULL, driver.SQLITE_IOERR):
-        return StorageFull(
-            f"nothing was written to {path}: {error.orig}; free space or repair the disk, then try again"
-        )
+        return StorageFull(f"nothing was written to {path}: {error}; free space or repair the disk, then try again")
     if code in (driver.SQLITE_CORRUPT, driver.SQLITE_NOTADB):
-        return Corrupt(f"{path} is damaged or no log: {error.orig}; restore it from a copy")
-    return Unavailable(f"the log at {path} could not be used: {error.orig}; see which process holds it and try again")
+        return Corrupt(f"{path} is damaged or no log: {error}; restore it from a copy")
+    if code == driver.SQLITE_TOOBIG:
+        return TooLarge(f"a row is larger than {path} can hold: {error}; send less at once")
+    return Unavailable(f"the log at {path} could not be used: {error}; see which process holds it and try again")
+
+
+def _code(error: Exception) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

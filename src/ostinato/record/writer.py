@@ -1,6 +1,7 @@
 """Group commit: one thread writes whatever is waiting in one transaction, so that many callers share one fsync.
 
-When the shared transaction fails, each caller's rows are tried alone: the ones that fit are kept, and exactly the others get the
+Every caller is answered within its deadline. While another process holds the write lock all callers wait together. When the shared
+transaction fails for another reason, each caller's rows are tried alone: the ones that fit are kept, and exactly the others get the
 error.
 """
 
@@ -8,58 +9,109 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import copy
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from sqlalchemy import Connection, Engine, func, select, tuple_
-from sqlalchemy.exc import DatabaseError
-
-from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.core.records import Identity
-from ostinato.core.seams import Clock, Cursor
-from ostinato.record import schema
-from ostinato.record.codec import BY_TABLE, Encoded, Values
-from ostinato.record.sqlite import translate
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
+from ostinato.core.records import Row
+from ostinato.core.seams import Cursor
+from ostinato.record.appender import Appender
+from ostinato.record.codec.rows import Ready, prepare
+from ostinato.record.sqlite import driver, is_busy, translate
 
 GROUP = 512  # callers per transaction
-LOOKUP = 400  # identities per query: below SQLite's bound on parameters
+BACKLOG = 20_000  # callers that may wait
 
-_newest = select(func.coalesce(func.max(schema.entries.c.seq), 0))
+Answer = Cursor | OstinatoError
 
 
-@dataclass(frozen=True, slots=True)
 class _Job:
-    rows: Sequence[Encoded]
-    done: asyncio.Future[Cursor]
-    loop: asyncio.AbstractEventLoop
+    """One caller's rows. It is answered once: by the writer, or at its deadline by its own event loop."""
+
+    __slots__ = ("_answered", "_future", "_gate", "begun", "deadline", "loop", "ready", "rows", "timer")
+
+    def __init__(self, rows: Sequence[Row], wait_s: float) -> None:
+        self.rows = rows
+        self.ready: list[Ready] = []
+        self.deadline = time.monotonic() + wait_s
+        self.begun = False  # a transaction may hold its rows
+        self.loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Cursor] = self.loop.create_future()
+        self._answered = False
+        self._gate = threading.Lock()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> bool:
+        """Claim it for a transaction; False if it was given up."""
+        with self._gate:
+            self.begun = not self._answered
+            return self.begun
+
+    def expire(self, path: Path) -> None:
+        """The deadline has come. On its event loop."""
+        with self._gate:
+            if self._answered:
+                return
+            self._answered = True
+        kept = "it may still be kept: sending it again is safe" if self.begun else "nothing of it was kept"
+        self.settle(
+            Unavailable(f"the log at {path} could not be written in time; {kept}. See what holds its disk or file")
+        )
+
+    def answer(self) -> bool:
+        """True for who may settle it."""
+        with self._gate:
+            first, self._answered = not self._answered, True
+            return first
+
+    def settle(self, answer: Answer) -> None:
+        """Tell the caller. On its event loop."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self._future.done():  # the caller was cancelled
+            return
+        if isinstance(answer, OstinatoError):
+            self._future.set_exception(answer)
+        else:
+            self._future.set_result(answer)
+
+    async def outcome(self) -> Cursor:
+        """What the caller waits for."""
+        return await self._future
 
 
 class GroupWriter:
     """The only writer of one process. Thread-safe; `submit` is called on an event loop."""
 
-    def __init__(self, engine: Engine, path: Path, clock: Clock | None) -> None:
-        self._engine = engine
+    def __init__(self, appender: Appender, path: Path, wait_s: float) -> None:
+        self._appender = appender
         self._path = path
-        self._clock = clock
+        self._wait_s = wait_s
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._gate = threading.Lock()  # nothing may follow the closing mark into the queue
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, rows: Sequence[Encoded]) -> Cursor:
-        """Write all rows or none; returns the newest sequence number once they are on disk. Raises StorageFull, Unavailable."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Cursor] = loop.create_future()
+    async def submit(self, rows: Sequence[Row]) -> Cursor:
+        """Write all rows or none; returns the newest sequence number once they are on disk.
+
+        Raises BadRequest, StorageFull, Unavailable, each within the time that an append may take.
+        """
+        job = _Job(rows, self._wait_s)
         with self._gate:
             if self._closed:
                 raise Unavailable(f"the log at {self._path} is closed")
-            self._queue.put(_Job(rows, done, loop))
-        return await done
+            if self._queue.qsize() >= BACKLOG:
+                raise Unavailable(f"the log at {self._path} is {BACKLOG} appends behind; nothing was kept, send less")
+            job.timer = job.loop.call_later(self._wait_s, job.expire, self._path)
+            self._queue.put(job)
+        return await job.outcome()
 
     def close(self) -> None:
         """Write what is waiting, then stop the thread. May be called twice."""
@@ -69,91 +121,101 @@ class GroupWriter:
                 self._queue.put(None)
         self._thread.join()
 
+    # ------------------------------------------------------------ the thread
+
     def _run(self) -> None:
-        open_ = True
-        while open_:
-            jobs, open_ = self._take()
-            if jobs:
-                self._commit(jobs)
+        open_, jobs = True, list[_Job]()
+        while open_ or jobs:
+            fresh: list[_Job] = []
+            if open_ and len(jobs) < GROUP:
+                fresh, open_ = self._take(GROUP - len(jobs), wait=not jobs)
+            jobs = self._commit(jobs + self._prepared(fresh))
+        self._appender.close()
 
-    def _take(self) -> tuple[list[_Job], bool]:
+    def _take(self, most: int, *, wait: bool) -> tuple[list[_Job], bool]:
         jobs: list[_Job] = []
-        job = self._queue.get()
-        while job is not None:
-            jobs.append(job)
-            if len(jobs) == GROUP:
-                return jobs, True
+        with suppress(Empty):
+            while len(jobs) < most:
+                job = self._queue.get(block=wait and not jobs)
+                if job is None:
+                    return jobs, False
+                jobs.append(job)
+        return jobs, True
+
+    def _prepared(self, jobs: list[_Job]) -> list[_Job]:
+        """The jobs whose rows can be stored; the others are answered."""
+        good: list[_Job] = []
+        refused: list[tuple[_Job, Answer]] = []
+        for job in jobs:
             try:
-                job = self._queue.get_nowait()
-            except Empty:
-                return jobs, True
-        return jobs, False
+                job.ready = [prepare(row) for row in job.rows]
+                good.append(job)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive any one caller's rows
+                refused.append((job, self._error(error)))
+        _tell(refused)
+        return good
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        answers = [self._try([row for job in jobs for row in job.rows])] * len(jobs)
-        if len(jobs) > 1 and isinstance(answers[0], OstinatoError):
-            answers = [self._try(job.rows) for job in jobs]
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Cursor | OstinatoError]]] = defaultdict(list)
-        for job, each in zip(jobs, answers, strict=True):
-            by_loop[job.loop].append((job, each))
-        for loop, settled in by_loop.items():
-            with suppress(RuntimeError):  # the loop was closed meanwhile: nobody is left to be told
-                loop.call_soon_threadsafe(_settle, settled)
+    def _commit(self, jobs: list[_Job]) -> list[_Job]:
+        """Write the rows of these jobs and answer them; returns those that must wait for another process."""
+        jobs = self._in_time(jobs)
+        if not jobs:
+            return []
+        answer = self._try(jobs)
+        if answer is None:
+            return jobs
+        if len(jobs) == 1 or not isinstance(answer, OstinatoError):
+            _tell([(job, answer) for job in jobs])
+            return []
+        waiting: list[_Job] = []
+        for job in jobs:
+            answer = None if waiting else self._try([job])
+            if answer is None:
+                waiting.append(job)
+            else:
+                _tell([(job, answer)])
+        return waiting
 
-    def _try(self, rows: Sequence[Encoded]) -> Cursor | OstinatoError:
+    def _in_time(self, jobs: list[_Job]) -> list[_Job]:
+        """Those whose deadline has not come. Their loop may be waiting for this thread, so the others are answered here too."""
+        now = time.monotonic()
+        for job in jobs:
+            if job.deadline <= now:
+                with suppress(RuntimeError):
+                    job.loop.call_soon_threadsafe(job.expire, self._path)
+        return [job for job in jobs if job.deadline > now]
+
+    def _try(self, jobs: list[_Job]) -> Answer | None:
+        """One transaction for all of them; None if another process holds the lock."""
         try:
-            with self._engine.begin() as connection:
-                return self._write(connection, rows)
-        except DatabaseError as error:
-            self._engine.dispose()  # after an I/O error the connection's state is not to be trusted
-            return translate(error, self._path)
+            self._appender.assign_keys([row for job in jobs for row in job.ready])
+            with self._appender.transaction() as head:
+                rows = [row for job in jobs if job.begin() for row in job.ready]
+                return self._appender.write(head, rows)
         except Exception as error:  # noqa: BLE001 - the thread must outlive any one caller's rows
-            return Unavailable(f"rows could not be written to {self._path}: {error!r}")
+            return None if is_busy(error) else self._error(error)
 
-    def _write(self, connection: Connection, rows: Sequence[Encoded]) -> Cursor:
-        newest: int = connection.execute(_newest).scalar_one()
-        fresh = _unseen(connection, rows)
-        if not fresh:
-            return newest
-        now = None if self._clock is None else self._clock()
-        entries: list[Values] = []
-        by_table: dict[str, list[Values]] = defaultdict(list)
-        for seq, row in enumerate(fresh, start=newest + 1):
-            entries.append({"seq": seq, "kind": row.kind, "written_at": now})
-            by_table[row.kind].append({"seq": seq, **row.values})
-        connection.execute(schema.entries.insert(), entries)
-        for table, values in by_table.items():
-            connection.execute(schema.metadata.tables[table].insert(), values)
-        return newest + len(fresh)
+    def _error(self, error: Exception) -> OstinatoError:
+        if isinstance(error, OstinatoError):
+            return error
+        if isinstance(error, driver.Error):
+            return translate(error, self._path)
+        if isinstance(error, OSError):
+            return StorageFull(f"nothing was written to {self._path}: {error}; free space, then try again")
+        return Unavailable(f"rows could not be written to {self._path}: {error!r}")
 
 
-def _unseen(connection: Connection, rows: Sequence[Encoded]) -> list[Encoded]:
-    """The rows whose identity is neither stored nor earlier in the list, in order."""
-    wanted: dict[str, list[Identity]] = defaultdict(list)
-    for row in rows:
-        wanted[row.kind].append(row.identity)
-    seen: set[tuple[str, Identity]] = set()
-    for table, identities in wanted.items():
-        columns = [schema.metadata.tables[table].c[name] for name in BY_TABLE[table].identity]
-        for start in range(0, len(identities), LOOKUP):
-            query = select(*columns).where(tuple_(*columns).in_(identities[start : start + LOOKUP]))
-            seen.update((table, tuple(found)) for found in connection.execute(query))
-    fresh: list[Encoded] = []
-    for row in rows:
-        key = (row.kind, row.identity)
-        if key not in seen:
-            seen.add(key)
-            fresh.append(row)
-    return fresh
+def _tell(answers: Sequence[tuple[_Job, Answer]]) -> None:
+    """Give each caller its answer, on its own event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Answer]]] = defaultdict(list)
+    for job, answer in answers:
+        if job.answer():
+            by_loop[job.loop].append((job, answer))
+    for loop, settled in by_loop.items():
+        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody is left to be told
+            loop.call_soon_threadsafe(_settle, settled)
 
 
-def _settle(settled: list[tuple[_Job, Cursor | OstinatoError]]) -> None:
+def _settle(settled: list[tuple[_Job, Answer]]) -> None:
     for job, answer in settled:
-        if job.done.done():  # its caller was cancelled
-            continue
-        if isinstance(answer, OstinatoError):
-            job.done.set_exception(
-                type(answer)(*answer.args)
-            )  # one exception object per caller: tracebacks are attached to it
-        else:
-            job.done.set_result(answer)
+        # an error object of the caller's own: tracebacks are attached to it
+        job.settle(copy(answer) if isinstance(answer, OstinatoError) else answer)

@@ -1,117 +1,126 @@
-"""The SQLite log beyond its seam: schema, refusals, a full disk, queries."""
+"""The SQLite log beyond its seam: what it refuses, who may read its files, a full disk, queries."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pysqlite3.dbapi2
 import pytest
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, event, text
-from sqlalchemy.exc import DatabaseError
 
-import ostinato.record.migrations
-from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, Unavailable
-from ostinato.core.records import Holdback, PolicyVersion, Row, Signal, Source, Stamp, Turn
-from ostinato.record import log as log_module
+from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, TooLarge, Unavailable
+from ostinato.core.records import (
+    Alarm,
+    AlarmState,
+    Batch,
+    Delivered,
+    Holdback,
+    PolicyVersion,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    Source,
+    Span,
+    Stamp,
+    Turn,
+)
+from ostinato.record.config import RecordConfig
+from ostinato.record.folds import FileFolds
 from ostinato.record.log import SqlLog
-from ostinato.record.schema import HEAD, metadata
-from ostinato.record.sqlite import refuse_faulty
+from ostinato.record.sqlite import refuse_faulty, translate
 from ostinato.testing.records import a_turn
 
 driver: Any = pysqlite3.dbapi2
 TURN = a_turn("r:0")
 SIGNAL = Signal(id="s", turn="r:0", name="accepted", value=1.0, source=Source.HUMAN, occurred_at=1.0, received_at=2.0)
-
-
-@pytest.fixture
-async def log(tmp_path: Path) -> AsyncIterator[SqlLog]:
-    with SqlLog.open(tmp_path / "deep" / "log.sqlite", clock=lambda: 77.0) as opened:
-        yield opened
-
-
-def sql(path: Path, statement: str) -> list[Any]:
-    connection = driver.connect(str(path))
-    try:
-        rows = connection.execute(statement).fetchall()
-        connection.commit()
-        return rows
-    finally:
-        connection.close()
+V1 = PolicyVersion(number=1, hash="a")
+FIRST = "0000000000000001.db"
+TABLES = [
+    "alarms", "batches", "deliveries", "dictionaries", "holdbacks", "identities", "pieces", "policies", "quarantines",
+    "releases", "rewards", "seal", "segment", "signals", "stamps", "turns",
+]  # fmt: skip
 
 
 async def collect(log: SqlLog, kinds: set[type], after: int = 0) -> list[Row]:
     return [row async for _, row in log.read(after, kinds)]
 
 
-# ---------------------------------------------------------------- schema
+# ---------------------------------------------------------------- nothing is ever changed
 
 
-def shape(path: Path) -> list[Any]:
-    names = "SELECT type, name, tbl_name FROM sqlite_master WHERE tbl_name != 'alembic_version' ORDER BY 1, 2, 3"
-    triggers = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY 1"
-    tables = sql(path, "SELECT name FROM sqlite_master WHERE type = 'table' AND name != 'alembic_version' ORDER BY 1")
-    columns = [(name, *column) for (name,) in tables for column in sql(path, f"PRAGMA table_info({name})")]
-    return [sql(path, names), sql(path, triggers), columns]
+@pytest.mark.parametrize("attack", ["UPDATE {0} SET {1} = {1}", "DELETE FROM {0}"])
+async def test_no_table_can_be_changed(tmp_path: Path, sql: Any, attack: str):
+    rows: list[Row] = [
+        TURN,
+        SIGNAL,
+        Reward(turn="r:0", value=1.0, function="f", signals=(), at=1.0),
+        Holdback(turn="q", reason="x", at=1.0),
+        Batch(step=1, turns=(), credits=(), reference=V1, at=1.0),
+        ReleaseEvent(id="a", action="shipped", policy=V1, previous=V1, reason="", detail={}, at=1.0),
+        Stamp(id="a", contract="{}", at=1.0),
+        Delivered(id="a", turns=(), at=1.0),
+        Quarantine(turn="q", reason="x", at=1.0),
+        Alarm(id="a", name="n", state=AlarmState.RAISED, reason="", at=1.0),
+    ]
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=10)) as log:
+        log.derive_text(lambda token: "x")
+        await log.append(*rows)
+        path = tmp_path / "log" / FIRST
+        sql(path, "INSERT INTO dictionaries VALUES (9, 'text', x'00')")
+        await log.append(SIGNAL, replace(SIGNAL, id="next"))  # which closes the first segment
+    tables = [name for (name,) in sql(path, "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY 1")]
+    assert tables == TABLES
+    for table in tables:
+        column = sql(path, f"PRAGMA table_info({table})")[0][1]
+        assert sql(path, f"SELECT count(*) FROM {table}") != [(0,)]
+        with pytest.raises(driver.IntegrityError, match="append-only"):
+            sql(path, attack.format(table, column))
 
 
-def test_migrations_build_exactly_the_schema_of_the_code(tmp_path: Path):
-    SqlLog.open(tmp_path / "migrated.sqlite").close()
-    engine = create_engine(f"sqlite:///{tmp_path}/created.sqlite", module=driver)
-    metadata.create_all(engine)
-    engine.dispose()
-    migrated, created = shape(tmp_path / "migrated.sqlite"), shape(tmp_path / "created.sqlite")
-    assert migrated == created
-    assert len(migrated[1]) == 2 * len(metadata.tables)
+async def test_a_reading_connection_cannot_write(log: SqlLog):
+    segment = log._reader._segments.newest()
+    with pytest.raises(driver.OperationalError, match="readonly"):
+        segment.db.execute("INSERT INTO policies VALUES (9, 9, '')")
 
 
-def test_alembic_sees_no_difference_and_head_is_the_newest_migration(tmp_path: Path):
-    from alembic.autogenerate import compare_metadata
-
-    SqlLog.open(tmp_path / "log.sqlite").close()
-    engine = create_engine(f"sqlite:///{tmp_path}/log.sqlite", module=driver)
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    engine.dispose()
-    assert ScriptDirectory(str(Path(ostinato.record.migrations.__file__).parent)).get_heads() == [HEAD]
-
-
-@pytest.mark.parametrize("table", sorted(metadata.tables))
-@pytest.mark.parametrize("attack", ["UPDATE {0} SET seq = 99", "DELETE FROM {0}"])
-async def test_no_table_can_be_changed(log: SqlLog, table: str, attack: str):
-    v = PolicyVersion(number=1, hash="a")
-    from ostinato.core.records import Alarm, AlarmState, Batch, Delivered, Quarantine, ReleaseEvent, Reward
-
-    await log.append(TURN, SIGNAL, Reward(turn="r:0", value=1.0, function="f", signals=(), at=1.0))
-    await log.append(Holdback(turn="q", reason="x", at=1.0), Batch(step=1, turns=(), credits=(), reference=v, at=1.0))
-    await log.append(ReleaseEvent(id="a", action="shipped", policy=v, previous=v, reason="", detail={}, at=1.0))
-    await log.append(Stamp(id="a", contract="{}", at=1.0), Delivered(id="a", turns=(), at=1.0))
-    await log.append(Quarantine(turn="q", reason="x", at=1.0))
-    await log.append(Alarm(id="a", name="n", state=AlarmState.RAISED, reason="", at=1.0))
-    with pytest.raises(driver.IntegrityError, match="append-only"):
-        sql(log._path, attack.format(table))
-
-
-async def test_replace_cannot_slip_past_the_triggers_on_our_connections(log: SqlLog):
-    await log.append(Holdback(turn="q", reason="first", at=1.0))
-    with pytest.raises(DatabaseError, match="append-only"), log._write_engine.begin() as connection:
-        connection.execute(text("INSERT OR REPLACE INTO holdbacks SELECT seq, turn, 'second', at FROM holdbacks"))
-
-
-async def test_reading_connections_cannot_write(log: SqlLog):
-    with pytest.raises(DatabaseError, match="readonly"), log._read_engine.begin() as connection:
-        connection.execute(text("INSERT INTO entries VALUES (9, 'x', 0)"))
-
-
-async def test_the_file_is_in_wal_mode_synced_fully_and_stamped_by_the_clock(log: SqlLog):
+async def test_the_files_are_in_wal_mode_and_synced_fully(log: SqlLog):
     await log.append(TURN)
-    with log._write_engine.begin() as connection:
-        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
-        assert connection.execute(text("PRAGMA synchronous")).scalar_one() == 2
-    assert sql(log._path, "SELECT * FROM entries") == [(1, "turns", 77.0)]
+    head = log._appender._head
+    assert head is not None
+    assert head.segment.db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert head.segment.db.execute("PRAGMA synchronous").fetchone() == (2,)
+    with pytest.raises(driver.IntegrityError, match="append-only"):
+        head.segment.db.execute("INSERT OR REPLACE INTO turns SELECT * FROM turns")
+
+
+# ---------------------------------------------------------------- who may read it
+
+
+async def test_files_are_their_owners_alone_whatever_the_umask(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        (tmp_path / "run").mkdir(mode=0o755)
+        with SqlLog.open(tmp_path / "run" / "log", config=RecordConfig(encrypt="user", segment_rows=2)) as log:
+            for i in range(4):
+                await log.append(replace(SIGNAL, id=f"s{i}", comment="why"))
+            await FileFolds(tmp_path / "run" / "folds").save("desk", 1, {})
+            files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+            names = {path.name for path in files}
+            assert {FIRST, "0000000000000003.db", "0000000000000003.db-wal", "0000000000000003.db-shm"} <= names
+            assert {"desk.fold", "log-keys.db"} <= names
+            assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == dict.fromkeys(names, "0o600")
+            assert (tmp_path / "run" / "log").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
+async def test_a_directory_that_was_open_to_others_is_closed_to_them(tmp_path: Path):
+    (tmp_path / "log").mkdir(mode=0o755)
+    SqlLog.open(tmp_path / "log").close()
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o700
 
 
 # ---------------------------------------------------------------- refusals
@@ -131,45 +140,80 @@ def test_a_sound_sqlite_is_not_refused(version: str):
 def test_opening_refuses_a_faulty_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(driver, "sqlite_version", "3.40.1")
     with pytest.raises(BadConfig, match=r"SQLite 3\.40\.1"):
-        SqlLog.open(tmp_path / "log.sqlite")
-    assert not (tmp_path / "log.sqlite").exists()
+        SqlLog.open(tmp_path / "log")
+    assert not (tmp_path / "log").exists()
 
 
-def test_a_newer_database_is_refused_untouched(tmp_path: Path):
-    path = tmp_path / "log.sqlite"
-    SqlLog.open(path).close()
-    sql(path, "UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(BadConfig, match="schema 9999, this Ostinato reads"):
-        SqlLog.open(path)
-    assert sql(path, "SELECT version_num FROM alembic_version") == [("9999",)]
+def test_a_newer_segment_is_refused_untouched(tmp_path: Path, sql: Any):
+    SqlLog.open(tmp_path / "log").close()
+    path = tmp_path / "log" / FIRST
+    sql(path, "PRAGMA user_version = 99")
+    with pytest.raises(
+        BadConfig, match="has format 99, this Ostinato reads 1; open it with the Ostinato that wrote it"
+    ):
+        SqlLog.open(tmp_path / "log")
+    assert sql(path, "PRAGMA user_version") == [(99,)]
 
 
-def test_another_programs_database_is_refused(tmp_path: Path):
-    sql(tmp_path / "other.sqlite", "CREATE TABLE bookmarks (url)")
+async def test_a_newer_segment_among_the_closed_ones_is_refused_when_it_is_read(tmp_path: Path, sql: Any):
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=1)) as log:
+        for i in range(3):
+            await log.append(replace(SIGNAL, id=f"s{i}"))
+    sql(tmp_path / "log" / FIRST, "PRAGMA user_version = 99")
+    with SqlLog.open(tmp_path / "log") as log:
+        assert len(await collect(log, {Signal}, after=1)) == 2
+        with pytest.raises(BadConfig, match="has format 99"):
+            await collect(log, {Signal})
+
+
+def test_another_programs_database_is_refused(tmp_path: Path, sql: Any):
+    (tmp_path / "log").mkdir()
+    sql(tmp_path / "log" / FIRST, "CREATE TABLE bookmarks (url)")
     with pytest.raises(BadConfig, match="no log of Ostinato's"):
-        SqlLog.open(tmp_path / "other.sqlite")
+        SqlLog.open(tmp_path / "log")
 
 
 def test_a_file_that_is_no_database_is_corrupt(tmp_path: Path):
-    (tmp_path / "log.sqlite").write_bytes(b"not a database, " * 512)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / FIRST).write_bytes(b"not a database, " * 512)
     with pytest.raises(Corrupt, match="restore"):
-        SqlLog.open(tmp_path / "log.sqlite")
+        SqlLog.open(tmp_path / "log")
+
+
+@pytest.mark.parametrize("name", ["log", "log.db"])
+def test_a_log_of_an_earlier_form_is_refused_with_what_to_do(tmp_path: Path, sql: Any, name: str):
+    sql(tmp_path / name, "CREATE TABLE alembic_version (version_num)")
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(BadConfig, match=rf"{name} is a log as earlier versions.*move {name} out of the way"):
+        SqlLog.open(tmp_path / "log")
+    assert (tmp_path / name).read_bytes() == before
 
 
 def test_a_path_with_odd_characters_works(tmp_path: Path):
-    path = tmp_path / "50% of #1?" / "log.sqlite"
+    path = tmp_path / "50% of #1?" / "log"
     SqlLog.open(path).close()
-    assert path.exists()
+    assert (path / FIRST).exists()
 
 
 @pytest.mark.parametrize(
     ("row", "field"),
     [
         (replace(TURN, text="half a pair: \ud83d"), "text"),
+        (replace(TURN, user="\ud83d"), "user"),
         (replace(TURN, prompt_ids=(2**31,)), "prompt_ids"),
+        (replace(TURN, prompt_ids=(2**70,)), "prompt_ids"),
+        (replace(TURN, sampled_ids=(-1,)), "sampled_ids"),
+        (replace(TURN, sampled_ids=(1.5,)), "sampled_ids"),
+        (replace(TURN, logprobs=(float("nan"),)), "logprobs"),
+        (replace(TURN, logprobs=(-1e300,)), "logprobs"),
+        (replace(TURN, spans=(Span(policy=PolicyVersion(number=2**63, hash=""), tokens=1),)), "spans"),
         (replace(TURN, started_at=float("nan")), "started_at"),
         (replace(SIGNAL, value=float("nan")), "value"),
+        (replace(SIGNAL, name=None), "name"),
+        (replace(SIGNAL, name=object()), "name"),
         (replace(SIGNAL, comment="\udfff"), "comment"),
+        (Delivered(id="d", turns=("a", None), at=1.0), "turns"),  # type: ignore[arg-type]
+        (ReleaseEvent(id="a", action="x", policy=V1, previous=V1, reason="", detail={"a": {1}}, at=1.0), "detail"),
     ],
 )
 async def test_what_cannot_be_stored_is_the_callers_error_alone(log: SqlLog, row: Row, field: str):
@@ -180,7 +224,7 @@ async def test_what_cannot_be_stored_is_the_callers_error_alone(log: SqlLog, row
     (error,) = [answer for answer in answers if isinstance(answer, BaseException)]
     assert isinstance(error, BadRequest)
     assert error.field == field
-    assert len(await collect(log, {Signal, Turn})) == 3
+    assert len(await collect(log, {Signal, Turn, Delivered})) == 3
 
 
 async def test_a_type_that_is_no_record_is_refused(log: SqlLog):
@@ -188,22 +232,41 @@ async def test_a_type_that_is_no_record_is_refused(log: SqlLog):
         await log.append(TURN.sampling)  # type: ignore[arg-type]
 
 
-async def test_a_row_that_only_the_database_refuses_hurts_nobody_else(log: SqlLog):
-    bad = replace(SIGNAL, id="bad", name=None)  # type: ignore[arg-type]
-    worse = replace(SIGNAL, id="worse", name=object())  # type: ignore[arg-type]
+async def test_a_row_that_only_the_database_refuses_hurts_nobody_else(log: SqlLog, sql: Any):
+    sql(
+        log._directory.segment(1),
+        "CREATE TRIGGER picky BEFORE INSERT ON signals WHEN length(new.said) > 900 BEGIN SELECT RAISE(ABORT, 'no'); END",
+    )
+    bad = replace(SIGNAL, comment=os.urandom(1000).hex())
     answers = await asyncio.gather(
         log.append(replace(SIGNAL, id="a")),
-        log.append(bad),
-        log.append(worse),
+        log.append(replace(bad, id="bad")),
+        log.append(replace(bad, id="worse"), replace(SIGNAL, id="with")),
         log.append(replace(SIGNAL, id="b")),
         return_exceptions=True,
     )
     assert [isinstance(answer, Unavailable) for answer in answers] == [False, True, True, False]
+    assert answers[1] is not answers[2]
     assert [row.id for row in await collect(log, {Signal}) if isinstance(row, Signal)] == ["a", "b"]
 
 
+def test_a_row_larger_than_sqlite_takes_is_too_large(tmp_path: Path):
+    with pytest.raises(driver.DataError) as error:
+        driver.connect(":memory:").execute("SELECT zeroblob(2000000000)").fetchall()
+    assert isinstance(translate(error.value, tmp_path), TooLarge)
+
+
+async def test_a_damaged_row_is_named(log: SqlLog, sql: Any):
+    await log.append(TURN)
+    path = log._directory.segment(1)
+    sql(path, "DROP TRIGGER turns_no_update")
+    sql(path, "UPDATE turns SET tokens = x'0000'")
+    with pytest.raises(Corrupt, match=r"row 1 of .*0001\.db cannot be read.*restore"):
+        await collect(log, {Turn})
+
+
 async def test_a_closed_log_says_so(tmp_path: Path):
-    log = SqlLog.open(tmp_path / "log.sqlite")
+    log = SqlLog.open(tmp_path / "log")
     waiting = [asyncio.create_task(log.append(replace(SIGNAL, id=str(i)))) for i in range(20)]
     await asyncio.sleep(0)
     log.close()
@@ -217,21 +280,25 @@ async def test_a_closed_log_says_so(tmp_path: Path):
 
 
 def limit_pages(log: SqlLog, pages: int | None) -> None:
-    """Let the file grow no further than `pages` (SQLite itself answers SQLITE_FULL); None lifts the limit."""
+    """Let the open segment grow no further than `pages` (SQLite itself answers SQLITE_FULL); None lifts the limit."""
+    appender = log._appender
+    opened = appender._open_newest
 
-    def pragma(connection: Any, _record: Any) -> None:
-        connection.execute(f"PRAGMA max_page_count={pages or 2**30}")
+    def limited() -> Any:
+        head = opened()
+        head.segment.db.execute(f"PRAGMA max_page_count={pages or 2**30}")
+        return head
 
-    log._write_engine.dispose()
-    event.listen(log._write_engine, "connect", pragma)
+    appender._open_newest = limited  # type: ignore[method-assign]
+    appender._forget_head()
 
 
-async def test_a_full_disk_fails_exactly_the_callers_that_do_not_fit(log: SqlLog):
+async def test_a_full_disk_fails_exactly_the_callers_that_do_not_fit(log: SqlLog, sql: Any):
     await log.append(TURN)
-    pages = sql(log._path, "PRAGMA page_count")[0][0]
-    limit_pages(log, pages + 3)
+    path = log._directory.segment(1)
+    limit_pages(log, sql(path, "PRAGMA page_count")[0][0] + 3)
     small = [replace(SIGNAL, id=f"small{i}") for i in range(4)]
-    huge = [replace(TURN, id=f"huge{i}:0", text="x" * 400_000) for i in range(2)]
+    huge = [replace(TURN, id=f"huge{i}:0", text=os.urandom(200_000).hex()) for i in range(2)]
     answers = await asyncio.gather(
         log.append(small[0]),
         log.append(huge[0]),
@@ -244,14 +311,13 @@ async def test_a_full_disk_fails_exactly_the_callers_that_do_not_fit(log: SqlLog
     assert await collect(log, {Turn, Signal}) == [TURN, small[0], small[1], small[2]]
     limit_pages(log, None)
     assert await log.append(small[3], huge[1]) == 6
-    assert sql(log._path, "PRAGMA integrity_check") == [("ok",)]
+    assert sql(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-# ---------------------------------------------------------------- queries
+# ---------------------------------------------------------------- callers and queries
 
 
-async def test_queries(log: SqlLog, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log_module, "LOOKUP", 2)
+async def test_queries(log: SqlLog):
     turns = [replace(TURN, id=f"t{i}:0") for i in range(5)]
     signals = [replace(SIGNAL, id=f"s{i}", turn=f"t{i % 2}:0") for i in range(4)]
     await log.append(*turns, *signals)
@@ -260,19 +326,22 @@ async def test_queries(log: SqlLog, monkeypatch: pytest.MonkeyPatch):
     assert log.tail(3, {Turn, Signal}) == [(7, signals[1]), (8, signals[2]), (9, signals[3])]
     assert log.tail(2, {Turn}) == [(4, turns[3]), (5, turns[4])]
     assert log.tail(0, {Turn}) == []
+    assert await log.horizon() == 0
 
 
 async def test_callers_share_commits(log: SqlLog):
-    commits = 0
+    begun = 0
+    transaction = log._appender.transaction
 
-    def count(_connection: Any) -> None:
-        nonlocal commits
-        commits += 1
+    def counted() -> Any:
+        nonlocal begun
+        begun += 1
+        return transaction()
 
-    event.listen(log._write_engine, "commit", count)
+    log._appender.transaction = counted  # type: ignore[method-assign]
     await asyncio.gather(*[log.append(replace(SIGNAL, id=str(i))) for i in range(300)])
     assert len(await collect(log, {Signal})) == 300
-    assert commits < 60
+    assert begun < 60
 
 
 async def test_a_caller_that_gives_up_disturbs_nobody(log: SqlLog):
@@ -281,3 +350,11 @@ async def test_a_caller_that_gives_up_disturbs_nobody(log: SqlLog):
     tasks[4].cancel()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(answer, int) for answer in answers) == 9
+
+
+async def test_two_event_loops_may_share_a_log(log: SqlLog):
+    def elsewhere() -> int:
+        return asyncio.run(log.append(replace(SIGNAL, id="there")))
+
+    there, here = await asyncio.gather(asyncio.to_thread(elsewhere), log.append(replace(SIGNAL, id="here")))
+    assert sorted((there, here)) in ([1, 2], [2, 2])

@@ -1,0 +1,226 @@
+"""The transaction that appends rows: finds the open segment, leaves out what the log already holds, closes the segment when it is full.
+
+Any number of processes may append. Each takes SQLite's write lock on the newest segment and looks, under the lock, whether another
+has closed it meanwhile; then it goes on to the next, which whoever comes first makes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import cast
+
+from ostinato.core.errors import StorageFull
+from ostinato.core.records import Row, Signal, Turn
+from ostinato.core.seams import Clock, Cursor
+from ostinato.record.codec.kinds import KINDS, SIGNALS, TURNS
+from ostinato.record.codec.rows import Ready
+from ostinato.record.config import Encrypt, RecordConfig
+from ostinato.record.head import Head, TokenText
+from ostinato.record.keys import KeyRing, Scope
+from ostinato.record.reader import LogReader
+from ostinato.record.segments import schema
+from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.filters import SealedKeys, build
+from ostinato.record.segments.opened import OpenSegments
+from ostinato.record.segments.segment import KEYS, Segment, SegmentGone
+from ostinato.record.sqlite import driver, is_busy
+
+
+class Appender:
+    """Appends rows. Used by one thread.
+
+    Its methods raise the driver's errors and OSError; after one, the next transaction begins with fresh connections.
+    """
+
+    def __init__(
+        self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SealedKeys
+    ) -> None:
+        self.token_text: TokenText | None = None
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._ring = ring
+        self._closed = OpenSegments(directory, ring, sealed)
+        self._reader = LogReader(directory, ring, sealed)
+        self._head: Head | None = None
+        self._texts: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._forget_head()
+        self._closed.close()
+        self._reader.close()
+
+    def assign_keys(self, rows: Sequence[Ready]) -> None:
+        """Say under which key each row's text is to lie; new keys are on the disk when it returns. Before the transaction."""
+        mode = self._config.encrypt
+        if mode is Encrypt.NONE or self._ring is None:
+            return
+        self._ring.refresh()
+        users = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
+        scopes: list[tuple[Ready, Scope]] = []
+        for row in rows:
+            if isinstance(row.row, Turn):
+                scopes.append((row, Scope(row.row.tenant, row.row.user if mode is Encrypt.USER else None)))
+            elif row.kind is SIGNALS and row.said is not None:
+                scopes.append((row, self._signals_scope(cast("Signal", row.row), users)))
+        numbers = self._ring.numbers(scope for _, scope in scopes)
+        for row, scope in scopes:
+            row.secret = numbers[scope]
+
+    @contextmanager
+    def transaction(self) -> Generator[Head]:
+        """The open segment under the write lock; committed at the end, rolled back on an error. Closes segments that are full.
+
+        A busy error (`sqlite.is_busy`) is raised only before anything was written.
+        """
+        try:
+            head = self._begin()
+        except Exception as error:
+            if not is_busy(error):
+                self._forget_head()
+            raise
+        try:
+            yield head
+            head.segment.db.execute("COMMIT")
+        except BaseException:
+            self._forget_head()  # its connection, which rolls back, and what it remembers of rows that are not there
+            raise
+
+    def write(self, head: Head, rows: Sequence[Ready]) -> Cursor:
+        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
+        newest = head.segment.newest()
+        fresh = self._unseen(head, rows)
+        if fresh:
+            head.insert(fresh, newest, self.token_text)
+        return newest + len(fresh)
+
+    # ------------------------------------------------------------ what is there already
+
+    def _unseen(self, head: Head, rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
+        """The rows whose identity is neither in the log nor earlier in the list, with the keys that they get."""
+        keys = [row.key for row in rows]
+        taken, closed = head.segment.known(keys), self._closed.sealed.holding(keys)
+        fresh: dict[tuple[object, ...], tuple[Ready, int]] = {}
+        used: set[int] = set()
+        for row in rows:
+            mark = (row.kind, *row.identity)
+            if mark in fresh or self._is_closed(row, closed) or self._is_kept(row):
+                continue
+            key = row.key
+            if key in taken or key in used:
+                place, key = head.segment.place(row.kind, row.identity, key)
+                while key in used:
+                    place, key = head.segment.place(row.kind, row.identity, (key + 1) & KEYS)
+                if place is not None:
+                    continue
+            used.add(key)
+            fresh[mark] = (row, key)
+        return list(fresh.values())
+
+    def _is_closed(self, row: Ready, holding: Mapping[int, list[Cursor]]) -> bool:
+        for first in holding.get(row.key, ()):
+            with suppress(SegmentGone):  # then its rows are gone, or among those that are kept
+                if self._closed.get(first).place(row.kind, row.identity, row.key)[0] is not None:
+                    return True
+        return False
+
+    def _is_kept(self, row: Ready) -> bool:
+        kept = self._closed.kept() if row.kind.for_ever else None
+        return kept is not None and kept.locate(row.kind, row.identity) is not None
+
+    # ------------------------------------------------------------ the open segment
+
+    def _begin(self) -> Head:
+        while True:
+            try:
+                head = self._head or self._open_newest()
+            except SegmentGone:
+                continue
+            head.segment.db.execute("BEGIN IMMEDIATE")
+            if head.segment.seal() is not None:
+                head.segment.db.execute("ROLLBACK")
+                self._leave(head)
+            elif self._is_full(head):
+                self._close(head)
+            else:
+                return head
+
+    def _open_newest(self) -> Head:
+        listing = self._directory.listing()
+        if not listing.firsts:
+            schema.create(self._directory.segment(1), 1, self._clock())
+            listing = self._directory.listing()
+        self._closed.listing(again=True)
+        self._closed.learn_filters()
+        head = Head(Segment(self._directory.segment(listing.firsts[-1]), self._ring, write=True), self._texts)
+        self._head = head
+        return head
+
+    def _is_full(self, head: Head) -> bool:
+        db, config = head.segment.db, self._config
+        rows = head.segment.newest() - head.segment.first + 1
+        if rows == 0:
+            return False
+        pages = db.execute("PRAGMA page_count").fetchone()[0] * db.execute("PRAGMA page_size").fetchone()[0]
+        return (
+            rows >= config.segment_rows
+            or pages >= config.segment_mb * 1e6
+            or self._clock() - head.made_at >= 3600 * config.segment_hours
+            or head.segment.version != schema.FORMAT
+        )
+
+    def _close(self, head: Head) -> None:
+        """Seal the segment, for good, and go on to the next."""
+        db = head.segment.db
+        tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {kind.table} LIMIT 1").fetchone()]
+        keys = [key for (key,) in db.execute("SELECT key FROM identities")]
+        seal = (head.segment.newest(), self._clock(), json.dumps(tables), build(keys))
+        db.execute("INSERT INTO seal VALUES (1, ?, ?, ?, ?)", seal)
+        db.execute("COMMIT")
+        with suppress(driver.Error):
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._leave(head)
+
+    def _leave(self, head: Head) -> None:
+        """Go on from a closed segment: to those that follow, or to a new one if none does."""
+        seal = head.segment.seal()
+        assert seal is not None
+        if self._directory.listing().firsts[-1] == head.segment.first:
+            schema.create(self._directory.segment(seal.last + 1), seal.last + 1, self._clock())
+        self._forget_head()
+
+    def _forget_head(self) -> None:
+        if self._head is not None:
+            self._head.segment.close()
+            self._head = None
+
+    # ------------------------------------------------------------ whose key
+
+    def _signals_scope(self, signal: Signal, users: Mapping[str, tuple[str, str]]) -> Scope:
+        """The scope of a signal's text: its turn's user. Where the turn is not known yet, the turn has a key of its own."""
+        if self._config.encrypt is Encrypt.TENANT:
+            return Scope(signal.tenant)
+        owner = users.get(signal.turn)
+        if owner is None:
+            found: Row | None = self._reader.find(TURNS, [(signal.turn,)]).get((signal.turn,))
+            owner = (found.tenant, found.user) if isinstance(found, Turn) else None
+        if owner is None or owner[0] != signal.tenant:
+            return Scope(signal.tenant, turn=signal.turn)
+        return Scope(signal.tenant, user=owner[1])
+
+
+def first_segment(directory: LogDirectory, clock: Clock) -> None:
+    """Make the log's first segment if it has none, and refuse a log that is not this code's to append to.
+
+    Raises BadConfig, Corrupt, StorageFull, the driver's errors.
+    """
+    try:
+        if not directory.listing().firsts:
+            schema.create(directory.segment(1), 1, clock())
+        with suppress(SegmentGone):
+            Segment(directory.segment(directory.listing().firsts[-1]), None).close()
+    except OSError as error:
+        raise StorageFull(f"cannot create {directory.path}: {error}; make the run's directory writable") from error

@@ -1,0 +1,266 @@
+"""The kinds of rows that the log keeps, and the form that each of their fields takes in JSON.
+
+A row is checked here, when it is packed: what no database would take (NaN, a lone surrogate, None where a string belongs) is refused
+with the field's name, before it can take its neighbours down with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import blake2b
+from itertools import groupby
+from typing import Any
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import (
+    Advantages,
+    Alarm,
+    AlarmState,
+    Arm,
+    Batch,
+    Delivered,
+    Finish,
+    Holdback,
+    Identity,
+    PolicyVersion,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Sampling,
+    Signal,
+    Source,
+    Stamp,
+    Turn,
+)
+
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a field's value becomes one of JSON's, and back; `load` None: as it is."""
+
+    dump: Callable[[Any], Any]
+    load: Callable[[Any], Any] | None = None
+
+
+def text(value: Any) -> str:
+    """The string itself. Raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is not a string")
+    return value
+
+
+def real(value: Any) -> float:
+    """The number as a float; infinities are numbers. Raises TypeError, ValueError."""
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("NaN is not a number that the log keeps")
+    return number
+
+
+def whole(value: Any) -> int:
+    """The integer itself. Raises TypeError."""
+    if not isinstance(value, int):
+        raise TypeError(f"{type(value).__name__} is not a whole number")
+    return value
+
+
+def _texts(values: Any) -> list[str]:
+    return [text(value) for value in values]
+
+
+def _policy(policy: PolicyVersion) -> list[Any]:
+    return [whole(policy.number), text(policy.hash)]
+
+
+def _to_policy(value: Any) -> PolicyVersion:
+    return PolicyVersion(number=value[0], hash=value[1])
+
+
+def _credits(credits: tuple[Advantages, ...]) -> list[list[Any]]:
+    """Runs of equal advantages, turn by turn: most turns have one for all of their tokens."""
+    return [[[real(value), len(list(same))] for value, same in groupby(turn)] for turn in credits]
+
+
+def _to_credits(turns: Any) -> tuple[Advantages, ...]:
+    return tuple(tuple(value for value, length in runs for _ in range(length)) for runs in turns)
+
+
+def _sampling(sampling: Sampling) -> list[Any]:
+    stop, seed = _texts(sampling.stop), None if sampling.seed is None else whole(sampling.seed)
+    return [whole(sampling.max_tokens), real(sampling.temperature), real(sampling.top_p), stop, seed]
+
+
+def _to_sampling(value: Any) -> Sampling:
+    return Sampling(max_tokens=value[0], temperature=value[1], top_p=value[2], stop=tuple(value[3]), seed=value[4])
+
+
+def _or_none(form: Form) -> Form:
+    load = form.load
+    return Form(
+        lambda value: None if value is None else form.dump(value),
+        None if load is None else lambda value: None if value is None else load(value),
+    )
+
+
+_TEXT, _POLICY = Form(text), Form(_policy, _to_policy)
+
+FORMS: Mapping[str, Form] = {
+    "str": _TEXT,
+    "str | None": _or_none(_TEXT),
+    "float": Form(real),
+    "int": Form(whole),
+    "tuple[str, ...]": Form(_texts, tuple),
+    "Mapping[str, Any]": Form(dict),
+    "PolicyVersion": _POLICY,
+    "PolicyVersion | None": _or_none(_POLICY),
+    "bool": Form(bool),
+    "Arm": Form(str, Arm),
+    "Finish": Form(str, Finish),
+    "Sampling": Form(_sampling, _to_sampling),
+    "Source": Form(str, Source),
+    "AlarmState": Form(str, AlarmState),
+    "tuple[Advantages, ...]": Form(_credits, _to_credits),
+}
+"""By annotation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """How one type of record is stored.
+
+    `identity` names the fields that make two rows the same row, in the order of `core.records.identity`. `body` names the fields
+    of the row's JSON array: what is added to a record later comes to its end. `said` names those that hold what people wrote,
+    apart, so that they can be encrypted. `for_ever`: retention never drops it.
+    """
+
+    table: str
+    record: type[Row]
+    identity: tuple[str, ...]
+    body: tuple[str, ...]
+    said: tuple[str, ...] = ()
+    for_ever: bool = False
+
+    @cached_property
+    def forms(self) -> dict[str, Form]:
+        """The form of each field that is stored as JSON."""
+        stored = (*self.body, *self.said)
+        return {field.name: FORMS[str(field.type)] for field in fields(self.record) if field.name in stored}
+
+    @cached_property
+    def restored(self) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+        """The fields that JSON gives back in another form, and what makes them what they were."""
+        return tuple((name, form.load) for name, form in self.forms.items() if form.load is not None)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Where in the body the identity's fields stand."""
+        return tuple(self.body.index(name) for name in self.identity)
+
+
+TURNS = Kind(
+    "turns",
+    Turn,
+    ("id",),
+    (
+        "id",
+        "episode",
+        "parent",
+        "user",
+        "tenant",
+        "arm",
+        "propensity",
+        "sampling",
+        "finish",
+        "started_at",
+        "ended_at",
+        "numerics",
+        "group",
+        "verified",
+    ),
+)
+"""A turn's tokens, text and spans do not lie in its JSON: `codec.turns` packs them."""
+
+SIGNALS = Kind(
+    "signals",
+    Signal,
+    ("tenant", "id"),
+    ("id", "turn", "name", "value", "source", "occurred_at", "received_at", "retracts", "tenant"),
+    said=("correction", "comment"),
+)
+SMALL = (
+    SIGNALS,
+    Kind("deliveries", Delivered, ("id",), ("id", "turns", "at")),
+    Kind("rewards", Reward, ("turn",), ("turn", "value", "function", "signals", "at", "upto")),
+    Kind("quarantines", Quarantine, ("turn",), ("turn", "reason", "at", "upto")),
+    Kind("holdbacks", Holdback, ("turn",), ("turn", "reason", "at")),
+    Kind("batches", Batch, ("step",), ("step", "turns", "credits", "reference", "at", "base"), for_ever=True),
+    Kind(
+        "releases",
+        ReleaseEvent,
+        ("id",),
+        ("id", "action", "policy", "previous", "reason", "detail", "at"),
+        for_ever=True,
+    ),
+    Kind("stamps", Stamp, ("id",), ("id", "contract", "at"), for_ever=True),
+    Kind("alarms", Alarm, ("id",), ("id", "name", "state", "reason", "at", "detail"), for_ever=True),
+)
+"""The kinds that are JSON and nothing else, but for what people wrote."""
+
+KINDS = (TURNS, *SMALL)
+FOR_EVER = frozenset(kind for kind in SMALL if kind.for_ever)
+"""What the steps, the releases and the contracts were: what a fold needs that starts where retention cut."""
+
+_BY_RECORD: Mapping[type, Kind] = {kind.record: kind for kind in KINDS}
+_CHECKED = [kind.forms for kind in KINDS]  # a field without a form is an error now, not at the first row
+
+
+def kind_of(record: type) -> Kind:
+    """How a record type is stored. Raises BadRequest for a type that the log does not keep."""
+    kind = _BY_RECORD.get(record)
+    if kind is None:
+        known = ", ".join(sorted(kind.record.__name__ for kind in KINDS))
+        raise BadRequest(f"the log keeps {known}, not {record.__name__}")
+    return kind
+
+
+def key_of(kind: Kind, identity: Identity) -> int:
+    """63 bits that stand for an identity in indexes. Two identities may share them: who finds a row by them looks at the row.
+
+    Raises UnicodeEncodeError for a lone surrogate.
+    """
+    plain = "\0".join([kind.table, *map(str, identity)]).encode()
+    return int.from_bytes(blake2b(plain, digest_size=8).digest(), "big") >> 1
+
+
+def dump(kind: Kind, row: Row, names: tuple[str, ...]) -> bytes:
+    """Some of a row's fields as a JSON array. Raises BadRequest naming the field that cannot be stored."""
+    forms = kind.forms
+    try:
+        return to_json([forms[name].dump(getattr(row, name)) for name in names]).encode()
+    except (ValueError, TypeError, OverflowError, AttributeError) as error:
+        raise _refused(kind, row, names, error) from error
+
+
+def _refused(kind: Kind, row: Row, names: tuple[str, ...], error: Exception) -> BadRequest:
+    for name in names:
+        try:
+            to_json(kind.forms[name].dump(getattr(row, name))).encode()
+        except (ValueError, TypeError, OverflowError, AttributeError) as found:
+            return BadRequest(f"{kind.record.__name__}.{name} cannot be stored: {found}", field=name)
+    return BadRequest(f"{kind.record.__name__} cannot be stored: {error}")
+
+
+def load(kind: Kind, names: tuple[str, ...], values: list[Any]) -> dict[str, Any]:
+    """The fields of `dump`'s array. A field that was added to the record since then is left to its default."""
+    found = dict(zip(names, values, strict=False))
+    for name, restore in kind.restored:
+        if name in found:
+            found[name] = restore(found[name])
+    return found

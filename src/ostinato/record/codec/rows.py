@@ -1,0 +1,40 @@
+"""A row made ready to be written: checked, and packed as far as it can be without knowing its segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import Identity, Row, Turn, identity
+from ostinato.record.codec import turns
+from ostinato.record.codec.kinds import Kind, dump, key_of, kind_of
+
+
+@dataclass(slots=True)
+class Ready:
+    """A row that was found storable. `said`: what people wrote in it, if it is no turn. `secret`: the key that this is to lie under."""
+
+    kind: Kind
+    row: Row
+    identity: Identity
+    key: int
+    body: bytes
+    said: bytes | None = None
+    turn: turns.Prepared | None = None
+    secret: int | None = None
+
+
+def prepare(row: Row) -> Ready:
+    """Raises BadRequest naming the field that cannot be stored."""
+    kind = kind_of(type(row))
+    prepared = turns.prepare(row) if isinstance(row, Turn) else None
+    body = dump(kind, row, kind.body) if prepared is None else prepared.head
+    said = None
+    if any(getattr(row, name) is not None for name in kind.said):
+        said = dump(kind, row, kind.said)
+    names = identity(row)
+    try:
+        key = key_of(kind, names)
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{kind.record.__name__} cannot be stored: {error}") from error
+    return Ready(kind, row, names, key, body, said, prepared)

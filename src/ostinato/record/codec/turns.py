@@ -1,0 +1,187 @@
+"""A turn <-> its columns: a JSON head, packed ids, packed log-probabilities, and its text where the tokens do not spell it.
+
+Packing has two steps. `prepare` needs nothing but the turn, so it can refuse it before any lock is taken. The rest depends on the
+segment that the turn is written to: what its policies are called there, which earlier turn it leans on, what its tokens spell.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import PolicyVersion, Span, Turn
+from ostinato.core.seams import Cursor
+from ostinato.record.codec.kinds import TURNS, dump, load, text, to_json, whole
+from ostinato.record.codec.shrink import Shrinker, Use
+from ostinato.record.codec.tokens import (
+    Packed,
+    flat,
+    pack_logprobs,
+    read_ints,
+    unflat,
+    unpack_logprobs,
+    widen,
+    write_ints,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A turn that was found storable. `ids`: flat, prompt first. `logprobs`: packed."""
+
+    head: bytes
+    ids: bytes
+    logprobs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A turn's ids in memory: flat, prompt first; how many are the prompt; how many bases stand below it; its key."""
+
+    ids: bytes
+    prompt: int
+    depth: int
+    secret: int | None
+
+
+class Forgotten(Exception):
+    """What was asked for lies under a key that was forgotten."""
+
+
+class Home(Protocol):
+    """The segment that a turn lies in, as far as packing is concerned."""
+
+    shrinker: Shrinker
+
+    def reveal(self, secret: int | None, column: str, seq: Cursor, blob: bytes) -> bytes:
+        """What lies encrypted in a column. Raises Forgotten."""
+        ...
+
+    def tokens(self, seq: Cursor) -> Held:
+        """A turn's ids, its bases' included. Raises Forgotten."""
+        ...
+
+    def hold(self, seq: Cursor, held: Held) -> None:
+        """Keep a turn's ids for those that lean on it."""
+        ...
+
+    def policy(self, number: int) -> PolicyVersion:
+        """The policy version that the segment calls by a number."""
+        ...
+
+    def spell(self, ids: bytes) -> str | None:
+        """The texts of tokens, one after the other; None if one of them has none."""
+        ...
+
+
+def prepare(turn: Turn) -> Prepared:
+    """Raises BadRequest naming the field that cannot be stored."""
+    head = dump(TURNS, turn, TURNS.body)
+    field = "prompt_ids"
+    try:
+        ids = flat(turn.prompt_ids)
+        field = "sampled_ids"
+        ids += flat(turn.sampled_ids)
+        field = "logprobs"
+        logprobs = pack_logprobs(turn.logprobs)
+        field = "spans"
+        for span in turn.spans:
+            whole(span.tokens)
+            text(span.policy.hash).encode()
+            if not -(1 << 63) <= whole(span.policy.number) < 1 << 63:
+                raise ValueError("a policy's number does not fit in 64 bits")
+        field = "text"
+        text(turn.text).encode()
+        field = "routes"
+        bytes(turn.routes)
+    except (ValueError, TypeError) as error:
+        raise BadRequest(f"Turn.{field} cannot be stored: {error}", field=field) from error
+    return Prepared(head, ids, logprobs)
+
+
+# ---------------------------------------------------------------- columns
+
+
+def pack_head(prepared: Prepared, turn: Turn, policies: list[int], *, explicit: bool) -> bytes:
+    """The head's JSON, spans first. `policies` are the spans' names in the segment.
+
+    One span over all sampled tokens is its policy alone, unless the number of tokens must be readable without them (`explicit`).
+    """
+    tokens = [span.tokens for span in turn.spans]
+    plain = len(tokens) == 1 and tokens[0] == len(turn.sampled_ids) == len(turn.logprobs) and not explicit
+    spans = policies[0] if plain else [list(pair) for pair in zip(policies, tokens, strict=True)]
+    return b"[" + to_json(spans).encode() + b"," + prepared.head[1:]
+
+
+def head_id(plain: bytes) -> str:
+    """The id of the turn whose head this is."""
+    return json.loads(plain)[1]
+
+
+def pack_tokens(shrinker: Shrinker, packed: Packed) -> bytes:
+    """One blob of a turn's own ids and of how they lean on another's."""
+    body = shrinker.pack(Use.TOKENS, packed.ids)
+    return write_ints(packed.gap, packed.depth, packed.shared, packed.prompt, packed.width) + body
+
+
+def unpack_tokens(shrinker: Shrinker, blob: bytes) -> Packed:
+    """The inverse of `pack_tokens`."""
+    (gap, depth, shared, prompt, width), at = read_ints(blob, 5)
+    return Packed(gap, depth, shared, prompt, width, shrinker.unpack(blob[at:]))
+
+
+def decode(home: Home, stored: Any) -> Turn:
+    """The turn of a stored row. One whose key was forgotten is redacted: without tokens, log-probabilities, text and routes.
+
+    Raises ValueError, IndexError or KeyError for a damaged row.
+    """
+    seq, secret, head, tokens, logprobs, said, routes = stored
+    spans, *values = json.loads(home.shrinker.unpack(head))
+    fields = load(TURNS, TURNS.body, values)
+    try:
+        held = _ids(home, seq, secret, tokens)
+        sampled = held.ids[4 * held.prompt :]
+        numbers = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
+        words = _text(home, seq, secret, said, sampled)
+        ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
+    except Forgotten:
+        return Turn(**fields, prompt_ids=(), sampled_ids=(), logprobs=(), spans=_spans(home, spans, 0), text="")
+    return Turn(
+        **fields,
+        prompt_ids=unflat(held.ids[: 4 * held.prompt]),
+        sampled_ids=unflat(sampled),
+        logprobs=numbers,
+        spans=_spans(home, spans, len(numbers)),
+        text=words,
+        routes=ways,
+    )
+
+
+def _ids(home: Home, seq: Cursor, secret: int | None, blob: bytes) -> Held:
+    packed = unpack_tokens(home.shrinker, home.reveal(secret, "tokens", seq, blob))
+    ids = widen(packed.width, packed.ids)
+    if packed.gap:
+        ids = home.tokens(seq - packed.gap).ids[: 4 * packed.shared] + ids
+    held = Held(ids, packed.prompt, packed.depth, secret)
+    home.hold(seq, held)
+    return held
+
+
+def _spans(home: Home, spans: int | list[list[int]], tokens: int) -> tuple[Span, ...]:
+    if isinstance(spans, int):
+        return (Span(policy=home.policy(spans), tokens=tokens),)
+    return tuple(Span(policy=home.policy(policy), tokens=count) for policy, count in spans)
+
+
+def _text(home: Home, seq: Cursor, secret: int | None, said: int | bytes | None, sampled: bytes) -> str:
+    """`said`: the text, packed; or how much of what the tokens spell it is, None for all of it."""
+    if isinstance(said, bytes):
+        return home.shrinker.unpack(home.reveal(secret, "text", seq, said)).decode()
+    if said == 0:
+        return ""
+    spelt = home.spell(sampled)
+    if spelt is None:
+        raise ValueError("its tokens have no text in this segment")
+    return spelt[:said]

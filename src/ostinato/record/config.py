@@ -1,0 +1,41 @@
+"""The log's part of the configuration."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+
+class Encrypt(StrEnum):
+    """Whose key what people wrote is encrypted under."""
+
+    NONE = "none"
+    TENANT = "tenant"
+    USER = "user"
+
+
+class RecordConfig(BaseModel, frozen=True, extra="forbid"):
+    """How the log is cut, how long it is kept, and whether what people wrote lies there encrypted.
+
+    Example: ``RecordConfig(retain_days=30, encrypt="user")``
+    """
+
+    retain_days: float | None = Field(
+        default=None, gt=0, description="Turns, signals and rewards are dropped so many days later; unset: never."
+    )
+    segment_rows: int = Field(default=250_000, ge=1, description="Rows of a segment, after which a new one begins.")
+    segment_mb: float = Field(default=256.0, gt=0, description="Megabytes of a segment, after which a new one begins.")
+    segment_hours: float = Field(default=24.0, gt=0, description="Hours after which a new segment begins.")
+    append_s: float = Field(
+        default=5.0, gt=0, description="Longest wait for the disk, or for another process that writes; then 503."
+    )
+    encrypt: Encrypt = Field(
+        default=Encrypt.NONE,
+        description="Encrypt text, tokens, comments and corrections at rest, under one key per 'tenant' or per 'user'.",
+    )
+    master_key: Path | None = Field(
+        default=None,
+        description="A file of 32 or more random bytes that the keys are wrapped with; unset: not wrapped.",
+    )

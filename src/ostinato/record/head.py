@@ -1,0 +1,169 @@
+"""The open segment: puts rows into it, inside a transaction that `appender.py` has begun."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from ostinato.core.records import PolicyVersion, Turn
+from ostinato.core.seams import Cursor
+from ostinato.record.codec import turns
+from ostinato.record.codec.bases import Bases, hashes_of
+from ostinato.record.codec.kinds import TURNS
+from ostinato.record.codec.rows import Ready
+from ostinato.record.codec.shrink import Training, Use
+from ostinato.record.codec.tokens import Packed, narrow, unflat
+from ostinato.record.codec.turns import Forgotten, Held
+from ostinato.record.segments.segment import Segment
+
+TokenText = Callable[[int], str]
+"""The text of one token, such that the texts of a turn's tokens, one after the other, mostly are its text."""
+
+
+class Head:
+    """Rows into one segment. When a transaction fails, close this and open another: what it remembers may not be there."""
+
+    def __init__(self, segment: Segment, texts: dict[int, str]) -> None:
+        self.segment = segment
+        self.made_at: float = segment.db.execute("SELECT made_at FROM segment").fetchone()[0]
+        self._texts = texts
+        self._bases = Bases()
+        self._training = Training()
+        self._numbers: dict[PolicyVersion, int] = {}
+        self._dictionaries = 0
+        segment.read_all_pieces()
+
+    def insert(self, rows: Sequence[tuple[Ready, int]], newest: Cursor, token_text: TokenText | None) -> None:
+        """Write rows under their keys, in this order, after the newest. Raises the driver's error."""
+        self._use_dictionaries()
+        tables: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for seq, (row, _) in enumerate(rows, newest + 1):
+            tables[row.kind.table].append(self._turn(row, seq, token_text) if row.turn else self._small(row, seq))
+        places = [(key, seq) for seq, (_, key) in enumerate(rows, newest + 1)]
+        self.segment.db.executemany("INSERT INTO identities VALUES (?, ?)", places)
+        for table, values in tables.items():
+            marks = ", ".join("?" * len(values[0]))
+            self.segment.db.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
+
+    # ------------------------------------------------------------ one row
+
+    def _small(self, row: Ready, seq: Cursor) -> tuple[Any, ...]:
+        body = self._shrunk(Use.ROWS, row.body, None)
+        if not row.kind.said:
+            return seq, body
+        if row.said is None:
+            return seq, body, None, None
+        said = self._shrunk(Use.TEXT, row.said, row.secret)
+        return seq, body, row.secret, self.segment.conceal(row.secret, "said", seq, said)
+
+    def _turn(self, row: Ready, seq: Cursor, token_text: TokenText | None) -> tuple[Any, ...]:
+        turn, prepared, secret = cast("Turn", row.row), cast("turns.Prepared", row.turn), row.secret
+        segment, ids, prompt = self.segment, prepared.ids, len(turn.prompt_ids)
+        self._recall(turn.parent, secret)
+        asked = ids[: 4 * prompt]
+        hashes = hashes_of(asked, secret)
+        lean = self._bases.best(asked, secret, turn.parent, hashes)
+        gap, depth, shared = (0, 0, 0) if lean is None else (seq - lean.seq, lean.held.depth + 1, lean.shared)
+        width, own = narrow(ids[4 * shared :])
+        self._sample(Use.TOKENS, own, secret)
+        tokens = turns.pack_tokens(segment.shrinker, Packed(gap, depth, shared, prompt, width, own))
+        policies = [self._number(span.policy) for span in turn.spans]
+        head = turns.pack_head(prepared, turn, policies, explicit=secret is not None)
+        text = self._text(turn.text, ids[4 * prompt :], secret, token_text)
+        self._bases.add(seq, turn.id, Held(ids, prompt, depth, secret), hashes)
+        return (
+            seq,
+            secret,
+            self._shrunk(Use.ROWS, head, None),
+            segment.conceal(secret, "tokens", seq, tokens),
+            segment.conceal(secret, "logprobs", seq, prepared.logprobs),
+            segment.conceal(secret, "text", seq, text) if isinstance(text, bytes) else text,
+            segment.conceal(secret, "routes", seq, turn.routes) if turn.routes else None,
+        )
+
+    def _recall(self, parent: str | None, secret: int | None) -> None:
+        """Have the parent's ids in memory, if it lies in this segment under the same key."""
+        if parent is None or parent in self._bases:
+            return
+        place = self.segment.locate(TURNS, (parent,))
+        if place is not None:
+            try:
+                held = self.segment.tokens(place)
+            except Forgotten:
+                return
+            if held.secret == secret:
+                self._bases.add(place, parent, held)
+
+    def _text(self, text: str, sampled: bytes, secret: int | None, token_text: TokenText | None) -> bytes | int | None:
+        """None: what the tokens spell. A number: so many characters of that. Otherwise the text itself, packed."""
+        if not text:
+            return 0
+        tokens = unflat(sampled)
+        try:
+            spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
+        except KeyError:
+            spelt = None if token_text is None else self._learn(text, tokens, token_text)
+        if spelt is not None and spelt.startswith(text):
+            return None if len(spelt) == len(text) else len(text)
+        return self._shrunk(Use.TEXT, text.encode(), secret)
+
+    def _learn(self, text: str, tokens: Sequence[int], token_text: TokenText) -> str | None:
+        """What the tokens spell; the segment learns their texts if this is the text, or begins with it."""
+        pieces, texts = self.segment.pieces, self._texts
+        fresh = {token for token in tokens if token not in pieces}
+        try:
+            for token in fresh.difference(texts):
+                texts[token] = token_text(token)
+            rows = [(token, texts[token]) for token in fresh]
+            for _, piece in rows:
+                piece.encode()
+        except Exception:  # noqa: BLE001 - a tokenizer that does not know a token: the text is stored as it is
+            return None
+        pieces.update(rows)
+        spelt = "".join(map(pieces.__getitem__, tokens))
+        if not spelt.startswith(text):
+            for token in fresh:
+                del pieces[token]
+            return None
+        added = self.segment.db.executemany("INSERT OR IGNORE INTO pieces VALUES (?, ?)", rows).rowcount
+        if added < len(rows):  # another process was quicker with some of them, and may have had another tokenizer
+            self.segment.read_all_pieces()
+            spelt = "".join(map(pieces.__getitem__, tokens))
+        return spelt
+
+    def _number(self, policy: PolicyVersion) -> int:
+        """What the segment calls a policy version."""
+        if policy not in self._numbers:
+            db = self.segment.db
+            query = "SELECT id FROM policies WHERE number = ? AND hash = ?"
+            found = db.execute(query, (policy.number, policy.hash)).fetchone()
+            if found is None:
+                insert = "INSERT INTO policies (number, hash) VALUES (?, ?)"
+                found = (db.execute(insert, (policy.number, policy.hash)).lastrowid,)
+            self._numbers[policy] = found[0]
+        return self._numbers[policy]
+
+    # ------------------------------------------------------------ dictionaries
+
+    def _shrunk(self, use: Use, plain: bytes, secret: int | None) -> bytes:
+        self._sample(use, plain, secret)
+        return self.segment.shrinker.pack(use, plain)
+
+    def _sample(self, use: Use, plain: bytes, secret: int | None) -> None:
+        """What is to be encrypted never comes into a dictionary."""
+        if secret is None and not self.segment.shrinker.has(use):
+            self._training.saw(use, plain)
+
+    def _use_dictionaries(self) -> None:
+        """Use what other processes trained; write down what this one did, where they did not."""
+        db, shrinker = self.segment.db, self.segment.shrinker
+        (newest,) = db.execute("SELECT ifnull(max(id), 1) FROM dictionaries").fetchone()
+        if newest != self._dictionaries:
+            shrinker.refresh()
+        for use, body in self._training.take().items():
+            if not shrinker.has(use):
+                newest += 1
+                db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (newest, use, body))
+                shrinker.refresh()
+        self._dictionaries = newest

@@ -1,0 +1,245 @@
+"""The keys that what people wrote is encrypted under, in a file of their own: forget a key, and nobody reads it again.
+
+One key for each tenant, or for each user of a tenant; and one for a turn whose signals came before it, when nobody knew yet whose it
+is. Keys are 256 random bits; values are AES-GCM with 96-bit random nonces, bound to their column and row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.core.seams import Clock
+from ostinato.record import sqlite
+from ostinato.record.codec.turns import Forgotten
+from ostinato.record.sqlite import driver, is_busy, translate
+
+_NONCE = 12
+_CLEAR, _WRAPPED = b"\0", b"\1"  # a stored key's first byte
+_CACHED = 20_000  # keys in memory; beyond it all are read again
+_WAIT_S = 5.0
+
+_SCHEMA = (
+    "CREATE TABLE keys (id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, scope TEXT NOT NULL, secret BLOB, "
+    "forgotten_at REAL)",
+    "CREATE UNIQUE INDEX living ON keys (scope) WHERE secret IS NOT NULL",
+    "CREATE INDEX tenants ON keys (tenant) WHERE secret IS NOT NULL",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose key: a tenant's, a user's, or that of a turn which is not known yet.
+
+    Example: ``Scope("acme", user="ann")``
+    """
+
+    tenant: str
+    user: str | None = None
+    turn: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As it stands in the file of keys."""
+        return json.dumps([self.tenant, self.user, self.turn])
+
+
+class KeyRing:
+    """The file of keys. Thread-safe; any number of processes may use one file.
+
+    Raises BadConfig if the keys are wrapped with another master key.
+    """
+
+    def __init__(self, path: Path, master: Path | None, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._master = None if master is None else _read_master(master)
+        self._lock = threading.RLock()
+        self._numbers: dict[Scope, int] = {}
+        self._ciphers: dict[int, AESGCM | None] = {}
+        try:
+            sqlite.create(path, _build, journal="delete")
+            self._db = sqlite.connect(path, write=True)
+            self._db.execute("PRAGMA synchronous=EXTRA")
+            self._db.execute("PRAGMA secure_delete=ON")
+        except driver.Error as error:
+            raise translate(error, path) from error
+        self._seen = self._version()
+        self._wrap_clear_ones()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def refresh(self) -> None:
+        """Notice what other processes changed. Cheap; called before each batch of rows."""
+        with self._lock:
+            version = self._version()
+            if version != self._seen or len(self._ciphers) > _CACHED:
+                self._seen = version
+                self._numbers.clear()
+                self._ciphers.clear()
+
+    def numbers(self, scopes: Iterable[Scope]) -> dict[Scope, int]:
+        """The key of each scope, made and on the disk if there was none. Raises the driver's error."""
+        wanted = set(scopes)
+        with self._lock:
+            missing = sorted(wanted.difference(self._numbers), key=lambda scope: scope.name)
+            for scope in missing:
+                self._find(scope)
+            missing = [scope for scope in missing if scope not in self._numbers]
+            if missing:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    made = [scope for scope in missing if not self._find(scope)]
+                    for scope in made:
+                        stored = self._wrap(AESGCM.generate_key(256), scope.name)
+                        row = (scope.tenant, scope.name, stored)
+                        self._db.execute("INSERT INTO keys (tenant, scope, secret) VALUES (?, ?, ?)", row)
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                for scope in made:
+                    self._find(scope)
+            return {scope: self._numbers[scope] for scope in wanted}
+
+    def conceal(self, number: int, bound: bytes, plain: bytes) -> bytes:
+        """Encrypt under a key. Raises Forgotten."""
+        nonce = os.urandom(_NONCE)
+        return nonce + self._cipher(number).encrypt(nonce, plain, bound)
+
+    def reveal(self, number: int, bound: bytes, blob: bytes) -> bytes:
+        """Decrypt. Raises Forgotten; Corrupt for what was damaged or put in another's place."""
+        try:
+            return self._cipher(number).decrypt(blob[:_NONCE], blob[_NONCE:], bound)
+        except InvalidTag as error:
+            raise Corrupt(f"what is stored under key {number} was changed; restore the log from a copy") from error
+
+    def waiting_turns(self, tenant: str) -> list[str]:
+        """The turns that have keys of their own, because their signals came first."""
+        query = "SELECT scope FROM keys WHERE tenant = ? AND secret IS NOT NULL"
+        with self._lock:
+            scopes = [json.loads(scope) for (scope,) in self._db.execute(query, (tenant,)).fetchall()]
+        return [turn for _, _, turn in scopes if turn is not None]
+
+    def forget(self, tenant: str, scopes: Sequence[Scope] | None) -> int:
+        """Destroy these keys of a tenant, or all; how many. The file is written anew, so that no trace stays in it.
+
+        Raises StorageFull, Unavailable; call it again then.
+        """
+        named = json.dumps(None if scopes is None else [scope.name for scope in scopes])
+        statement = (
+            "UPDATE keys SET secret = NULL, forgotten_at = :at WHERE tenant = :tenant AND secret IS NOT NULL "
+            "AND (:named = 'null' OR scope IN (SELECT value FROM json_each(:named)))"
+        )
+        with self._lock:
+            try:
+                values = {"at": self._clock(), "tenant": tenant, "named": named}
+                count = self._retried(lambda: self._db.execute(statement, values).rowcount)
+                self._retried(lambda: self._db.execute("VACUUM"))
+            except driver.Error as error:
+                raise translate(error, self._path) from error
+            finally:
+                self._numbers.clear()
+                self._ciphers.clear()
+        return count
+
+    # ------------------------------------------------------------ one key
+
+    def _find(self, scope: Scope) -> bool:
+        query = "SELECT id FROM keys WHERE scope = ? AND secret IS NOT NULL"
+        found = self._db.execute(query, (scope.name,)).fetchone()
+        if found is not None:
+            self._numbers[scope] = found[0]
+        return found is not None
+
+    def _cipher(self, number: int) -> AESGCM:
+        with self._lock:
+            if number not in self._ciphers:
+                self._ciphers[number] = self._read(number)
+            cipher = self._ciphers[number]
+        if cipher is None:
+            raise Forgotten(f"key {number}")
+        return cipher
+
+    def _read(self, number: int) -> AESGCM | None:
+        found = self._db.execute("SELECT scope, secret FROM keys WHERE id = ?", (number,)).fetchone()
+        if found is None:
+            raise Corrupt(f"{self._path} lacks key {number}, which rows of the log lie under; restore it from a copy")
+        return None if found[1] is None else AESGCM(self._unwrap(found[1], found[0]))
+
+    # ------------------------------------------------------------ the master key
+
+    def _wrap(self, key: bytes, scope: str) -> bytes:
+        if self._master is None:
+            return _CLEAR + key
+        nonce = os.urandom(_NONCE)
+        return _WRAPPED + nonce + self._master.encrypt(nonce, key, scope.encode())
+
+    def _unwrap(self, stored: bytes, scope: str) -> bytes:
+        if stored[:1] == _CLEAR:
+            return stored[1:]
+        if self._master is None:
+            raise BadConfig(
+                f"the keys in {self._path} are wrapped with a master key; name its file in record.master_key"
+            )
+        try:
+            return self._master.decrypt(stored[1 : 1 + _NONCE], stored[1 + _NONCE :], scope.encode())
+        except InvalidTag as error:
+            raise BadConfig(f"record.master_key does not open the keys in {self._path}; name the right file") from error
+
+    def _wrap_clear_ones(self) -> None:
+        """Check the master key on one key; wrap those that were made before there was one."""
+        query = "SELECT scope, secret FROM keys WHERE secret IS NOT NULL ORDER BY substr(secret, 1, 1) DESC LIMIT 1"
+        found = self._db.execute(query).fetchone()
+        if found is not None:
+            self._unwrap(found[1], found[0])
+        if self._master is None:
+            return
+        clear = "SELECT id, scope, secret FROM keys WHERE substr(secret, 1, 1) = ?"
+        rows = self._db.execute(clear, (_CLEAR,)).fetchall()
+        if rows:
+            wrapped = [(self._wrap(self._unwrap(secret, scope), scope), number) for number, scope, secret in rows]
+            self._retried(lambda: self._db.execute("BEGIN IMMEDIATE"))
+            self._db.executemany("UPDATE keys SET secret = ? WHERE id = ? AND secret IS NOT NULL", wrapped)
+            self._db.execute("COMMIT")
+            self._retried(lambda: self._db.execute("VACUUM"))
+
+    def _version(self) -> int:
+        return self._db.execute("PRAGMA data_version").fetchone()[0]
+
+    def _retried(self, act: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                return act()
+            except driver.Error as error:
+                if not is_busy(error) or time.monotonic() > deadline:
+                    raise
+
+
+def _build(db: Any) -> None:
+    for statement in _SCHEMA:
+        db.execute(statement)
+
+
+def _read_master(path: Path) -> AESGCM:
+    try:
+        secret = path.expanduser().read_bytes().strip()
+    except OSError as error:
+        raise BadConfig(f"record.master_key: {path} cannot be read: {error}") from error
+    if len(secret) < 32:
+        raise BadConfig(f"record.master_key: {path} holds {len(secret)} bytes; write 32 or more random ones into it")
+    return AESGCM(hashlib.sha256(secret).digest())

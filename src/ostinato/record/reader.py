@@ -1,0 +1,165 @@
+"""Reading the log across its segments, from wherever a cursor stands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from ostinato.core.errors import StorageFull
+from ostinato.core.records import Identity, Row
+from ostinato.core.seams import Cursor
+from ostinato.record.codec.kinds import Kind, key_of
+from ostinato.record.keys import KeyRing
+from ostinato.record.segments.directory import LogDirectory
+from ostinato.record.segments.filters import SealedKeys
+from ostinato.record.segments.opened import OpenSegments
+from ostinato.record.segments.segment import Segment, SegmentGone
+from ostinato.record.sqlite import driver, is_busy, translate
+
+PAGE = 256  # rows of each kind that a reader holds at once
+_WAIT_S = 5.0  # a reader waits only while a database is recovered or put away
+
+Found = list[tuple[Cursor, Row]]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LogReader:
+    """Answers from the log as it is. Thread-safe; one question at a time. Never blocks a writer."""
+
+    def __init__(self, directory: LogDirectory, ring: KeyRing | None, sealed: SealedKeys) -> None:
+        self._directory = directory
+        self._ring = ring
+        self._segments = OpenSegments(directory, ring, sealed)
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock:
+            self._segments.close()
+
+    def newest(self) -> Cursor:
+        """The place of the newest row; 0 for an empty log."""
+        return self._ask(lambda: self._segments.newest().newest())
+
+    def horizon(self) -> Cursor:
+        """The last row that retention has dropped, or passed by; 0 while there is none."""
+        return self._ask(lambda: self._segments.listing(again=True).horizon)
+
+    def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
+        """The next rows above `after` of these kinds, in order, and how far they reach: no unread row lies up to there."""
+        return self._ask(lambda: self._page(kinds, after, end))
+
+    def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+        """The rows with these identities, as far as there are any."""
+        return self._ask(lambda: self._find(kind, identities))
+
+    def tail(self, n: int, kinds: Collection[Kind]) -> Found:
+        """The newest `n` rows of these kinds, oldest of them first."""
+        return self._ask(lambda: self._tail(n, kinds))
+
+    # ------------------------------------------------------------ one question
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Ask, and ask again where a segment has gone meanwhile or a database is being recovered."""
+        deadline = time.monotonic() + _WAIT_S
+        with self._lock:
+            if self._ring is not None:
+                self._ring.refresh()
+            while True:
+                try:
+                    return question()
+                except SegmentGone:
+                    continue
+                except driver.Error as error:
+                    if not is_busy(error) or time.monotonic() > deadline:
+                        raise translate(error, self._directory.path) from error
+                except OSError as error:
+                    raise StorageFull(f"{self._directory.path} cannot be read: {error}; repair the disk") from error
+
+    def _page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
+        listing = self._segments.listing()
+        index = listing.holding(after + 1)
+        if index is None:
+            upto, kept = min(end, listing.horizon), self._segments.kept()
+            older = [kind for kind in kinds if kind.for_ever]
+            return ([], upto) if kept is None else _rows(kept, older, after, upto)
+        following = listing.firsts[index + 1 : index + 2]
+        upto = min(end, following[0] - 1) if following else end
+        segment = self._segments.get(listing.firsts[index])
+        return _rows(segment, _present(segment, kinds), after, upto)
+
+    def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+        keys = {identity: key_of(kind, identity) for identity in identities}
+        newest = self._segments.newest()
+        found = {
+            identity: row for identity, key in keys.items() if (row := _row(newest, kind, identity, key)) is not None
+        }
+        wanted = {identity: key for identity, key in keys.items() if identity not in found}
+        if wanted and len(self._segments.listing().firsts) > 1:
+            self._segments.learn_filters()
+            holding = self._segments.sealed.holding(list(wanted.values()))
+            for identity, key in list(wanted.items()):
+                for first in holding.get(key, ()):
+                    if identity not in found and (row := self._row_of(first, kind, identity, key)) is not None:
+                        found[identity] = row
+                        del wanted[identity]
+        kept = self._segments.kept() if wanted and kind.for_ever else None
+        if kept is not None:
+            rows = ((identity, _row(kept, kind, identity, key)) for identity, key in wanted.items())
+            found |= {identity: row for identity, row in rows if row is not None}
+        return found
+
+    def _row_of(self, first: Cursor, kind: Kind, identity: Identity, key: int) -> Row | None:
+        try:
+            return _row(self._segments.get(first), kind, identity, key)
+        except SegmentGone:  # its row is gone too, or among those that are kept
+            return None
+
+    def _tail(self, n: int, kinds: Collection[Kind]) -> Found:
+        newest = self._segments.newest()
+        found: Found = []
+        for first in reversed(self._segments.listing().firsts):
+            if len(found) >= n:
+                break
+            segment = newest if first == newest.first else self._segments.get(first)
+            found += _last(segment, _present(segment, kinds), n - len(found))
+        kept = self._segments.kept() if len(found) < n else None
+        if kept is not None:
+            older = [kind for kind in kinds if kind.for_ever]
+            found += _last(kept, older, n - len(found), self._segments.listing().horizon)
+        return sorted(found, key=lambda item: item[0])
+
+
+def _place(item: tuple[Kind, Any]) -> Cursor:
+    return item[1][0]
+
+
+def _present(segment: Segment, kinds: Collection[Kind]) -> list[Kind]:
+    seal = segment.seal()
+    return [kind for kind in kinds if seal is None or kind.table in seal.tables]
+
+
+def _rows(segment: Segment, kinds: Collection[Kind], after: Cursor, upto: Cursor) -> tuple[Found, Cursor]:
+    """A page of one segment's rows, in order, and how far it reaches."""
+    stored: list[tuple[Kind, Any]] = []
+    for kind in kinds:
+        rows = segment.fetch(kind, after, upto, PAGE)
+        if len(rows) == PAGE:
+            upto = rows[-1][0]
+        stored += [(kind, row) for row in rows]
+    chosen = sorted((each for each in stored if _place(each) <= upto), key=_place)
+    return [(row[0], segment.decode(kind, row)) for kind, row in chosen], upto
+
+
+def _row(segment: Segment, kind: Kind, identity: Identity, key: int) -> Row | None:
+    place, _ = segment.place(kind, identity, key)
+    return None if place is None else segment.row(kind, place)
+
+
+def _last(segment: Segment, kinds: Collection[Kind], n: int, end: Cursor = (1 << 63) - 1) -> Found:
+    stored = [(kind, row) for kind in kinds for row in segment.fetch(kind, 0, end, n, newest_first=True)]
+    chosen = sorted(stored, key=_place, reverse=True)[:n]
+    return [(row[0], segment.decode(kind, row)) for kind, row in chosen]

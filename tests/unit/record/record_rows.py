@@ -1,0 +1,55 @@
+"""Rows of every kind, and what is in a log."""
+
+from pathlib import Path
+
+from ostinato.core.records import (
+    Alarm,
+    AlarmState,
+    Batch,
+    Delivered,
+    Holdback,
+    PolicyVersion,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    Source,
+    Stamp,
+)
+from ostinato.record.codec.kinds import KINDS
+from ostinato.record.log import SqlLog
+from ostinato.testing.records import a_turn
+
+EVERY = {kind.record for kind in KINDS}
+V1 = PolicyVersion(number=1, hash="a")
+
+
+def signal(i: int) -> Signal:
+    return Signal(
+        id=f"s{i}", turn="t", name="n", value=1.0, source=Source.LLM, occurred_at=float(i), received_at=float(i)
+    )
+
+
+def one_of_each(i: int) -> list[Row]:
+    return [
+        a_turn(f"t{i}:0"),
+        Delivered(id=f"d{i}", turns=(f"t{i}:0",), at=1.0),
+        signal(i),
+        Reward(turn=f"t{i}:0", value=1.0, function="f", signals=(), at=1.0),
+        Quarantine(turn=f"t{i}:0", reason="x", at=1.0),
+        Holdback(turn=f"t{i}:0", reason="x", at=1.0),
+        Batch(step=i, turns=(), credits=(), reference=V1, at=1.0),
+        ReleaseEvent(id=f"r{i}", action="shipped", policy=V1, previous=None, reason="", detail={}, at=1.0),
+        Stamp(id=f"c{i}", contract="{}", at=1.0),
+        Alarm(id=f"a{i}", name="n", state=AlarmState.RAISED, reason="", at=1.0),
+    ]
+
+
+async def collect(log: SqlLog, after: int = 0, kinds: set[type] = EVERY) -> list[tuple[int, Row]]:
+    return [item async for item in log.read(after, kinds)]
+
+
+def firsts(directory: Path) -> list[int]:
+    """The first row of each segment that is there."""
+    return sorted(int(path.stem) for path in directory.glob("0*.db"))

@@ -1,0 +1,143 @@
+"""A database that is held, slow or silent: every caller is answered in time, and nobody waits in another's stead."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pysqlite3.dbapi2
+import pytest
+from record_rows import collect, signal
+
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Row
+from ostinato.record import writer as writer_module
+from ostinato.record.config import RecordConfig
+from ostinato.record.log import SqlLog
+
+driver: Any = pysqlite3.dbapi2
+WAIT_S = 1.0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[SqlLog]:
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(append_s=WAIT_S)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def holder(log: SqlLog) -> Iterator[Any]:
+    """Another process's connection, which has the write lock."""
+    connection = driver.connect(str(log._directory.segment(1)), isolation_level=None, check_same_thread=False)
+    connection.execute("BEGIN IMMEDIATE")
+    yield connection
+    connection.close()
+
+
+async def timed(log: SqlLog, *rows: Row) -> tuple[float, int | BaseException]:
+    start = time.monotonic()
+    try:
+        answer: int | BaseException = await log.append(*rows)
+    except Unavailable as error:
+        answer = error
+    return time.monotonic() - start, answer
+
+
+async def test_callers_at_a_held_lock_are_answered_together_at_their_deadline(log: SqlLog, holder: Any):
+    answers = await asyncio.gather(*[timed(log, signal(i)) for i in range(11)])
+    assert all(isinstance(answer, Unavailable) for _, answer in answers)
+    assert all(WAIT_S - 0.05 <= waited < 2 * WAIT_S for waited, _ in answers), answers
+    assert all("nothing of it was kept" in str(answer) and "See what holds" in str(answer) for _, answer in answers)
+    holder.execute("ROLLBACK")
+    assert await log.append(signal(100)) == 1
+    assert [row for _, row in await collect(log)] == [signal(100)]
+
+
+async def test_who_comes_later_has_a_deadline_of_his_own(log: SqlLog, holder: Any):
+    early = asyncio.create_task(timed(log, signal(0)))
+    await asyncio.sleep(0.6 * WAIT_S)
+    late = asyncio.create_task(timed(log, signal(1)))
+    (waited, answer) = await early
+    assert isinstance(answer, Unavailable)
+    assert waited < 2 * WAIT_S
+    holder.execute("ROLLBACK")
+    assert (await late)[1] == 1
+    assert [row for _, row in await collect(log)] == [signal(1)]
+
+
+async def test_a_lock_that_is_let_go_in_time_costs_nobody_an_answer(log: SqlLog, holder: Any):
+    asyncio.get_running_loop().call_later(0.3, holder.execute, "ROLLBACK")
+    answers = await asyncio.gather(*[timed(log, signal(i)) for i in range(11)])
+    assert {answer for _, answer in answers} == {11}
+
+
+async def test_nobody_is_tried_alone_at_a_held_lock(log: SqlLog, holder: Any):
+    tries: list[int] = []
+    attempt = log._writer._try
+
+    def counted(jobs: Any) -> Any:
+        tries.append(len(jobs))
+        return attempt(jobs)
+
+    log._writer._try = counted  # type: ignore[method-assign]
+    await asyncio.gather(*[timed(log, signal(i)) for i in range(40)])
+    assert len(tries) <= 2 * WAIT_S / 0.1 + 2
+    assert min(tries[2:]) == 40
+
+
+async def test_readers_read_while_the_lock_is_held(log: SqlLog, holder: Any, tmp_path: Path):
+    holder.execute("ROLLBACK")
+    await log.append(signal(0))
+    holder.execute("BEGIN IMMEDIATE")
+    assert [row for _, row in await collect(log)] == [signal(0)]
+    with SqlLog.open(tmp_path / "log") as other:
+        assert [row for _, row in await collect(other)] == [signal(0)]
+
+
+async def test_a_commit_that_hangs_is_answered_as_one_that_may_be_kept(log: SqlLog):
+    """The disk takes longer than the deadline: the caller is told, the row is there in the end, and sending it again is safe."""
+    stuck, going = threading.Event(), threading.Event()
+    write = log._appender.write
+
+    def slow(head: Any, rows: Any) -> int:
+        going.set()
+        assert stuck.wait(30)
+        return write(head, rows)
+
+    log._appender.write = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(timed(log, signal(0)))
+    await asyncio.to_thread(going.wait, 30)
+    second = asyncio.create_task(timed(log, signal(1)))
+    (waited, answer), (waited_2, answer_2) = await first, await second
+    assert waited < 2 * WAIT_S
+    assert waited_2 < 2 * WAIT_S
+    assert "it may still be kept: sending it again is safe" in str(answer)
+    assert "nothing of it was kept" in str(answer_2)
+    stuck.set()
+    assert await log.append(signal(0), replace(signal(0), value=9.0)) == 1
+    assert [row for _, row in await collect(log)] == [signal(0)]
+
+
+async def test_too_many_who_wait_are_refused_at_once(log: SqlLog, holder: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_module, "BACKLOG", 20)
+    monkeypatch.setattr(writer_module, "GROUP", 10)
+    answers = await asyncio.gather(*[timed(log, signal(i)) for i in range(100)])
+    quick = [answer for waited, answer in answers if waited < WAIT_S / 2]
+    assert len(quick) >= 60
+    assert all("20 appends behind" in str(answer) for answer in quick)
+
+
+async def test_closing_at_a_held_lock_ends(tmp_path: Path):
+    log = SqlLog.open(tmp_path / "log", config=RecordConfig(append_s=0.3))
+    holder = driver.connect(str(log._directory.segment(1)), isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.create_task(timed(log, signal(0)))
+    await asyncio.sleep(0)
+    start = time.monotonic()
+    log.close()
+    assert time.monotonic() - start < 2
+    assert isinstance((await waiting)[1], Unavailable)
+    holder.close()

@@ -1,0 +1,275 @@
+"""What people wrote lies encrypted if asked; a forgotten key makes it unreadable for ever, and nobody else's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_rows import EVERY, collect, signal
+
+from ostinato.core.errors import BadConfig, Corrupt
+from ostinato.core.records import Row, Signal, Turn
+from ostinato.record.codec import shrink
+from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
+from ostinato.record.config import RecordConfig
+from ostinato.record.keys import KeyRing, Scope
+from ostinato.record.log import SqlLog
+from ostinato.testing.records import a_turn
+
+WORDS = "the quick brown fox jumps over a lazy dog while nobody is looking at it "
+
+
+def turn(i: int, user: str, tenant: str = "acme", **changed: Any) -> Turn:
+    ids = tuple(range(1000 * (i + 1), 1000 * (i + 1) + 60))
+    made = a_turn(f"t{i}:0", user=user, prompt=ids, sampled=tuple(reversed(ids)), routes=b"ROUTES of " + user.encode())
+    logprobs = tuple(-(i + len(user) + at) / 64 for at in range(60))  # float32 numbers
+    return replace(made, tenant=tenant, text=f"{user} said: {WORDS}", logprobs=logprobs, **changed)
+
+
+def told(i: int, about: Turn, **changed: Any) -> Signal:
+    made = replace(signal(i), turn=about.id, tenant=about.tenant)
+    return replace(made, **({"comment": f"comment of {about.user}", "correction": f"{about.user} meant"} | changed))
+
+
+ANN, ANN_TOO, BOB = turn(0, "ann"), turn(1, "ann", parent="t0:0"), turn(2, "bob")
+OTHER = turn(3, "ann", tenant="other")
+ROWS: list[Row] = [ANN, ANN_TOO, BOB, OTHER, told(0, ANN), told(1, BOB), told(2, OTHER), signal(3)]
+
+
+@contextmanager
+def opened(path: Path, encrypt: str = "user", **settings: Any) -> Iterator[SqlLog]:
+    with SqlLog.open(path / "log", config=RecordConfig(encrypt=encrypt, **settings)) as log:
+        yield log
+
+
+def traces(path: Path, *plain: bytes) -> list[tuple[str, bytes]]:
+    """Which of these lie readable in which of a run's files."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert files
+    return [(file.name, each) for file in files for each in plain if each in file.read_bytes()]
+
+
+def written(one: Turn) -> list[bytes]:
+    """What a turn looks like on the disk where it lies open."""
+    ids = [narrow(flat(ids))[1] for ids in (one.sampled_ids, one.prompt_ids)]
+    return [one.text.encode()[:30], *ids, pack_logprobs(one.logprobs), one.routes]
+
+
+def redacted(one: Turn) -> Turn:
+    return replace(one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"")
+
+
+@pytest.fixture(autouse=True)
+def uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written can be looked for only if it is not compressed."""
+
+    def stored(self: shrink.Shrinker, use: shrink.Use, plain: bytes) -> bytes:
+        return b"\0" + plain
+
+    monkeypatch.setattr(shrink.Shrinker, "pack", stored)
+
+
+async def test_what_is_looked_for_is_there_when_it_is_not_encrypted(tmp_path: Path):
+    with opened(tmp_path, "none") as log:
+        await log.append(*ROWS)
+        for plain in (*written(ANN), b"comment of ann", b"ann meant"):
+            assert traces(tmp_path, plain)
+
+
+@pytest.mark.parametrize("encrypt", ["tenant", "user"])
+async def test_nothing_that_people_wrote_lies_readable(tmp_path: Path, encrypt: str):
+    with opened(tmp_path, encrypt) as log:
+        log.derive_text(lambda token: f"<{token}>")
+        await log.append(*ROWS)
+        assert await collect(log) == list(enumerate(ROWS, 1))
+        plain = [each for one in (ANN, ANN_TOO, BOB, OTHER) for each in written(one)]
+        assert traces(tmp_path, *plain, b"comment of", b" meant", b"<1059>") == []
+    assert traces(tmp_path, *plain, b"comment of", b" meant") == []
+    with opened(tmp_path, encrypt) as log:
+        assert await collect(log) == list(enumerate(ROWS, 1))
+
+
+async def test_a_forgotten_user_is_unreadable_for_ever_and_nobody_else(tmp_path: Path):
+    with opened(tmp_path, segment_rows=3) as log:
+        await log.append(*ROWS[:4])
+        await log.append(*ROWS[4:])
+        assert await log.find(Turn, [("t1:0",)]) == [ANN_TOO]  # in memory now
+        keys = {number: log._ring._read(number) for number in (1, 2, 3)}  # type: ignore[union-attr]
+        assert None not in keys.values()
+        assert await log.forget("acme", "ann") == 8
+        after = [redacted(ANN), redacted(ANN_TOO), BOB, OTHER, replace(told(0, ANN), comment=None, correction=None)]
+        after += ROWS[5:]
+        assert await collect(log) == list(enumerate(after, 1))
+        assert [row.redacted for row in after if isinstance(row, Turn)] == [True, True, False, False]
+        assert await log.find(Turn, [("t1:0",), ("t2:0",)]) == [redacted(ANN_TOO), BOB]
+        assert log.tail(8, EVERY)[0] == (1, redacted(ANN))
+    with opened(tmp_path, segment_rows=3) as log:
+        assert await collect(log) == list(enumerate(after, 1))
+    assert traces(tmp_path, *written(ANN), *written(ANN_TOO), b"comment of ann") == []
+
+
+async def test_the_key_itself_is_gone_from_the_files(tmp_path: Path):
+    with opened(tmp_path) as log:
+        await log.append(*[turn(i, f"user{i}") for i in range(300)])
+        ring = log._ring
+        assert ring is not None
+        secret = ring._db.execute(
+            "SELECT secret FROM keys WHERE scope = ?", (Scope("acme", "user150").name,)
+        ).fetchone()[0]
+        assert traces(tmp_path, secret[1:])
+        await log.forget("acme", "user150")
+        assert traces(tmp_path, secret[1:]) == []
+
+
+async def test_a_forgotten_tenant_takes_all_of_its_users_along(tmp_path: Path):
+    with opened(tmp_path) as log:
+        await log.append(*ROWS)
+        await log.forget("acme")
+        rows = [row for _, row in await collect(log)]
+        assert rows[:4] == [redacted(ANN), redacted(ANN_TOO), redacted(BOB), OTHER]
+        assert [row.comment for row in rows[4:7] if isinstance(row, Signal)] == [None, None, "comment of ann"]
+        later = turn(9, "ann")
+        await log.append(later)
+        assert await log.find(Turn, [("t9:0",)]) == [later]
+
+
+async def test_other_processes_notice_at_once(tmp_path: Path):
+    with opened(tmp_path) as one, opened(tmp_path) as two:
+        await two.append(ANN, BOB)
+        assert await two.find(Turn, [("t0:0",)]) == [ANN]
+        await one.forget("acme", "ann")
+        assert await two.find(Turn, [("t0:0",), ("t2:0",)]) == [redacted(ANN), BOB]
+        await two.append(ANN_TOO)  # under a key of its own: it does not lean on what nobody can read
+        assert await one.find(Turn, [("t1:0",)]) == [ANN_TOO]
+
+
+async def test_signals_that_come_before_their_turn_are_forgotten_with_it(tmp_path: Path):
+    early, orphan = told(10, ANN), told(11, turn(50, "ann"))
+    foreign = replace(told(12, ANN), tenant="other")
+    with opened(tmp_path) as log:
+        await log.append(early, orphan, foreign)
+        await log.append(ANN)
+        await log.append(told(13, ANN))
+        assert [row.comment for _, row in await collect(log, 0, {Signal})] == ["comment of ann"] * 4  # type: ignore[union-attr]
+        await log.forget("acme", "ann")
+        found = {row.id: row.comment for _, row in await collect(log, 0, {Signal}) if isinstance(row, Signal)}
+        assert found == {"s10": None, "s11": "comment of ann", "s12": "comment of ann", "s13": None}
+
+
+async def test_turns_lean_only_on_what_lies_under_the_same_key(tmp_path: Path):
+    prompt = tuple(range(500))
+    turns = [
+        replace(a_turn(f"t{i}:0", prompt=prompt), user=f"u{i % 2}", parent="t0:0" if i else None) for i in range(4)
+    ]
+    with opened(tmp_path) as log:
+        await log.append(*turns)
+        await log.forget("acme" if turns[0].tenant == "acme" else "default", "u0")
+        assert [row for _, row in await collect(log)] == [redacted(turns[0]), turns[1], redacted(turns[2]), turns[3]]
+
+
+async def test_no_dictionary_is_trained_on_what_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shrink, "SAMPLES", 20)
+    with opened(tmp_path) as log:
+        for i in range(60):
+            await log.append(turn(i, "ann"), told(i, turn(i, "ann")))
+        head = log._appender._head
+        assert head is not None
+        assert set(head._training._samples) | head._training._begun == {shrink.Use.ROWS}
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+async def test_what_was_not_encrypted_cannot_be_forgotten(tmp_path: Path):
+    with opened(tmp_path, "none") as log:
+        await log.append(ANN)
+        with pytest.raises(BadConfig, match="set it to 'tenant' or 'user' beforehand"):
+            await log.forget("acme")
+    with opened(tmp_path, "tenant") as log, pytest.raises(BadConfig, match="set it to 'user' to forget a user alone"):
+        await log.forget("acme", "ann")
+
+
+async def test_encrypted_rows_can_be_read_when_encryption_was_switched_off(tmp_path: Path):
+    with opened(tmp_path) as log:
+        await log.append(ANN)
+    with opened(tmp_path, "none") as log:
+        await log.append(BOB)
+        assert await collect(log) == [(1, ANN), (2, BOB)]
+
+
+async def test_lost_keys_are_no_forgotten_ones(tmp_path: Path):
+    with opened(tmp_path) as log:
+        await log.append(ANN)
+    (tmp_path / "log-keys.db").unlink()
+    with (
+        opened(tmp_path, "none") as log,
+        pytest.raises(Corrupt, match="their keys are missing; restore the file of keys"),
+    ):
+        await collect(log)
+    with opened(tmp_path) as log, pytest.raises(Corrupt, match="lacks key 1"):
+        await collect(log)
+
+
+async def test_a_value_cannot_be_put_in_anothers_place(tmp_path: Path, sql: Any):
+    with opened(tmp_path) as log:
+        await log.append(ANN, ANN_TOO)
+    path = tmp_path / "log" / "0000000000000001.db"
+    sql(path, "DROP TRIGGER turns_no_update")
+    sql(path, "UPDATE turns SET text = (SELECT text FROM turns WHERE seq = 1) WHERE seq = 2")
+    with opened(tmp_path) as log, pytest.raises(Corrupt, match="was changed"):
+        await log.find(Turn, [("t1:0",)])
+
+
+# ---------------------------------------------------------------- the master key
+
+
+async def test_a_master_key_wraps_the_keys(tmp_path: Path):
+    master = tmp_path / "elsewhere" / "master"
+    master.parent.mkdir()
+    master.write_text("correct horse battery staple, twice over\n")
+    with opened(tmp_path, master_key=master) as log:
+        await log.append(*ROWS)
+        assert await collect(log) == list(enumerate(ROWS, 1))
+    with opened(tmp_path, master_key=master) as log:
+        assert await collect(log) == list(enumerate(ROWS, 1))
+    with pytest.raises(BadConfig, match=r"wrapped with a master key; name its file in record\.master_key"):
+        SqlLog.open(tmp_path / "log")
+    master.write_text("another, which does not open anything at all")
+    with pytest.raises(BadConfig, match="does not open the keys"), opened(tmp_path, master_key=master):
+        pass
+
+
+async def test_keys_that_were_made_before_the_master_key_are_wrapped_when_it_comes(tmp_path: Path):
+    master = tmp_path / "master"
+    master.write_bytes(bytes(range(100, 140)))
+    with opened(tmp_path) as log:
+        await log.append(ANN)
+        ring = log._ring
+        assert ring is not None
+        (stored,) = ring._db.execute("SELECT secret FROM keys").fetchone()
+        assert traces(tmp_path, stored[1:])
+    with opened(tmp_path, master_key=master) as log:
+        assert await collect(log) == [(1, ANN)]
+        assert traces(tmp_path, stored[1:]) == []
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_a_master_key_that_is_missing_or_short_is_refused(tmp_path: Path, content: bytes | None):
+    if content is not None:
+        (tmp_path / "master").write_bytes(content)
+    with pytest.raises(BadConfig, match=r"record\.master_key"):
+        KeyRing(tmp_path / "keys.db", tmp_path / "master", lambda: 0.0)
+
+
+def test_two_processes_make_one_key_for_one_scope(tmp_path: Path):
+    rings = [KeyRing(tmp_path / "keys.db", None, lambda: 0.0) for _ in range(2)]
+    scopes = [Scope("acme", f"u{i}") for i in range(5)]
+    first = rings[0].numbers(scopes[:3])
+    second = rings[1].numbers(scopes)
+    assert {scope: second[scope] for scope in scopes[:3]} == first
+    sealed = rings[0].conceal(first[scopes[0]], b"there", b"hello")
+    assert rings[1].reveal(first[scopes[0]], b"there", sealed) == b"hello"
+    for ring in rings:
+        ring.close()

@@ -1,0 +1,239 @@
+"""A log of many segments: when one is closed, what holds over all of them, and how little of them is looked at."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_rows import collect, firsts, one_of_each, signal
+
+from ostinato.core.errors import Corrupt
+from ostinato.core.records import Row, Signal, Stamp, Turn, identity
+from ostinato.record.codec.kinds import key_of, kind_of
+from ostinato.record.config import RecordConfig
+from ostinato.record.log import SqlLog
+from ostinato.record.segments import schema
+from ostinato.record.segments.filters import SealedKeys, build
+from ostinato.record.segments.segment import Segment
+from ostinato.testing.records import a_turn
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Iterator[SqlLog]:
+    """Segments of seven rows."""
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=7)) as log:
+        yield log
+
+
+# ---------------------------------------------------------------- when a segment ends
+
+
+async def test_rows_end_a_segment_between_two_transactions(many: SqlLog):
+    for i in range(5):
+        await many.append(*[signal(4 * i + j) for j in range(4)])
+    assert firsts(many._directory.path) == [1, 9, 17]
+    assert [seq for seq, _ in await collect(many)] == list(range(1, 21))
+
+
+async def test_bytes_end_a_segment(tmp_path: Path):
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_mb=0.3)) as log:
+        for i in range(6):
+            await log.append(replace(a_turn(f"t{i}:0"), routes=random.Random(i).randbytes(100_000)))
+        assert 2 <= len(firsts(tmp_path / "log")) <= 5
+        assert [row.id for _, row in await collect(log)] == [f"t{i}:0" for i in range(6)]  # type: ignore[union-attr]
+
+
+async def test_age_ends_a_segment_that_has_rows(tmp_path: Path):
+    now = 1000.0
+    with SqlLog.open(tmp_path / "log", clock=lambda: now, config=RecordConfig(segment_hours=1.0)) as log:
+        now += 7200.0
+        await log.append(signal(0))
+        assert firsts(tmp_path / "log") == [1]
+        await log.append(signal(1))
+        assert firsts(tmp_path / "log") == [1, 2]
+        await log.append(signal(2))
+        assert firsts(tmp_path / "log") == [1, 2]
+
+
+async def test_a_segment_of_an_older_format_is_read_and_not_appended_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: Any
+):
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(signal(0))
+    monkeypatch.setattr(schema, "FORMAT", 2)
+    monkeypatch.setattr(schema, "READABLE", frozenset({1, 2}))
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(signal(1))
+        assert [row for _, row in await collect(log)] == [signal(0), signal(1)]
+    versions = [sql(tmp_path / "log" / f"{first:016d}.db", "PRAGMA user_version") for first in (1, 2)]
+    assert versions == [[(1,)], [(2,)]]
+
+
+async def test_a_closed_segment_is_never_written_again(many: SqlLog):
+    for i in range(10):
+        await many.append(signal(i))
+    path = many._directory.segment(1)
+    before = path.read_bytes()
+    for i in range(10):
+        await many.append(signal(i), signal(100 + i))
+    await collect(many)
+    assert path.read_bytes() == before
+    assert not path.with_name(path.name + "-wal").exists() or path.with_name(path.name + "-wal").stat().st_size == 0
+
+
+async def test_who_was_killed_between_closing_a_segment_and_making_the_next_stops_nobody(tmp_path: Path):
+    config = RecordConfig(segment_rows=3)
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        await log.append(signal(0), signal(1), signal(2))
+        appender = log._appender
+        appender._close(appender._begin())
+    (tmp_path / "log" / f"{4:016d}.db").unlink()
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        assert log.newest() == 3
+        assert len(await collect(log)) == 3
+        assert await log.append(signal(1), signal(3)) == 4
+        assert firsts(tmp_path / "log") == [1, 4]
+
+
+async def test_two_appenders_and_a_reader_follow_each_other_from_segment_to_segment(tmp_path: Path):
+    config = RecordConfig(segment_rows=3)
+    with (
+        SqlLog.open(tmp_path / "log", config=config) as one,
+        SqlLog.open(tmp_path / "log", config=config) as two,
+        SqlLog.open(tmp_path / "log") as reader,
+    ):
+        cursor, seen = 0, list[Row]()
+        for i in range(40):
+            await asyncio.gather(one.append(signal(2 * i)), two.append(signal(2 * i + 1)))
+            async for seq, row in reader.read(cursor, {Signal}):
+                assert seq == cursor + 1
+                cursor = seq
+                seen.append(row)
+            assert reader.newest() == one.newest() == 2 * i + 2
+        assert sorted(row.id for row in seen if isinstance(row, Signal)) == sorted(f"s{i}" for i in range(80))
+        assert len(firsts(tmp_path / "log")) > 20
+
+
+# ---------------------------------------------------------------- what holds over all of them
+
+
+async def test_an_identity_is_one_over_all_segments_whatever_its_kind(many: SqlLog):
+    for i in range(1, 12):
+        await many.append(*one_of_each(i))
+    end = many.newest()
+    assert len(firsts(many._directory.path)) > 8
+    for i in range(1, 12):
+        assert await many.append(*one_of_each(i)) == end
+    assert len(await collect(many)) == 110
+
+
+async def test_and_for_a_process_that_starts_later(tmp_path: Path):
+    config = RecordConfig(segment_rows=7)
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        for i in range(1, 6):
+            await log.append(*one_of_each(i))
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        assert await log.append(*one_of_each(1), *one_of_each(4)) == 50
+
+
+async def test_rows_are_found_in_any_segment(many: SqlLog):
+    rows = [row for i in range(1, 12) for row in one_of_each(i)]
+    for row in rows:
+        await many.append(row)
+    for row in random.Random(0).sample(rows, 40):
+        assert await many.find(type(row), [("absent",), identity(row)]) == [row]
+    wanted = [rows[70], rows[0], rows[40]]
+    assert await many.find(Turn, [identity(row) for row in wanted]) == wanted
+    assert many.tail(9, {Turn}) == [(10 * i + 1, rows[10 * i]) for i in range(2, 11)]
+    assert many.tail(100, {Stamp}) == [(10 * i + 9, rows[10 * i + 8]) for i in range(11)]
+
+
+async def test_two_identities_with_one_key_are_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for module in ("codec.rows", "reader", "segments.segment"):
+        monkeypatch.setattr(f"ostinato.record.{module}.key_of", lambda kind, identity: len(str(identity)))
+    config = RecordConfig(segment_rows=5)
+    rows: list[Row] = [row for i in range(1, 5) for row in one_of_each(i)]
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        for i in range(0, 40, 4):
+            await log.append(*rows[i : i + 4], *rows[i : i + 4])
+        await log.append(*rows)
+        assert [row for _, row in await collect(log)] == rows
+        for row in rows:
+            assert await log.find(type(row), [identity(row)]) == [row]
+        assert await log.find(Signal, [("default", "s9")]) == []
+
+
+# ---------------------------------------------------------------- how little is looked at
+
+
+async def test_a_reader_with_a_cursor_looks_at_no_segment_before_it(many: SqlLog):
+    """Those before it are made unreadable: who opened them would fail."""
+    for i in range(60):
+        await many.append(signal(i))
+    directory = many._directory
+    many.close()
+    for first in firsts(directory.path)[:-3]:
+        directory.segment(first).write_bytes(b"not a database, " * 512)
+    with SqlLog.open(directory.path) as log:
+        after = firsts(directory.path)[-3] - 1
+        assert [seq for seq, _ in await collect(log, after)] == list(range(after + 1, 61))
+        assert log.tail(3, {Signal})[0] == (58, signal(57))
+        with pytest.raises(Corrupt):
+            await collect(log, after - 1)
+
+
+async def test_rare_kinds_are_read_without_reading_the_others(many: SqlLog):
+    """Every turn is made unreadable: who read one would fail."""
+    for i in range(1, 8):
+        await many.append(*[a_turn(f"{i}-{j}:0") for j in range(6)], Stamp(id=f"c{i}", contract="{}", at=1.0))
+    many.close()
+    for first in firsts(many._directory.path):
+        segment = Segment(many._directory.segment(first), None, write=True)
+        segment.db.execute("DROP TRIGGER turns_no_update")
+        segment.db.execute("UPDATE turns SET head = x'', tokens = x''")
+        segment.close()
+    with SqlLog.open(many._directory.path) as log:
+        assert [row.id for _, row in await collect(log, 0, {Stamp})] == [f"c{i}" for i in range(1, 8)]  # type: ignore[union-attr]
+
+
+async def test_a_fresh_identity_opens_no_closed_segment_however_many_there_are(tmp_path: Path):
+    """What an append looks at does not grow with the segments: the closed ones' files are never opened for it."""
+    config = RecordConfig(segment_rows=20)
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        for i in range(60):
+            await log.append(*[signal(20 * i + j) for j in range(20)])
+        assert len(firsts(tmp_path / "log")) == 60
+        opened: list[int] = []
+        get = log._appender._closed.get
+
+        def counted(first: int) -> Segment:
+            opened.append(first)
+            return get(first)
+
+        log._appender._closed.get = counted  # type: ignore[method-assign]
+        for i in range(300):
+            await log.append(signal(100_000 + i))
+        assert len(opened) <= 60  # false alarms of 60 filters for 300 keys: about one in a thousand, each
+        opened.clear()
+        await log.append(signal(3))
+        assert opened == [1]
+
+
+def test_a_filter_lets_few_foreign_keys_pass():
+    draw = random.Random(1)
+    sealed = SealedKeys()
+    for segment in range(20):
+        sealed.add(segment, build([draw.getrandbits(63) for _ in range(4096)]))
+    found = sealed.holding([draw.getrandbits(63) for _ in range(20_000)])
+    alarms = sum(map(len, found.values()))
+    assert 0 < alarms < 20 * 20_000 * 0.004
+
+
+async def test_keys_are_spread_evenly_over_what_a_filter_uses(many: SqlLog):
+    keys = [key_of(kind_of(Signal), ("default", f"s{i}")) for i in range(4000)]
+    for bit in range(63):
+        share = sum(key >> bit & 1 for key in keys) / len(keys)
+        assert 0.45 < share < 0.55
