@@ -75,6 +75,10 @@ class Sampling:
     seed: int | None = None
 
 
+Person = tuple[str, str]
+"""A tenant, and a user's name with that tenant: the same name with another tenant is another person."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call, as it was sampled: exact prompt ids in, exact sampled ids out.
@@ -114,6 +118,11 @@ class Turn:
     routes: bytes = b""
     group: str | None = None
     verified: bool = False
+
+    @property
+    def person(self) -> Person:
+        """Who was served."""
+        return (self.tenant, self.user)
 
     @property
     def oldest(self) -> int | None:
