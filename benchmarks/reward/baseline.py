@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.contender import RESULTS
 
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
-from ostinato.reward.credit import Baseline
+from ostinato.reward.credit.baseline import Baseline, context_of
 
 USERS, POPULAR, BATCH, BATCHES, WARM = 200, 150, 144, 60, 10
 RESULT = RESULTS / "baseline.json"
@@ -85,12 +85,12 @@ def measure(batches: list[list[Simulated]]) -> dict[str, float]:
         for each in batch:
             user = each.turn.user
             user_mean = (sums.get(user, 0.0) + 10 * overall) / (counts.get(user, 0.0) + 10)
-            guesses = (0.0, mean, user_mean, ours.predict(each.turn), each.probability)
+            guesses = (0.0, mean, user_mean, ours.predict(context_of(each.turn)), each.probability)
             if index >= WARM:
                 for values, guess in zip(squares.values(), guesses, strict=True):
                     values.append((each.reward - guess) ** 2)
         for each in batch:
-            ours.observe(each.turn, each.reward)
+            ours.observe(context_of(each.turn), each.reward)
             sums[each.turn.user] = sums.get(each.turn.user, 0.0) + each.reward
             counts[each.turn.user] = counts.get(each.turn.user, 0.0) + 1.0
     return {name: float(np.mean(values)) for name, values in squares.items()}

@@ -49,6 +49,7 @@ def config_at(directory: Path) -> Config:
             "train.publish='fp32'",
             "train.learning_rate=1e-3",
             "reward.max_staleness=50",
+            "reward.options={window=30.0}",
             f"learn.batch={BATCH}",
             "learn.publish_every=1",
             "learn.max_lead=2",

@@ -8,7 +8,7 @@ from ostinato.core.records import Arm
 from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.commands.replay import replay
 from ostinato.launch.views.observe import RunObserver
-from ostinato.reward.ledger import account
+from ostinato.reward.accounting import recount
 from ostinato.weights.follow.follower import Follower
 
 
@@ -41,7 +41,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         assert acked.failures == 0
         assert not [event for event in run.events if "died" in event[1]]
 
-        found = await account(log)
+        found = await recount(log)
         assert found.balanced, found
         assert found.held["arm:control"] > 0
         assert found.held["arm:eval"] > 0

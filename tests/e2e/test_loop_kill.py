@@ -12,7 +12,7 @@ from ostinato.app.storage import home, model_path, open_log, open_run, open_stor
 from ostinato.core.records import Signal, Turn
 from ostinato.launch.commands.replay import replay
 from ostinato.launch.views.progress import Lines
-from ostinato.reward.ledger import account
+from ostinato.reward.accounting import recount
 from ostinato.weights.keep.fsck import verify
 
 KILLS = int(os.environ.get("OSTINATO_KILLS", "20"))
@@ -62,4 +62,4 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
             assert sum(span.tokens for span in turn.spans) == len(turn.sampled_ids)
             assert all(known[span.policy.number] == span.policy.hash for span in turn.spans)
         assert (await verify(store)).problems == []
-        assert (await account(log)).balanced
+        assert (await recount(log)).balanced

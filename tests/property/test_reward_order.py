@@ -7,12 +7,13 @@ from pathlib import Path
 from ostinato.core.records import Arm, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Log
 from ostinato.record.log import SqlLog
+from ostinato.reward.asking.inline import Inline
+from ostinato.reward.asking.loader import load
 from ostinato.reward.desk import RewardDesk
-from ostinato.reward.loader import load
 from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_delivery, a_turn
 
-COPILOT = load("ostinato.reward.functions:copilot", {"window": 30.0})
+COPILOT = Inline(load("ostinato.reward.functions:copilot", {"window": 30.0}), max_abs=100.0)
 TURN = a_turn("")
 
 
@@ -53,10 +54,14 @@ async def rewards(log: Log, turns: list[Turn], signals: list[Signal], rng: rando
         if rng.random() < 0.3:
             now[0] += rng.random()  # never past the windows: every signal arrives in time, as its received_at claims
             await desk.poll()
+    await log.append(a_delivery(*turns))
     now[0] = 40.5 + rng.random() * 1000
     await desk.poll()
     found = [row async for _, row in log.read(0, {Reward})]
-    return sorted((row for row in found if isinstance(row, Reward)), key=lambda reward: reward.turn)
+    rewards = (
+        replace(row, upto=0) for row in found if isinstance(row, Reward)
+    )  # where the log stood is another matter
+    return sorted(rewards, key=lambda reward: reward.turn)
 
 
 async def test_a_thousand_permutations_and_duplications_give_identical_rewards():

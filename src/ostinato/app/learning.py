@@ -13,12 +13,12 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
-from ostinato.core.seams import Log
+from ostinato.core.seams import Folds, Log
 from ostinato.core.weights import Learned
 from ostinato.loop import Learner
 from ostinato.release.ledger import ReleaseLedger
+from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.desk import RewardDesk
-from ostinato.reward.loader import load as load_reward
 from ostinato.reward.source import DeskSource
 from ostinato.weights.follow.released import Released
 from ostinato.weights.publish.candidates import Candidates, Overlapped
@@ -42,11 +42,10 @@ class Learning:
     stored: Overlapped
 
 
-def open_desk(config: Config, log: Log, contract: Contract | None = None) -> RewardDesk:
+def open_desk(config: Config, log: Log, folds: Folds | None = None, contract: Contract | None = None) -> RewardDesk:
     """The reward desk over a log. With a contract it holds back what was made under another, if the config says so."""
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
-    function = load_reward(config.reward.function, config.reward.options)
-    return RewardDesk(log, function, wall_clock, config.reward, numerics=only)
+    return RewardDesk(log, asker_of(config.reward), wall_clock, config.reward, folds=folds, numerics=only)
 
 
 def open_learning(
@@ -63,7 +62,7 @@ def open_learning(
     from ostinato.train.trainer import PolicyTrainer
 
     config = run.config
-    trainer, desk = PolicyTrainer(model, training(config), contract), open_desk(config, run.log, contract)
+    trainer, desk = PolicyTrainer(model, training(config), contract), open_desk(config, run.log, run.folds, contract)
     released = Released(run.follower, live)
     source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})

@@ -75,6 +75,10 @@ class Sampling:
     seed: int | None = None
 
 
+Person = tuple[str, str]
+"""A tenant, and a user's name with that tenant: the same name with another tenant is another person."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call, as it was sampled: exact prompt ids in, exact sampled ids out.
@@ -119,6 +123,11 @@ class Turn:
     def redacted(self) -> bool:
         """True if its tokens were erased. The log still says that it happened, to whom, and which policy answered, not what was said."""
         return not self.sampled_ids and any(span.tokens for span in self.spans)
+
+    @property
+    def person(self) -> Person:
+        """Who was served."""
+        return (self.tenant, self.user)
 
     @property
     def oldest(self) -> int | None:

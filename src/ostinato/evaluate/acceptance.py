@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ostinato.core.records import Arm, Reward, Turn
+from ostinato.core.records import Arm, Person, Reward, Turn
 from ostinato.evaluate.statistics import Estimate, Tally, clustered_difference, wilson
 
 Rated = tuple[Turn, Reward]
@@ -42,11 +42,11 @@ def live_minus_control(rated: Iterable[Rated]) -> Estimate:
 
     Where a side has fewer than two users nothing can be said of how much users differ: the interval is then [-1, 1].
     """
-    tallies: dict[Arm, dict[str, tuple[float, int]]] = {Arm.LIVE: {}, Arm.CONTROL: {}}
+    tallies: dict[Arm, dict[Person, tuple[float, int]]] = {Arm.LIVE: {}, Arm.CONTROL: {}}
     for turn, reward in rated:
         if turn.arm in tallies:
-            accepted, count = tallies[turn.arm].get(turn.user, (0.0, 0))
-            tallies[turn.arm][turn.user] = accepted + (reward.value > 0), count + 1
+            accepted, count = tallies[turn.arm].get(turn.person, (0.0, 0))
+            tallies[turn.arm][turn.person] = accepted + (reward.value > 0), count + 1
     if min(len(tally) for tally in tallies.values()) < 2:
         mean = _share(tallies[Arm.LIVE]) - _share(tallies[Arm.CONTROL])
         return Estimate(mean=mean, lower=-1.0, upper=1.0, error=1.0, df=0.0, n=sum(map(len, tallies.values())))

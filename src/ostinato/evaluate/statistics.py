@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from ostinato.core.records import Person
 from ostinato.core.report import ItemScore
 
 FEW_INFORMATIVE = 10
@@ -34,8 +35,8 @@ class Estimate:
     n: int
 
 
-Tally = Mapping[str, tuple[float, int]]
-"""User -> (sum of outcomes, number of outcomes)."""
+Tally = Mapping[Person, tuple[float, int]]
+"""Tenant and user -> (sum of outcomes, number of outcomes)."""
 
 
 def paired_items(
@@ -182,7 +183,7 @@ def clustered_difference(treated: Tally, control: Tally, confidence: float = 0.9
     return Estimate(mean=mean, lower=mean - half, upper=mean + half, error=error, df=float(smaller - 1), n=len(users))
 
 
-def _residuals(tally: Tally, users: Sequence[str]) -> tuple[float, NDArray[np.float64]]:
+def _residuals(tally: Tally, users: Sequence[Person]) -> tuple[float, NDArray[np.float64]]:
     total = sum(count for _, count in tally.values())
     mean = math.fsum(value for value, _ in tally.values()) / total
     pairs = (tally.get(user, (0.0, 0)) for user in users)

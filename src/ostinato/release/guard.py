@@ -12,8 +12,10 @@ from typing import Protocol
 
 from pydantic import BaseModel, Field
 
-Tally = Mapping[str, tuple[float, int]]
-"""User -> (sum of outcomes in [0, 1], number of outcomes)."""
+from ostinato.core.records import Person
+
+Tally = Mapping[Person, tuple[float, int]]
+"""Tenant and user -> (sum of outcomes in [0, 1], number of outcomes)."""
 
 
 class Bounds(Protocol):

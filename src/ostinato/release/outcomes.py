@@ -1,6 +1,7 @@
 """What users did with each version's turns: turns and signals of the log joined into a window of outcomes.
 
-The controller asks it for per-user tallies of one arm and one version; the guard compares them.
+The controller asks it for tallies of one arm and one version, per tenant and user; the guard compares them. What a tenant says about
+another tenant's turn is not heard.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, Field
 
-from ostinato.core.records import Arm, Finish, PolicyVersion, Signal, Turn
+from ostinato.core.records import Arm, Finish, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 
 
 class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
     """Which signals make a turn good or bad, and how long a turn may wait for them."""
 
-    good: tuple[str, ...] = Field(default=("accepted",), description="Signal names that mean that the turn was good.")
+    good: tuple[str, ...] = Field(
+        default=("accepted",),
+        description="Signal names that mean that the turn was good; with a value of 0 or less, that it was not.",
+    )
     bad: tuple[str, ...] = Field(
         default=("rejected", "ignored", "undone"),
-        description="Signal names that mean that it was not; they win over good.",
+        description="Signal names that mean that it was not, unless their value is 0 or less; they win over good.",
     )
     maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is read.")
     window: int = Field(default=50_000, ge=100, description="Turns kept in memory, newest first.")
@@ -31,11 +35,11 @@ class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
 class _Watched:
     turn: str
     arm: Arm
-    user: str
+    person: Person
     policy: str
     ended_at: float
     failed: bool
-    signals: dict[str, str] = field(default_factory=dict)  # signal id -> name
+    signals: dict[str, bool | None] = field(default_factory=dict)  # signal id -> good, not good, or says neither
 
 
 class Outcomes:
@@ -47,7 +51,7 @@ class Outcomes:
         self._cursor: Cursor = 0
         self._window: deque[_Watched] = deque()
         self._by_turn: dict[str, _Watched] = {}
-        self._early: dict[str, list[Signal]] = {}
+        self._early: dict[tuple[str, str], list[Signal]] = {}  # by tenant and turn
 
     async def refresh(self) -> None:
         """Read what is new in the log."""
@@ -58,15 +62,17 @@ class Outcomes:
             elif isinstance(row, Signal):
                 self._signal(row)
 
-    def acceptance(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[str, tuple[float, int]]:
-        """Per user: good outcomes, and turns that have an outcome, among turns that ended from `since` to `until`.
+    def acceptance(
+        self, arm: Arm, policy: PolicyVersion, since: float, until: float
+    ) -> dict[Person, tuple[float, int]]:
+        """Per person: good outcomes, and turns that have an outcome, among turns that ended from `since` to `until`.
 
         Turns younger than `maturity_s` at `until` are left out: quick reactions would otherwise speak for slow ones.
         """
         return self._tally(arm, (policy.hash,), since, until - self._config.maturity_s, self._good)
 
-    def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[str, tuple[float, int]]:
-        """Per user: turns that did not end in an engine error, and all turns.
+    def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[Person, tuple[float, int]]:
+        """Per person: turns that did not end in an engine error, and all turns.
 
         A turn that failed before its first token names no version: it counts for whichever is asked for in that time.
         """
@@ -79,32 +85,36 @@ class Outcomes:
         since: float,
         until: float,
         outcome: Callable[[_Watched], bool | None],
-    ) -> dict[str, tuple[float, int]]:
-        tally: dict[str, tuple[float, int]] = {}
+    ) -> dict[Person, tuple[float, int]]:
+        tally: dict[Person, tuple[float, int]] = {}
         for watched in self._window:
             if watched.arm != arm or watched.policy not in hashes or not since <= watched.ended_at <= until:
                 continue
             good = outcome(watched)
             if good is not None:
-                value, count = tally.get(watched.user, (0.0, 0))
-                tally[watched.user] = value + good, count + 1
+                value, count = tally.get(watched.person, (0.0, 0))
+                tally[watched.person] = value + good, count + 1
         return tally
 
     def _good(self, watched: _Watched) -> bool | None:
-        names = set(watched.signals.values())
-        if not names.isdisjoint(self._config.bad):
-            return False
-        return None if names.isdisjoint(self._config.good) else True
+        said = set(watched.signals.values())
+        return False if False in said else True if True in said else None
+
+    def _says(self, signal: Signal) -> bool | None:
+        """A bad signal that did not happen says nothing; a good one that did not happen is a bad one."""
+        if signal.name in self._config.bad:
+            return False if signal.value > 0 else None
+        return signal.value > 0 if signal.name in self._config.good else None
 
     def _turn(self, turn: Turn) -> None:
         hashes = {span.policy.hash for span in turn.spans}
         failed = turn.finish == Finish.ERROR
         if turn.arm == Arm.EVAL or turn.finish == Finish.ABORT or len(hashes) > 1 or not (hashes or failed):
             return
-        watched = _Watched(turn.id, turn.arm, turn.user, "".join(hashes), turn.ended_at, failed)
+        watched = _Watched(turn.id, turn.arm, turn.person, "".join(hashes), turn.ended_at, failed)
         self._window.append(watched)
         self._by_turn[turn.id] = watched
-        for signal in self._early.pop(turn.id, []):
+        for signal in self._early.pop((turn.tenant, turn.id), []):
             self._signal(signal)
         if len(self._window) > self._config.window:
             del self._by_turn[self._window.popleft().turn]
@@ -112,10 +122,12 @@ class Outcomes:
     def _signal(self, signal: Signal) -> None:
         watched = self._by_turn.get(signal.turn)
         if watched is None:
-            self._early.setdefault(signal.turn, []).append(signal)
+            self._early.setdefault((signal.tenant, signal.turn), []).append(signal)
             if len(self._early) > self._config.window:
                 del self._early[next(iter(self._early))]
+        elif signal.tenant != watched.person[0]:
+            return
         elif signal.retracts is not None:
-            watched.signals[signal.retracts] = ""  # also keeps a late original from coming back
+            watched.signals[signal.retracts] = None  # also keeps a late original from coming back
         else:
-            watched.signals.setdefault(signal.id, signal.name)
+            watched.signals.setdefault(signal.id, self._says(signal))

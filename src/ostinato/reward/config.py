@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
+
+DAY = 86_400.0
+
+Users = Literal["declared", "verified"]
+"""Whom the caps count as a person: whoever the caller names, or only users that the tenant proved."""
 
 
 class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
@@ -25,6 +30,20 @@ class BaselineConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class CoverageConfig(BaseModel, frozen=True, extra="forbid"):
+    """When too little feedback means that it does not arrive."""
+
+    enabled: bool = Field(default=True, description="False: silence is always read as the reward function reads it.")
+    min_turns: int = Field(
+        default=200, ge=1, description="Turns of a tenant that must have matured before its silence can be judged."
+    )
+    false_alarm_turns: float = Field(
+        default=1e6,
+        gt=1,
+        description="Turns between two false alarms, at least and on average, while feedback arrives.",
+    )
+
+
 class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     """Rewards and credit."""
 
@@ -32,13 +51,61 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default="ostinato.reward.functions:copilot", description="The reward function, as 'module:function'."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword options of the reward function.")
+    answer_s: float = Field(
+        default=5.0, gt=0, description="Seconds that a reward function has for one turn before its process is killed."
+    )
+    load_s: float = Field(default=60.0, gt=0, description="Seconds that a reward function's module has to be imported.")
+    max_abs: float = Field(default=100.0, gt=0, le=1e6, description="Largest absolute reward that is believed.")
     settle_s: float = Field(
         default=0.5, ge=0, description="Seconds granted to signals that were received in the window to reach the disk."
+    )
+    delivery_s: float = Field(
+        default=60.0, ge=0, description="Seconds after a turn's end in which its delivery must be on record."
+    )
+    longest_wait_s: float = Field(
+        default=7 * DAY, gt=0, description="Seconds after a turn's end in which its reward must be known."
+    )
+    max_signals: int = Field(default=100, ge=1, description="Signals of one turn that count: the first to be written.")
+    max_orphans: int = Field(default=10_000, ge=0, description="Signals about turns yet to come that are remembered.")
+    orphan_bytes: int = Field(default=4 << 20, ge=0, description="Bytes of such signals' ids that are remembered.")
+    orphan_s: float = Field(default=3600.0, gt=0, description="Seconds after which such a signal is forgotten.")
+    remember: int = Field(
+        default=50_000, ge=0, description="Decided turns remembered, to tell late feedback from feedback about no turn."
+    )
+    fold_rows: int = Field(
+        default=50_000, ge=1, description="Rows of the log read between two savings of what they add up to."
+    )
+    min_temperature: float = Field(
+        default=0.1,
+        ge=0,
+        description="Turns sampled below this are not learned from: gradients grow as 1 / temperature.",
     )
     max_staleness: int = Field(
         default=4, ge=0, description="Optimizer steps that a turn's oldest token may lie behind the trainer."
     )
+    episode_wait_s: float = Field(
+        default=7200.0,
+        ge=0,
+        description="Seconds after a decided turn's end until it is learned from although its episode goes on.",
+    )
+    episode_turns: int = Field(
+        default=256, ge=1, description="Turns of one episode in a batch; a longer one is parted."
+    )
+    group_wait_s: float = Field(
+        default=60.0, ge=0, description="Seconds without a new turn after which a group counts as complete."
+    )
+    discount: float = Field(
+        default=0.9, ge=0, le=1, description="What a later turn's reward is worth to the turn before it in its episode."
+    )
+    users: Users = Field(
+        default="declared",
+        description="Who is a person to the caps: any name that a caller gives, or only verified users, a tenant's others together.",
+    )
     user_cap: float = Field(
-        default=0.1, gt=0, le=1, description="Largest share of a batch's absolute advantage that one user may have."
+        default=0.1, gt=0, le=1, description="Largest share of a batch's credit that one user may have."
+    )
+    tenant_cap: float = Field(
+        default=0.5, gt=0, le=1, description="Largest share of a batch's credit that one tenant may have."
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
+    coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not believed.")

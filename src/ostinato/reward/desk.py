@@ -1,23 +1,34 @@
 """The reward desk: reads turns and signals from the log, writes rewards, reasons and batches back, and gives the trainer samples.
 
-It owns no files. Everything it knows is a fold of the log (`ledger.py`), and it learns of its own rows by reading them back, so a
-desk that was killed and started again decides exactly as one that was not.
+It owns no files but a saving of what the log adds up to (`reading.py`), and it learns of its own rows by reading them back, so a desk
+that was killed and started again decides exactly as one that was not.
+
+What decides about a turn is the order of the log: its reward rests on the signals that were written before row `Reward.upto`, the
+last that the desk had read. Whoever reads the log up to there, and asks the function, gets the same reward.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
+from ostinato.core.errors import Conflict, NoSignal
 from ostinato.core.lineage import Lineage
-from ostinato.core.records import Advantages, Batch, Holdback, NoReward, PolicyVersion, Reward, Row, Signal, Turn
-from ostinato.core.samples import Sample, TrainingBatch
-from ostinato.core.seams import Clock, Cursor, Log, RewardFn
+from ostinato.core.records import AlarmState, Batch, Holdback, PolicyVersion, Reward, Row, Turn
+from ostinato.core.samples import TrainingBatch
+from ostinato.core.seams import Clock, Credit, Folds, Log
+from ostinato.reward.asking.question import Asker, Unloadable
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit import Baseline, credit
-from ostinato.reward.ledger import Rewarded, TurnLedger
+from ostinato.reward.credit.baseline import Baseline
+from ostinato.reward.credit.episodes import by_episode
+from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.deciding import Deciding
+from ostinato.reward.history import recorded, training_batch
+from ostinato.reward.ledger.alarms import FUNCTION
+from ostinato.reward.ledger.entries import Matured
+from ostinato.reward.ledger.ledger import NO_SIGNAL
+from ostinato.reward.reading import Reading
+from ostinato.reward.units import newest_units
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -25,80 +36,73 @@ CHUNK = 1000  # rows per append: a backlog after a restart must not become one g
 class RewardDesk:
     """Turns the log into samples and accounts for every turn. One desk per log: the trainer's lock sees to it.
 
-    `numerics` is the id of the only contract whose turns may be trained on; None: any.
+    Args:
+        log: what is read and written.
+        asker: asks the reward function.
+        clock: Unix seconds.
+        config: how rewards and credit are made.
+        folds: where the desk's state is saved between starts; None: the log is read from its first row.
+        numerics: the id of the only contract whose turns may be trained on; None: any.
+        credit: makes the credit out of the baseline.
 
     Example::
 
-        desk = RewardDesk(log, load("ostinato.reward.functions:copilot"), clock, RewardConfig())
+        desk = RewardDesk(log, asker_of(config), clock, config, folds=folds)
         made = await desk.batch(step=1, size=144, reference=v0)  # None until 144 turns are ready
     """
 
     def __init__(
-        self, log: Log, fn: RewardFn, clock: Clock, config: RewardConfig | None = None, *, numerics: str | None = None
+        self,
+        log: Log,
+        asker: Asker,
+        clock: Clock,
+        config: RewardConfig | None = None,
+        *,
+        folds: Folds | None = None,
+        numerics: str | None = None,
+        credit: Callable[[RewardConfig, Baseline], Credit] = SingleRollout,
     ) -> None:
         self._log = log
-        self._fn = fn
+        self._asker = asker
         self._clock = clock
         self._config = config or RewardConfig()
         self._numerics = numerics
-        self._ledger = TurnLedger(Baseline(self._config.baseline))
-        self._cursor: Cursor = 0
-        self._asked: dict[str, tuple[float, int]] = {}  # unrewarded turn -> (ask again at, signals seen when asked)
-        self._reading = asyncio.Lock()
-
-    @property
-    def baseline(self) -> Baseline:
-        """As folded from the batches read so far."""
-        return self._ledger.baseline
+        self._credit = credit
+        plan = f"{self._config.function} {sorted(self._config.options.items())}"
+        self._reading = Reading(log, self._config, folds, plan)
+        self._deciding = Deciding(log, self._config)
+        self._busy = asyncio.Lock()
 
     @property
     def lineage(self) -> Lineage:
         """Where the trainer last went back to, as of the batches read so far."""
-        return self._ledger.lineage
+        return self._reading.ledger.lineage
 
     @property
     def last_step(self) -> int:
         """The step of the newest batch read; 0 before the first."""
-        return self._ledger.last_batch.step if self._ledger.last_batch else 0
+        return self._reading.ledger.last_step
 
-    async def poll(self) -> list[Reward]:
-        """Read what is new; write the rewards that are due and the reasons that are known. Returns the new rewards.
+    async def poll(self) -> None:
+        """Read what is new; write the rewards that are due, the reasons that are known, and what there is to be alarmed about.
 
         Raises:
-            BadConfig: the reward function's answer cannot be used.
-            StorageFull: nothing was written; call again when there is room.
+            BadConfig: there is no such reward function, or its options do not suit it.
+            StorageFull: not all was written; call again when there is room.
         """
-        now = self._clock()
-        await self._catch_up()  # after the look at the clock: a signal that the clock lets in must have been readable
-        held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in self._ledger.to_hold.items()]
-        settled = now - self._config.settle_s
-        answers = [self._ask(turn, settled) for turn in self._ledger.unrewarded.values()]
-        rewards = [reward for reward in answers if reward is not None]
-        await self._write([*held, *rewards])
-        return rewards
+        async with self._busy:
+            await self._poll()
 
-    async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Rewarded]:
-        """The newest `size` turns or fewer, in log order, for a trainer that took `steps` steps (and now goes back to `base`, if given).
+    async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
+        """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest; [] if there are too few.
 
-        The newest, because where people are served faster than the trainer learns, a queue would make every batch stale. What is
-        left over is held back once it is too stale: ``stale:<lag>``. What was made under a contract that may not be trained on
-        is held back at once, ``numerics:<id>``: here and not when it is read, because a recorded batch stays what it is when the
-        trainer's own contract changes.
+        For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is held back once it is
+        too stale: ``stale:<lag>``. What was made under a contract that may not be trained on is held back, ``numerics:<id>``: here
+        and not when it is read, because a recorded batch stays what it is when the trainer's own contract changes. So is silence
+        that is not believed any more, ``coverage``.
         """
-        now = self._clock()
-        lineage = self._ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
-        fresh: list[Rewarded] = []
-        held: list[Row] = []
-        for entry in sorted(self._ledger.matured.values(), key=lambda entry: entry.seq):
-            lag = 0 if entry.turn.oldest is None else lineage.lag(steps, entry.turn.oldest)
-            if self._numerics is not None and entry.turn.numerics != self._numerics:
-                held.append(Holdback(turn=entry.turn.id, reason=f"numerics:{entry.turn.numerics or 'unknown'}", at=now))
-            elif lag > self._config.max_staleness:
-                held.append(Holdback(turn=entry.turn.id, reason=f"stale:{lag}", at=now))
-            else:
-                fresh.append(entry)
-        await self._write(held)
-        return fresh[-size:]
+        async with self._busy:
+            return [turn for turn, _ in await self._choose(steps, size, base)]
 
     async def batch(
         self, step: int, size: int, reference: PolicyVersion, base: PolicyVersion | None = None
@@ -112,106 +116,132 @@ class RewardDesk:
             NoSignal: the turns would teach nothing; they are held back as ``no_signal: <why>``, and the step can be asked again.
             Conflict: a step is missing before this one, or another desk wrote this step.
         """
-        await self.poll()
-        if step <= self.last_step:
-            return await self._recorded(step)
-        if step != self.last_step + 1:
-            raise Conflict(f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next")
-        entries = await self.ready(step - 1, size, base)
-        if len(entries) < size:
-            return None
+        async with self._busy:
+            await self._poll()
+            if step <= self.last_step:
+                return await anext(recorded(self._log, step, step))
+            if step != self.last_step + 1:
+                raise Conflict(
+                    f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next"
+                )
+            chosen = await self._choose(step - 1, size, base)
+            return await self._record(step, chosen, reference, base) if chosen else None
+
+    async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
+        """The recorded batches with a step above `after_step`, oldest first: what a restarted trainer replays.
+
+        Raises Corrupt if a batch, or a turn or reward that it names, is not in the log.
+        """
+        async with self._busy:
+            await self._reading.catch_up()
+        async for batch in recorded(self._log, after_step + 1, self.last_step):
+            yield batch
+
+    async def save(self) -> None:
+        """Keep what the log added up to so far, so that the next start reads on from here. Raises StorageFull."""
+        async with self._busy:
+            await self._reading.save()
+
+    async def close(self) -> None:
+        """Let go of the process that runs the reward function, if there is one."""
+        await self._asker.close()
+
+    # ------------------------------------------------------------ rewards and reasons
+
+    async def _poll(self) -> None:
+        now = self._clock()
+        await (
+            self._reading.catch_up()
+        )  # after the look at the clock: a signal that the clock lets in must have been readable
+        await self._settle(now)
+        ledger = self._reading.ledger
+        complete = True
+        while complete and (due := self._deciding.due(ledger, now)):
+            try:
+                rows, complete = await self._deciding.rows(self._asker, ledger, due, now, self._reading.cursor)
+            except Unloadable as error:
+                await self._alarm_unloadable(str(error), now)
+                return
+            await self._write(rows)
+            await self._settle(now)
+
+    async def _settle(self, now: float) -> None:
+        """Write the outcomes and alarms that follow from what was read."""
+        ledger = self._reading.ledger
+        held = [Holdback(turn=turn, reason=reason, at=now) for turn, reason in ledger.to_hold.items()]
+        await self._write([*held, *ledger.alarms.due(now)])
+
+    async def _alarm_unloadable(self, why: str, now: float) -> None:
+        alarms = self._reading.ledger.alarms
+        if FUNCTION not in alarms.standing():
+            await self._write([alarms.row(FUNCTION, AlarmState.RAISED, why, now)])
+
+    # ------------------------------------------------------------ batches
+
+    async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[tuple[Turn, Matured]]:
+        """Hold back what cannot be learned from any more, and take the newest units of the rest. See `ready`."""
+        while True:
+            now, ledger = self._clock(), self._reading.ledger
+            lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
+            held = [
+                Holdback(turn=entry.facts.id, reason=reason, at=now)
+                for entry in ledger.matured.values()
+                if (reason := self._unfit(entry, lineage, steps)) is not None
+            ]
+            await self._write(held)
+            entries = newest_units(ledger.matured.values(), ledger.first_open, size=size, now=now, config=self._config)
+            turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
+            if len(turns) == len(entries):
+                return list(zip(turns, entries, strict=True))
+            there = {turn.id for turn in turns}
+            gone = [entry.facts.id for entry in entries if entry.facts.id not in there]
+            await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
+
+    def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:
+        """Why a turn whose reward is known is not trained on; None if it may be."""
+        facts = entry.facts
+        if facts.id in self._reading.ledger.to_hold:
+            return self._reading.ledger.to_hold[facts.id]
+        lag = 0 if facts.oldest is None else lineage.lag(steps, facts.oldest)
+        if self._numerics is not None and facts.numerics != self._numerics:
+            return f"numerics:{facts.numerics or 'unknown'}"
+        if lag > self._config.max_staleness:
+            return f"stale:{lag}"
+        return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
+
+    async def _record(
+        self,
+        step: int,
+        chosen: Sequence[tuple[Turn, Matured]],
+        reference: PolicyVersion,
+        base: PolicyVersion | None,
+    ) -> TrainingBatch:
+        """Give credit and write the batch. Raises NoSignal, Conflict."""
+        ledger = self._reading.ledger
+        ledger.teaching.catch_up()
+        turns = [turn for turn, _ in chosen]
+        values = {turn.id: entry.value for turn, entry in chosen}
+        try:
+            credits = self._credit(self._config, ledger.baseline)(by_episode(turns), values)
+        except NoSignal as error:
+            now = self._clock()
+            await self._write([Holdback(turn=turn.id, reason=f"{NO_SIGNAL}: {error}", at=now) for turn in turns])
+            raise
         batch = Batch(
             step=step,
-            turns=tuple(entry.turn.id for entry in entries),
-            credits=tuple(await self._credits(entries)),
+            turns=tuple(turn.id for turn in turns),
+            credits=tuple(credits[turn.id] for turn in turns),
             reference=reference,
             at=self._clock(),
             base=base,
         )
         await self._write([batch])
-        if self._ledger.last_batch != batch:
+        if ledger.last_batch != batch:
             raise Conflict(f"another process wrote batch {step}; only one trainer may use a log: stop the other")
-        return _training_batch(batch, {entry.turn.id: (entry.turn, entry.reward) for entry in entries})
-
-    async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
-        """The recorded batches with a step above `after_step`, oldest first: what a restarted trainer replays.
-
-        Raises Corrupt if a batch names a turn that the log does not hold.
-        """
-        turns: dict[str, Turn] = {}
-        known: dict[str, tuple[Turn, Reward]] = {}
-        async for _, row in self._log.read(0, {Turn, Reward, Holdback, Batch}):
-            if isinstance(row, Turn):
-                turns[row.id] = row
-            elif isinstance(row, Holdback):
-                turns.pop(row.turn, None)
-                known.pop(row.turn, None)
-            elif isinstance(row, Reward):
-                if (turn := turns.pop(row.turn, None)) is not None:
-                    known[row.turn] = (turn, row)
-            elif isinstance(row, Batch):
-                if row.step > after_step:
-                    yield _training_batch(row, known)
-                for turn_id in row.turns:
-                    known.pop(turn_id, None)
-
-    async def _recorded(self, step: int) -> TrainingBatch:
-        async for batch in self.history(step - 1):
-            return batch
-        raise Corrupt(f"the log's batch {step} has vanished; restore the log")
-
-    async def _credits(self, entries: Sequence[Rewarded]) -> list[Advantages]:
-        try:
-            scalars = credit(
-                [entry.reward.value for entry in entries],
-                [self.baseline.predict(entry.turn) for entry in entries],
-                [entry.turn.user for entry in entries],
-                cap=self._config.user_cap,
-            )
-        except NoSignal as error:
-            now = self._clock()
-            await self._write([Holdback(turn=e.turn.id, reason=f"no_signal: {error}", at=now) for e in entries])
-            raise
-        return [(scalar,) * len(entry.turn.sampled_ids) for scalar, entry in zip(scalars, entries, strict=True)]
-
-    def _ask(self, turn: Turn, now: float) -> Reward | None:
-        """Ask the reward function if the time has come or a signal has; None while the answer is Pending."""
-        signals = self._ledger.signals(turn.id)
-        until, seen = self._asked.get(turn.id, (-math.inf, -1))
-        if now < until and len(signals) == seen:
-            return None
-        answer = self._fn(turn, signals, now)
-        if isinstance(answer, NoReward):
-            raise BadConfig(f"the reward function has no reward for {turn.id} ({answer.reason})")
-        if not isinstance(answer, Reward):
-            self._asked[turn.id] = (answer.until, len(signals))
-            return None
-        if answer.turn != turn.id or not math.isfinite(answer.value):
-            raise BadConfig(
-                f"the reward function {answer.function} made {answer.value} for {answer.turn} of turn {turn.id}"
-            )
-        self._asked.pop(turn.id, None)
-        return answer
+        return training_batch(batch, turns, await self._log.find(Reward, [(turn.id,) for turn in turns]))
 
     async def _write(self, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):
             await self._log.append(*rows[start : start + CHUNK])
         if rows:
-            await self._catch_up()
-
-    async def _catch_up(self) -> None:
-        async with self._reading:
-            async for seq, row in self._log.read(self._cursor, {Turn, Signal, Reward, Holdback, Batch}):
-                self._ledger.apply(seq, row)
-                self._cursor = seq
-
-
-def _training_batch(batch: Batch, known: dict[str, tuple[Turn, Reward]]) -> TrainingBatch:
-    missing = [turn_id for turn_id in batch.turns if turn_id not in known]
-    if missing:
-        raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
-    samples = (
-        Sample(turn=known[turn_id][0], reward=known[turn_id][1].value, advantages=advantages)
-        for turn_id, advantages in zip(batch.turns, batch.credits, strict=True)
-    )
-    return TrainingBatch(row=batch, samples=tuple(samples))
+            await self._reading.catch_up()

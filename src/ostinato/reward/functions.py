@@ -1,7 +1,10 @@
 """Reward functions: a turn and what people did about it -> one scalar. Pure; named in the config as "module:function".
 
-A reward function is asked again until it answers with a Reward. It must give the same answer for the same set of signals, in
-whatever order and however often they arrived; `considered` does that part for every function here.
+A reward function is asked again until it answers with a Reward or NoReward. It must give the same answer for the same set of
+signals, in whatever order and however often they arrived and however late it is asked; `considered` does that part for every
+function here. The signals are the turn's own tenant's.
+
+The functions here run inside the reward desk, so each must be seen to end: a loop over the signals and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ostinato.core.records import Pending, Reward, Signal, Turn
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
 
 ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
@@ -36,13 +39,15 @@ def copilot(
     now: float,
     *,
     t: Annotated[float, Field(gt=0, lt=1)] = 0.25,
-    window: Annotated[float, Field(ge=0)] = 30.0,
-) -> Reward | Pending:
+    window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3600.0,
+    silence: Annotated[float, Field(allow_inf_nan=False)] | None = 0.0,
+) -> Reward | Pending | NoReward:
     """Accepted 1 - t, rejected -t, ignored or nothing shown 0: it pays to show a suggestion iff P(accepted) > t.
 
     Source: the reward of Cursor's Tab (cursor.com/blog/tab-rl), whose figures 0.75, -0.25 and 0 are t = 0.25. The last of the
     signals `accepted`, `rejected` and `undone` decides, so a suggestion that was accepted and then undone counts as rejected. One
     of these with a value of 0 or less says that it did not happen: `accepted` with value 0 is a rejection, the others are void.
+    A turn about which nothing was said gets `silence`; None where saying nothing means nothing.
 
     Nothing is decided before `window` seconds after `turn.ended_at`; `Reward.at` is that instant, not the time of the call.
 
@@ -53,7 +58,9 @@ def copilot(
     if now < deadline:
         return Pending(until=deadline)
     kept = considered(signals, deadline)
-    value = 0.0
+    if not kept and silence is None:
+        return NoReward(reason="silence")
+    value = 0.0 if kept or silence is None else silence
     for signal in kept:
         if signal.name == ACCEPTED:
             value = 1.0 - t if signal.value > 0 else -t

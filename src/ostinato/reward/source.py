@@ -19,7 +19,7 @@ class DeskSource:
     Args:
         desk: where turns become samples.
         live: the release that the KL penalty is measured against, looked up anew for each batch.
-        size: turns per batch.
+        size: turns per batch, at least: whole episodes are taken.
         poll_s: seconds between two looks at the log.
     """
 
@@ -33,14 +33,14 @@ class DeskSource:
         """Wait until a batch of turns is ready."""
         while True:
             await self._desk.poll()
-            ready = await self._desk.ready(self._desk.last_step, self._size, self.base)
-            if len(ready) >= self._size:
-                return [entry.turn for entry in ready]
+            if turns := await self._desk.ready(self._desk.last_step, self._size, self.base):
+                return turns
             await asyncio.sleep(self._poll_s)
 
     async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
-        """The batch with its credits, in the log before it is returned. Raises NoSignal."""
-        made = await self._desk.batch(self._desk.last_step + 1, len(turns), await self._live(), self.base)
+        """A batch with its credits, in the log before it is returned: of these turns, or of newer ones. Raises NoSignal."""
+        step = self._desk.last_step + 1
+        made = await self._desk.batch(step, min(len(turns), self._size), await self._live(), self.base)
         if made is None:
             raise Conflict("turns that were ready are not any more: another trainer is using this log; stop it")
         self.base = None

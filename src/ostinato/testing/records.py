@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.records import Arm, Delivered, Finish, PolicyVersion, Sampling, Signal, Source, Span, Turn
 from ostinato.core.samples import Sample
 
 
@@ -46,6 +46,40 @@ def a_turn(
         numerics=numerics,
         routes=routes,
     )
+
+
+def a_signal(
+    turn: Turn,
+    name: str = "accepted",
+    *,
+    at: float = 11.0,
+    id: str | None = None,
+    value: float = 1.0,
+    retracts: str | None = None,
+) -> Signal:
+    """What the turn's own tenant says about it, received when it happened.
+
+    Example: ``a_signal(a_turn("a:0"), "undone", at=12.0)``
+    """
+    return Signal(
+        id=f"{turn.id}/{name}/{at:g}" if id is None else id,
+        tenant=turn.tenant,
+        turn=turn.id,
+        name=name,
+        value=value,
+        source=Source.HUMAN,
+        occurred_at=at,
+        received_at=at,
+        retracts=retracts,
+    )
+
+
+def a_delivery(*turns: Turn, at: float = 10.5) -> Delivered:
+    """The record that these turns' answers were handed over.
+
+    Example: ``a_delivery(a_turn("a:0"), a_turn("b:0"))``
+    """
+    return Delivered(id="/".join(turn.id for turn in turns), turns=tuple(turn.id for turn in turns), at=at)
 
 
 def a_sample(turn: Turn, advantage: float, *, reward: float = 0.0, weight: float = 1.0) -> Sample:

@@ -132,7 +132,7 @@ async def test_the_desk_refuses_only_what_it_was_told_to(tmp_path):
     for word, expected in (("label", None), ("refuse", CONTRACT.id)):
         config = load(None, [f"run.directory={tmp_path / word}", f"train.foreign_numerics={word}"])
         with open_log(config) as log:
-            assert open_desk(config, log, CONTRACT)._numerics == expected
+            assert open_desk(config, log, contract=CONTRACT)._numerics == expected
             assert open_desk(config, log)._numerics is None
 
 

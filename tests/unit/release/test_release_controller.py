@@ -389,7 +389,7 @@ async def serve(disk, arm, policy, rates, turns, at, start=0):
             )  # fmt: skip
             verb = "accepted" if (k * 0.618 + user * 0.37) % 1 < rate else "rejected"
             signal = Signal(
-                id=name, turn=name, name=verb, value=1.0, source=Source.CODE, occurred_at=at, received_at=at
+                id=name, tenant="t", turn=name, name=verb, value=1.0, source=Source.CODE, occurred_at=at, received_at=at
             )
             await disk.rows.append(turn, signal)
 

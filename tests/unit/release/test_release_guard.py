@@ -62,20 +62,21 @@ def test_too_few_users_are_never_judged():
     assert str(harm).startswith("acceptance worse by 100.0 pp, at least ")
 
 
-def turn(name, *, user="u", arm=Arm.LIVE, policies=(V3,), finish=Finish.STOP, at=0.0):
+def turn(name, *, user="u", tenant="t", arm=Arm.LIVE, policies=(V3,), finish=Finish.STOP, at=0.0):
     return Turn(
-        id=name, episode=name, parent=None, user=user, tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+        id=name, episode=name, parent=None, user=user, tenant=tenant, arm=arm, propensity=1.0, prompt_ids=(1,),
         sampled_ids=(2,) * len(policies), logprobs=(-0.1,) * len(policies), spans=tuple(Span(policy=p, tokens=1) for p in policies),
         sampling=Sampling(max_tokens=9), finish=finish, text="", started_at=at, ended_at=at,
     )  # fmt: skip
 
 
-def signal(name, turn_id, verb, retracts=None):
+def signal(name, turn_id, verb, retracts=None, *, tenant="t", value=1.0):
     return Signal(
         id=name,
+        tenant=tenant,
         turn=turn_id,
         name=verb,
-        value=1.0,
+        value=value,
         source=Source.HUMAN,
         occurred_at=0.0,
         received_at=0.0,
@@ -108,9 +109,9 @@ async def test_outcomes_join_signals_in_any_order():
     for seed in range(20):
         rows = list(np.random.default_rng(seed).permutation(np.array(ROWS, dtype=object)))
         outcomes = await tallies(rows if seed else ROWS)
-        assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {"u1": (1.0, 2), "u2": (1.0, 1)}
-        assert outcomes.acceptance(Arm.LIVE, V5, 0.0, 5.0) == {"u3": (1.0, 1)}
-        assert outcomes.acceptance(Arm.CONTROL, V3, 0.0, 5.0) == {"u3": (0.0, 1)}
+        assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u1"): (1.0, 2), ("t", "u2"): (1.0, 1)}
+        assert outcomes.acceptance(Arm.LIVE, V5, 0.0, 5.0) == {("t", "u3"): (1.0, 1)}
+        assert outcomes.acceptance(Arm.CONTROL, V3, 0.0, 5.0) == {("t", "u3"): (0.0, 1)}
 
 
 async def test_outcomes_keep_to_their_time_and_their_window():
@@ -120,8 +121,10 @@ async def test_outcomes_keep_to_their_time_and_their_window():
         )
     )
     outcomes = await tallies(rows, window=100)
-    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 500.0) == {"u": (100.0, 100)}
-    assert outcomes.acceptance(Arm.LIVE, V3, 60.0, 105.0) == {"u": (41.0, 41)}  # those from 101 on are not mature
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 500.0) == {("t", "u"): (100.0, 100)}
+    assert outcomes.acceptance(Arm.LIVE, V3, 60.0, 105.0) == {
+        ("t", "u"): (41.0, 41)
+    }  # those from 101 on are not mature
 
 
 async def test_engine_errors_count_even_before_their_first_token():
@@ -132,4 +135,38 @@ async def test_engine_errors_count_even_before_their_first_token():
         turn("d", finish=Finish.ABORT),
     )
     outcomes = await tallies(rows)
-    assert outcomes.success(Arm.LIVE, V3, 0.0, 0.0) == {"u": (1.0, 3)}
+    assert outcomes.success(Arm.LIVE, V3, 0.0, 0.0) == {("t", "u"): (1.0, 3)}
+
+
+async def test_what_another_tenant_says_is_not_heard_early_or_late():
+    rows = (
+        signal("s1", "a", "rejected", tenant="rival"),
+        turn("a"),
+        signal("s1", "a", "accepted"),
+        signal("s2", "a", "undone", tenant="rival"),
+        signal("s3", "a", "sorry", retracts="s1", tenant="rival"),
+        turn("b"),
+        signal("s4", "b", "accepted", tenant="rival"),
+    )
+    outcomes = await tallies(rows)
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (1.0, 1)}
+
+
+async def test_people_of_one_name_with_two_tenants_are_two_people():
+    rows = (
+        turn("a", user="ann"),
+        turn("b", user="ann", tenant="acme"),
+        signal("s1", "a", "accepted"),
+        signal("s1", "b", "rejected", tenant="acme"),
+    )
+    outcomes = await tallies(rows)
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {("t", "ann"): (1.0, 1), ("acme", "ann"): (0.0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("verb", "value", "expected"),
+    [("accepted", 0.0, {("t", "u"): (0.0, 1)}), ("accepted", -1.0, {("t", "u"): (0.0, 1)}), ("undone", 0.0, {})],
+)
+async def test_a_signal_that_says_no_is_not_read_as_yes(verb, value, expected):
+    outcomes = await tallies((turn("a"), signal("s1", "a", verb, value=value)))
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == expected

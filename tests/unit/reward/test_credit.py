@@ -1,32 +1,57 @@
-"""Baseline and credit: figures a person can check."""
+"""Credit: figures a person can check."""
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.reward import baseline as script
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Finish
-from ostinato.reward.config import BaselineConfig
-from ostinato.reward.credit import Baseline, credit
+from ostinato.core.records import Turn
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit.baseline import Baseline, context_of
+from ostinato.reward.credit.episodes import by_episode, parts_of_episodes, returns
+from ostinato.reward.credit.single import SingleRollout
 from ostinato.testing.records import a_turn
 
-TURN = a_turn("r:0")
+
+class Expecting(Baseline):
+    """A baseline whose predictions are given, by prompt."""
+
+    def __init__(self, values: dict[str, float] | None = None) -> None:
+        super().__init__()
+        self.values = values or {}
+
+    def predict(self, context):
+        return self.values.get(context.prompt, 0.0)
+
+
+def turns_of(users: list[str], **fields) -> list[Turn]:
+    """One turn per entry, each an episode of its own with a prompt of its own."""
+    return [
+        replace(a_turn(f"t{i}:0", prompt=(i, 1), sampled=(7,)), user=user, **fields) for i, user in enumerate(users)
+    ]
+
+
+def credit(rewards: list[float], expected: list[float], users: list[str], *, cap: float = 1.0, **fields) -> list[float]:
+    """The advantage of each of so many single turns."""
+    turns = turns_of(users)
+    values = {context_of(turn).prompt: value for turn, value in zip(turns, expected, strict=True)}
+    single = SingleRollout(RewardConfig(user_cap=cap, tenant_cap=1.0, **fields), Expecting(values))
+    found = single(by_episode(turns), {turn.id: reward for turn, reward in zip(turns, rewards, strict=True)})
+    return [found[turn.id][0] for turn in turns]
 
 
 @pytest.mark.parametrize("reward", [1.0, -1.0, 0.75, -0.25])
 def test_one_turn_moves_the_policy_in_the_direction_of_its_reward(reward: float):
-    assert credit([reward], [0.0], ["u"], cap=0.1) == [math.copysign(1.0, reward)]
+    assert credit([reward], [0.0], ["u"]) == [math.copysign(1.0, reward)]
 
 
 def test_advantages_are_residuals_over_their_rms():
     rewards, baseline = [0.75, -0.25, 0.0, 0.75], [0.25, 0.25, 0.25, 0.5]
     residuals = np.array([0.5, -0.5, -0.25, 0.25])
     expected = residuals / np.sqrt(np.mean(residuals**2))
-    assert credit(rewards, baseline, ["a", "b", "a", "b"], cap=1.0) == pytest.approx(expected.tolist(), abs=1e-15)
+    assert credit(rewards, baseline, ["a", "b", "a", "b"]) == pytest.approx(expected.tolist(), abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +66,90 @@ def test_advantages_are_residuals_over_their_rms():
 )
 def test_a_batch_that_teaches_nothing_is_refused_and_says_why(rewards: list[float], baseline: list[float], why: str):
     with pytest.raises(NoSignal, match=why):
-        credit(rewards, baseline, ["u"] * len(rewards), cap=0.1)
+        credit(rewards, baseline, ["u"] * len(rewards))
 
 
-def test_numbers_must_be_finite_and_lengths_equal():
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_rewards_must_be_finite(value: float):
     with pytest.raises(ValueError, match="finite"):
-        credit([math.nan, 1.0], [0.0, 0.0], ["a", "b"], cap=0.1)
-    with pytest.raises(ValueError, match="one entry per turn"):
-        credit([1.0], [0.0], ["a", "b"], cap=0.1)
+        credit([value, 1.0], [0.0, 0.0], ["a", "b"])
+
+
+@pytest.mark.parametrize("huge", [1e200, -1e200, 1.7e308])
+def test_one_finite_reward_of_any_size_gives_finite_credit(huge: float):
+    advantages = credit([huge, huge, 0.5, -0.5], [0.0] * 4, ["a", "a", "b", "c"])
+    assert all(map(math.isfinite, advantages))
+    assert advantages[0] == pytest.approx(math.copysign(math.sqrt(2), huge))
+    baseline = Baseline()
+    for turn in turns_of(["a", "b"] * 20):
+        baseline.observe(context_of(turn), huge)
+        assert math.isfinite(baseline.predict(context_of(turn)))
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def episode_of(rewards: list[float], name: str = "e") -> list[Turn]:
+    return [
+        replace(a_turn(f"{name}{i}:0", prompt=(i, len(name)), sampled=(7, 8)), episode=name)
+        for i in range(len(rewards))
+    ]
+
+
+def test_a_terminal_reward_reaches_every_turn_before_it():
+    good, bad = episode_of([0, 0, 1], "good"), episode_of([0, 0, -1], "bad")
+    single = SingleRollout(RewardConfig(discount=0.5, user_cap=1.0), Baseline())
+    found = single(by_episode(good + bad), {turn.id: 0.0 for turn in good + bad} | {"good2:0": 1.0, "bad2:0": -1.0})
+    first = [found[turn.id] for turn in good]
+    assert first[0][0] == pytest.approx(first[2][0] / 4)
+    assert first[1][0] == pytest.approx(first[2][0] / 2)
+    assert first[2][0] > 0
+    assert [found[turn.id] for turn in bad] == [tuple(-value for value in values) for values in first]
+    assert all(len(found[turn.id]) == 2 for turn in good + bad)
+
+
+def test_returns_are_discounted_sums_of_what_follows():
+    assert returns([1.0, 2.0, 3.0], 1.0) == [6.0, 5.0, 3.0]
+    assert returns([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
+    assert returns([0.0, 0.0, 1.0], 0.9) == pytest.approx([0.81, 0.9, 1.0])
+
+
+def test_the_default_discount_lets_a_reward_be_felt_ten_turns_back_and_bounds_what_a_long_talk_is_worth():
+    gamma = RewardConfig().discount
+    assert gamma**10 > 1 / 3
+    assert returns([1.0] * 1000, gamma)[0] < 10.0 + 1e-9
+
+
+def test_an_episode_of_twenty_turns_counts_as_one():
+    long, short = episode_of([1.0] * 20, "long"), [episode_of([0], f"s{i}")[0] for i in range(3)]
+    assert parts_of_episodes(long + short) == [1 / 20] * 20 + [1.0] * 3
+    single = SingleRollout(RewardConfig(discount=0.0, user_cap=1.0, tenant_cap=1.0), Baseline())
+    rewards = {turn.id: 1.0 for turn in long} | {turn.id: -1.0 for turn in short}
+    found = single(by_episode(long + short), rewards)
+    # four episodes with residuals of one size: an RMS over turns or over episodes is 1 either way ...
+    assert {round(abs(values[0]), 12) for values in found.values()} == {1.0}
+    # ... and where they differ it is the episode that counts: mean square (1 * 2^2 + 3 * 1) / 4, not (20 * 2^2 + 3) / 23
+    rewards |= {turn.id: 2.0 for turn in long}
+    assert single(by_episode(long + short), rewards)["s0" + "0:0"][0] == pytest.approx(-1 / math.sqrt(7 / 4))
+
+
+def test_a_person_is_capped_by_the_weight_of_their_episodes_not_by_turns():
+    long, others = episode_of([1.0] * 20, "long"), turns_of([f"u{i}" for i in range(9)])
+    single = SingleRollout(RewardConfig(discount=0.0, user_cap=0.2, tenant_cap=1.0), Baseline())
+    turns = [replace(turn, sampled_ids=(7,)) for turn in long] + others
+    rewards = {turn.id: 1.0 for turn in long} | {turn.id: -1.0 for turn in others}
+    found = single(by_episode(turns), rewards)
+    assert {abs(values[0]) for values in found.values()} == {1.0}, "one episode of ten is within a fifth"
+
+
+def test_episodes_of_one_name_with_two_tenants_are_two_episodes():
+    ann, bob = a_turn("a:0"), a_turn("b:0")
+    both = [replace(ann, episode="e", tenant="acme"), replace(bob, episode="e", tenant="rival")]
+    assert [(each.tenant, each.id) for each in by_episode(both)] == [("acme", "e"), ("rival", "e")]
+    assert parts_of_episodes(both) == [1.0, 1.0]
+
+
+# ---------------------------------------------------------------- caps
 
 
 def shares(advantages: list[float], users: list[str]) -> dict[str, float]:
@@ -81,53 +182,36 @@ def test_small_batches_cap_at_twice_an_equal_share():
     assert credit([1.0, 0.0, 0.0, 0.0], [0.0] * 4, ["a", "b", "c", "d"], cap=0.1) == [2.0, 0.0, 0.0, 0.0]
 
 
-def test_the_baseline_starts_at_zero_and_finds_the_users_mean():
-    baseline = Baseline()
-    assert baseline.predict(TURN) == 0.0
-    rng = np.random.default_rng(0)
-    for i in range(1500):
-        turn = replace(TURN, user=f"u{i % 10}", prompt_ids=tuple(rng.integers(0, 99, 20).tolist()))
-        baseline.observe(turn, float(rng.random() < (0.9 if i % 10 == 0 else 0.2)))
-    fresh = replace(TURN, prompt_ids=tuple(range(20)))
-    assert baseline.predict(replace(fresh, user="u0")) == pytest.approx(0.9, abs=0.1)
-    assert baseline.predict(replace(fresh, user="u1")) == pytest.approx(0.2, abs=0.1)
-    assert baseline.predict(replace(fresh, user="new")) == pytest.approx(0.27, abs=0.1)
+def share_of_made_up_names(mode: str, verified: bool) -> float:
+    """What an attacker with three honest percent of the turns, and a new name for each, gets of a batch with 97 honest users."""
+    honest = [replace(turn, verified=True) for turn in turns_of([f"u{i}" for i in range(97)])]
+    forged = [
+        replace(a_turn(f"x{i}:0", prompt=(i, 2), sampled=(7,)), user=f"made-up-{i}", verified=verified)
+        for i in range(50)
+    ]
+    single = SingleRollout(RewardConfig(user_cap=0.03, users=mode, tenant_cap=1.0), Baseline())
+    rewards = {turn.id: (-1.0) ** i for i, turn in enumerate(honest)} | {turn.id: 1.0 for turn in forged}
+    found = single(by_episode(honest + forged), rewards)
+    return sum(abs(found[turn.id][0]) for turn in forged) / sum(abs(values[0]) for values in found.values())
 
 
-def test_the_baseline_follows_a_policy_that_improves():
-    baseline, rng = Baseline(), np.random.default_rng(1)
-    for i in range(6000):
-        turn = replace(TURN, user=f"u{i % 20}", prompt_ids=tuple(rng.integers(0, 99, 20).tolist()))
-        baseline.observe(turn, float(rng.random() < (0.2 if i < 3000 else 0.7)))
-    predictions = [baseline.predict(replace(TURN, user=f"u{i}", prompt_ids=tuple(range(20)))) for i in range(20)]
-    assert np.mean(predictions) == pytest.approx(0.7, abs=0.06)
+def test_made_up_names_widen_a_share_unless_users_are_verified():
+    assert share_of_made_up_names("declared", verified=False) == pytest.approx(50 / 147)
+    assert share_of_made_up_names("verified", verified=False) == pytest.approx(0.03)
+    # what a tenant vouches for cannot be told from real people
+    assert share_of_made_up_names("verified", verified=True) == pytest.approx(50 / 147)
 
 
-def test_the_baseline_sees_nothing_that_was_sampled():
-    baseline = Baseline()
-    for i in range(50):
-        baseline.observe(replace(TURN, user=f"u{i % 3}"), float(i % 2))
-    other = replace(
-        TURN, sampled_ids=(1,) * 9, logprobs=(-2.0,) * 9, text="other", finish=Finish.LENGTH, ended_at=99.0, id="z:1"
-    )
-    assert baseline.predict(other) == baseline.predict(TURN)
-
-
-def test_a_restored_baseline_predicts_the_same_bits():
-    baseline, rng = Baseline(BaselineConfig(max_keys=7)), np.random.default_rng(2)
-    turns = [replace(TURN, user=f"u{i % 11}", prompt_ids=(i % 5,), started_at=i * 977.0) for i in range(200)]
-    for turn in turns[:150]:
-        baseline.observe(turn, float(rng.random()))
-    twin = Baseline.restore(json.loads(json.dumps(baseline.snapshot())), BaselineConfig(max_keys=7))
-    for turn in turns[150:]:
-        assert twin.predict(turn) == baseline.predict(turn)
-        baseline.observe(turn, 0.5)
-        twin.observe(turn, 0.5)
-    assert twin.snapshot() == baseline.snapshot()
-    assert len(baseline.snapshot()["users"]) == 7
-
-
-def test_the_baseline_beats_the_batch_mean_on_a_simulated_population():
-    squares = script.measure(script.population(seed=11, batches=40))
-    assert squares["ours"] <= 0.85 * squares["batch mean"]
-    assert squares["oracle"] < squares["ours"] < squares["user mean"] < squares["batch mean"] < squares["none"]
+def test_a_tenant_that_floods_the_batch_gets_its_cap_whatever_names_it_makes_up():
+    loud = turns_of([f"n{i}" for i in range(60)], tenant="loud")
+    quiet = [
+        replace(a_turn(f"{tenant}{i}:0", prompt=(i, 9), sampled=(7,)), user=f"q{i}", tenant=tenant)
+        for tenant in "abcd"
+        for i in range(5)
+    ]
+    single = SingleRollout(RewardConfig(user_cap=0.1, tenant_cap=0.4), Baseline())
+    rewards = {turn.id: 1.0 for turn in loud} | {turn.id: -1.0 for turn in quiet}
+    found = single(by_episode(loud + quiet), rewards)
+    mass = {turn.id: abs(found[turn.id][0]) for turn in loud + quiet}
+    assert sum(mass[turn.id] for turn in loud) / sum(mass.values()) == pytest.approx(0.4)
+    assert {mass[turn.id] for turn in quiet} == {1.0}

@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Pending, Reward, Signal, Source
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
+from ostinato.reward.asking.loader import load
 from ostinato.reward.functions import copilot
-from ostinato.reward.loader import load
 from ostinato.testing.records import a_turn
 
 TURN = a_turn("r:0")
@@ -29,7 +29,7 @@ def said(name: str, at: float, *, id: str | None = None, value: float = 1.0, ret
 
 def value(*signals: Signal) -> float:
     """The reward, after checking that no order of arrival and no repetition changes it."""
-    answers = {copilot(TURN, order, 40.0) for order in permutations((*signals, *signals[:1]))}
+    answers = {copilot(TURN, order, 40.0, window=30.0) for order in permutations((*signals, *signals[:1]))}
     (answer,) = answers
     assert isinstance(answer, Reward)
     return answer.value
@@ -67,21 +67,45 @@ def test_what_counts(signals: list[Signal], expected: float):
 
 def test_nothing_is_decided_before_the_window_closes():
     accepted = said("accepted", 11)
-    assert copilot(TURN, [accepted], 39.999) == Pending(until=40.0)
-    assert copilot(TURN, [accepted], 40.0) == Reward(
+    assert copilot(TURN, [accepted], 39.999, window=30.0) == Pending(until=40.0)
+    assert copilot(TURN, [accepted], 40.0, window=30.0) == Reward(
         turn="r:0", value=0.75, function="copilot@1", signals=(accepted.id,), at=40.0
     )
 
 
 def test_looking_late_changes_nothing():
     signals = [said("accepted", 11), said("undone", 500)]
-    assert copilot(TURN, signals, 40.0) == copilot(TURN, signals, 9e9)
+    assert copilot(TURN, signals, 40.0, window=30.0) == copilot(TURN, signals, 9e9, window=30.0)
 
 
 def test_options_move_the_window_and_the_threshold():
     answer = copilot(replace(TURN, ended_at=0.0), [said("accepted", 1)], 2.0, t=0.4, window=2.0)
     assert isinstance(answer, Reward)
     assert (answer.value, answer.at) == (0.6, 2.0)
+
+
+def test_feedback_within_the_hour_counts_by_default():
+    assert copilot(TURN, [], 3609.9) == Pending(until=3610.0)
+    answer = copilot(TURN, [said("accepted", 3600.0)], 3610.0)
+    assert isinstance(answer, Reward)
+    assert answer.value == 0.75
+
+
+@pytest.mark.parametrize(
+    ("signals", "silence", "expected"),
+    [
+        ([], -0.1, -0.1),
+        ([], None, None),
+        ([said("ignored", 11)], None, 0.0),  # said aloud: no silence
+        ([said("ignored", 11)], -0.1, 0.0),
+        ([said("accepted", 11, id="a"), said("oops", 12, retracts="a")], None, None),  # taken back: nothing was said
+        ([said("accepted", 50)], None, None),  # too late
+        ([said("accepted", 11)], None, 0.75),
+    ],
+)
+def test_silence_means_what_the_operator_says(signals: list[Signal], silence: float | None, expected: float | None):
+    answer = copilot(TURN, signals, 40.0, window=30.0, silence=silence)
+    assert answer == NoReward(reason="silence") if expected is None else answer.value == expected
 
 
 def test_showing_pays_iff_the_chance_of_acceptance_is_above_t():
@@ -112,10 +136,11 @@ def test_load_binds_checked_options():
         ("ostinato.reward.functions:ACCEPTED", {}, "is a str, not a function"),
         (COPILOT, {"windwo": 3}, "did you mean window?"),
         (COPILOT, {"turn": 3}, "no such option"),
-        (COPILOT, {"zzz": 3}, "known: t, window"),
+        (COPILOT, {"zzz": 3}, "known: silence, t, window"),
         (COPILOT, {"t": 1.5}, "less than 1"),
         (COPILOT, {"t": float("nan")}, "reward.options.t"),
         (COPILOT, {"window": "soon"}, "valid number"),
+        (COPILOT, {"window": float("inf")}, "finite number"),
         ("reward_needing_an_option:needy", {}, "reward.options.scale is missing"),
     ],
 )

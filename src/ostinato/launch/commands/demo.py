@@ -31,7 +31,7 @@ from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import RunObserver
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.prepare import prepare
-from ostinato.reward.ledger import account
+from ostinato.reward.accounting import account
 from ostinato.web.report import render
 from ostinato.web.run_report import RunReport
 from ostinato.worlds.grader import python_tests
@@ -142,7 +142,7 @@ async def _run(
     with console.status("measuring base and final model on the held-out suite, with draws the gate never saw"):
         result = await measure_held_out(config, url)
     seen = await observer.look()
-    found = await account(log)
+    found = await account(log, config=config.reward)
     difference = result.difference
     extra = [
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +29,8 @@ from ostinato.core.records import (
 from ostinato.launch.views.observe import RunObserver
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway_url
-from ostinato.reward.ledger import account
+from ostinato.record.folds import FileFolds
+from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
 
 KINDS: dict[str, set[type]] = {
@@ -55,7 +58,7 @@ async def show_status(config: Config, console: Console) -> None:
     _existing(config)
     with open_log(config) as log:
         seen = await RunObserver(home(config), log).look()
-        found = await account(log)
+        found = await account(log, FileFolds(home(config).folds), config.reward)
         contracts = list((await stamped(log)).values())
         console.print(
             panel(seen, wall_clock(), f"run {config.run.directory}  {gateway_url(home(config)) or 'not serving'}")
@@ -70,10 +73,31 @@ async def show_status(config: Config, console: Console) -> None:
         alike = contract == contracts[-1] or same_arithmetic(contract, contracts[-1])
         away = "" if alike else f"; apart from the newest in {apart(contracts[-1], contract)}"
         console.print(f"numerics {parts(contract)}{away}", highlight=False, markup=False, soft_wrap=True)
+    for text in accounted(found, wall_clock()):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def accounted(found: Accounting, now: float) -> list[str]:
+    """Where every turn stands, what became of feedback, and what stands to be looked at."""
     state = "balanced" if found.balanced else "NOT BALANCED"
-    console.print(
-        f"{found.ingested} turns = {found.trained} trained + {sum(found.held.values())} held back + {found.waiting} waiting: {state}"
-    )
+    held = sum(found.held.values())
+    wait = "" if found.oldest_wait is None else f", the longest for {max(0.0, now - found.oldest_wait):.0f} s"
+    lines = [
+        f"{found.ingested} turns = {found.trained} trained + {held} held back + {found.waiting} waiting{wait}: {state}",
+        f"{found.rewarded} rewards, {sum(found.quarantined.values())} turns without ({_counts(found.quarantined)})",
+        f"feedback that changed nothing: {found.late} late, {found.retracted} taken back after training, {found.foreign} about "
+        f"another tenant's turns, {found.moot} about turns without reward, {found.excess} too many, {found.forgotten} about no turn "
+        f"({found.orphans} wait for theirs)",
+    ]
+    lines += [
+        f"feedback of {tenant}: {100 * each.usual:.0f}% of turns have some ({each.turns} turns){', SILENT NOW' if each.alarm else ''}"
+        for tenant, each in sorted(found.coverage.items())
+    ]
+    return [*lines, *(f"ALARM {name}: ostinato log --kind alarms" for name in found.alarms)]
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counted.items()) or "none"
 
 
 def parts(contract: Contract) -> str:

@@ -8,7 +8,7 @@ from ostinato.core.records import Arm, ReleaseEvent
 from ostinato.evaluate.acceptance import by_arm, live_minus_control
 from ostinato.evaluate.statistics import Estimate
 from ostinato.launch.views.observe import Observed
-from ostinato.reward.ledger import Accounting
+from ostinato.reward.accounting import Accounting
 from ostinato.web.run_report import Curve, CurvePoint, Delta, Gate, HeldOut, Mark, Pause
 
 BINS = 12

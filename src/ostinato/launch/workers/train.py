@@ -63,6 +63,7 @@ class TrainWorker:
                 await parts.stored.settle()  # what a checkpoint is past is never published again
                 state = replace(parts.trainer.state(), cursor=self._run.log.newest())
                 await asyncio.to_thread(checkpoint.save, self._run.home.checkpoints, state)
+                await parts.desk.save()
 
     @contextlib.contextmanager
     def _refusals(self) -> Generator[None]:
@@ -110,6 +111,9 @@ async def train(config: Config) -> None:
 
 
 async def _work(worker: TrainWorker) -> None:
-    await worker.resume()
-    while True:
-        await worker.learn()
+    try:
+        await worker.resume()
+        while True:
+            await worker.learn()
+    finally:
+        await worker.parts.desk.close()

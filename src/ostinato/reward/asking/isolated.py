@@ -1,0 +1,157 @@
+"""Asks a reward function in a process of its own, which is killed when an answer is late and started again when one is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ostinato.core.errors import BadConfig
+from ostinato.reward.asking.question import Answer, Failure, Question, Unloadable, checked, failed
+from ostinato.reward.asking.wire import READY, question_line, read_answer
+
+LOSSES = 2  # processes that one round may cost: a function that always hangs must not hold the desk for hours
+LONGEST_LINE = 1 << 20  # bytes of an answer
+GRACE_S = 0.2  # a desk that was itself held up looks once more before it calls the function late
+
+
+class _Lost(Exception):
+    """The process is gone; `failure` is the fault of the turn that it was busy with."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+class Isolated:
+    """Implements `Asker`. The function's module is never imported here, and its process shares no memory with this one.
+
+    A function that hangs, ends its process or floods its output loses its process, and only the turn that it was asked about
+    gets a `Failure`. After two losses in one call the other questions stay unasked.
+
+    Args:
+        name: "module:function".
+        options: its keyword options.
+        answer_s: seconds for one answer.
+        load_s: seconds for starting a process and importing the module.
+        max_abs: the largest absolute reward that is believed.
+
+    Example: ``await Isolated("yours:kept", {"window": 600.0}, answer_s=5.0, load_s=60.0, max_abs=100.0).ask([question])``
+    """
+
+    def __init__(
+        self, name: str, options: Mapping[str, Any], *, answer_s: float, load_s: float, max_abs: float
+    ) -> None:
+        self._hello = {"function": name, "options": dict(options), "max_abs": max_abs}
+        self._answer_s = answer_s
+        self._load_s = load_s
+        self._max_abs = max_abs
+        self._process: Process | None = None
+        self._loaded = False
+        self.started = 0
+
+    async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+        """An answer to each question, None to those that were not asked. Raises BadConfig, Unloadable."""
+        answers: list[Answer | None] = []
+        losses = 0
+        try:
+            while len(answers) < len(questions) and losses < LOSSES:
+                process = self._process or await self._start()
+                try:
+                    await self._converse(process, questions, answers)
+                except _Lost as lost:
+                    await self.close()
+                    answers.append(lost.failure)
+                    losses += 1
+        except asyncio.CancelledError:
+            await self.close()  # what it would still answer must not be taken for an answer to the next question
+            raise
+        return answers + [None] * (len(questions) - len(answers))
+
+    async def close(self) -> None:
+        """Kill the process, if there is one, and all that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(OSError):
+            await process.stdin.wait_closed()
+        await process.wait()
+
+    async def _start(self) -> Process:
+        """A process that has loaded the function."""
+        command = (sys.executable, "-m", "ostinato.reward.asking.child")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, limit=LONGEST_LINE, start_new_session=True
+        )
+        self._process = process
+        self.started += 1
+        hello = self._hello | {"path": sys.path}
+        try:
+            await _send(process, [json.dumps(hello).encode() + b"\n"])
+            line = await _line(process, self._load_s)
+        except _Lost as lost:
+            await self.close()
+            raise self._unloadable(f"it could not be loaded: {lost.failure.reason}") from None
+        if line != READY:
+            await self.close()
+            raise self._unloadable(str(json.loads(line)[1]))
+        self._loaded = True
+        return process
+
+    def _unloadable(self, why: str) -> BadConfig | Unloadable:
+        text = why if "reward." in why else f"reward.function {self._hello['function']!r}: {why}"
+        return Unloadable(text) if self._loaded else BadConfig(text)
+
+    async def _converse(self, process: Process, questions: Sequence[Question], answers: list[Answer | None]) -> None:
+        """Ask what is left, and add each answer as it comes. Raises _Lost."""
+        rest = questions[len(answers) :]
+        sending = asyncio.ensure_future(_send(process, [question_line(question) for question in rest]))
+        try:
+            for question in rest:
+                line = await _line(process, self._answer_s)
+                try:
+                    answers.append(checked(read_answer(line), question, self._max_abs))
+                except ValueError as error:
+                    raise _Lost(failed(str(error))) from error
+            await sending
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+
+async def _send(process: Process, lines: Sequence[bytes]) -> None:
+    """Write while there is room in the pipe. A process that is gone shows when its answer is awaited."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        for line in lines:
+            process.stdin.write(line)
+            await process.stdin.drain()
+
+
+async def _line(process: Process, seconds: float) -> bytes:
+    """The next line. Raises _Lost: late, too long, or the process has ended."""
+    assert process.stdout is not None
+    for patience in (seconds, GRACE_S):
+        try:
+            async with asyncio.timeout(patience):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            continue
+        except ValueError:
+            raise _Lost(failed(f"its answer is longer than {LONGEST_LINE} bytes")) from None
+        if line.endswith(b"\n"):
+            return line
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await process.wait()
+        raise _Lost(failed(f"its process ended ({process.returncode})"))
+    raise _Lost(Failure(reason=f"reward_hung: no answer in {seconds:g} s"))

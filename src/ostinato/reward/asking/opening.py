@@ -1,0 +1,20 @@
+"""Which way the configured reward function is asked."""
+
+from __future__ import annotations
+
+from ostinato.reward.asking.inline import Inline
+from ostinato.reward.asking.isolated import Isolated
+from ostinato.reward.asking.loader import load
+from ostinato.reward.asking.question import Asker
+from ostinato.reward.config import RewardConfig
+
+BUILT_IN = "ostinato.reward.functions:"
+
+
+def asker_of(config: RewardConfig) -> Asker:
+    """Our own functions run in this process; anybody else's in one that can be killed. Raises BadConfig for a bad option of ours."""
+    if config.function.startswith(BUILT_IN):
+        return Inline(load(config.function, config.options), max_abs=config.max_abs)
+    return Isolated(
+        config.function, config.options, answer_s=config.answer_s, load_s=config.load_s, max_abs=config.max_abs
+    )

@@ -1,0 +1,142 @@
+"""What a reward function is asked, what it may answer, and what counts as a failure. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol, cast
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
+from ostinato.core.seams import RewardFn
+
+LONGEST_NAME = 256  # characters of a function's name and version
+LONGEST_REASON = 64
+LONGEST_DETAIL = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is one turn worth, by these of its signals, at `now` (Unix seconds)?
+
+    Example: ``Question(turn=turn, signals=(accepted,), now=41.0)``
+    """
+
+    turn: Turn
+    signals: tuple[Signal, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A reward function that gave no usable answer about a turn. `reason` is why its turn is quarantined.
+
+    Example: ``Failure(reason="reward_failed: ZeroDivisionError: division by zero")``
+    """
+
+    reason: str
+
+
+Answer = Reward | Pending | NoReward | Failure
+
+
+class Unloadable(OstinatoError):
+    """The reward function that worked before cannot be loaded any more: no turn is to blame, and all wait."""
+
+    code = "unloadable"
+
+
+class Asker(Protocol):
+    """Asks the reward function about many turns. Whatever the function does, each turn's answer is its own."""
+
+    async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
+        """An answer to each question, in order; None where the function was not asked and has to be asked again.
+
+        Raises:
+            BadConfig: there is no such function, or its options do not suit it.
+            Unloadable: there was one, but no more.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what runs the function. Idempotent; it may be asked again."""
+        ...
+
+
+def answered(fn: RewardFn, question: Question, max_abs: float) -> Answer:
+    """What the function says, or how it failed. It is the caller's matter that it ends at all."""
+    try:
+        return checked(fn(question.turn, question.signals, question.now), question, max_abs)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the function may raise anything
+        return failed(error)
+
+
+def failed(error: BaseException | str) -> Failure:
+    """The function raised this, or took its process with it."""
+    if isinstance(error, BaseException):
+        try:
+            error = f"{type(error).__name__}: {error}"
+        except Exception:  # noqa: BLE001 - an exception of the function's own, whose text cannot be had
+            error = type(error).__name__
+    return Failure(reason=f"reward_failed: {_short(error)}")
+
+
+def checked(answer: object, question: Question, max_abs: float) -> Answer:
+    """The answer if it can be used; otherwise what is wrong with it.
+
+    A reward must be about this turn, a number of at most `max_abs`, and rest on signals that the question held. `Pending` must
+    name a later time. `NoReward` must give a short reason.
+    """
+    match answer:
+        case Reward():
+            problem = _problem(answer, question, max_abs)
+            if problem is None:
+                return Reward(
+                    turn=answer.turn,
+                    value=float(answer.value),
+                    function=answer.function,
+                    signals=tuple(answer.signals),
+                    at=float(answer.at),
+                )
+        case Pending():
+            if _number(answer.until) and answer.until > question.now:
+                return Pending(until=float(answer.until))
+            problem = f"Pending until {_short(answer.until)}, which is not after {question.now:g}"
+        case NoReward():
+            reason: Any = answer.reason
+            if isinstance(reason, str) and 0 < len(reason) <= LONGEST_REASON and reason.isprintable():
+                return answer
+            problem = f"NoReward with a reason that is not one of 1 to {LONGEST_REASON} printable characters"
+        case Failure():
+            return Failure(reason=_short(answer.reason))
+        case _:
+            problem = f"a {type(answer).__name__} is no Reward, Pending or NoReward"
+    return Failure(reason=f"reward_nonsense: {problem}")
+
+
+def _problem(answer: Reward, question: Question, max_abs: float) -> str | None:
+    value: Any = answer.value
+    name: Any = answer.function
+    signals: Any = answer.signals
+    if answer.turn != question.turn.id:
+        return f"a reward for turn {_short(answer.turn)}"
+    if not _number(value) or not abs(value) <= max_abs:
+        return f"the value {_short(value)}; it must be a number from {-max_abs:g} to {max_abs:g} (reward.max_abs)"
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        return f"a function's name that is not 1 to {LONGEST_NAME} printable characters"
+    if not isinstance(signals, tuple | list) or not set(cast("list[Any]", signals)) <= {s.id for s in question.signals}:
+        return "signals that it was not asked about"
+    if not _number(answer.at):
+        return f"the time {_short(answer.at)}"
+    return None
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).encode(errors="replace").decode().split())  # what the log can keep
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."

@@ -1,0 +1,164 @@
+"""The learned baseline b(x, user): what reward a turn was expected to get before anything was sampled. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.records import Person, Turn
+from ostinato.reward.config import BaselineConfig, Users
+
+DAY = 86_400.0
+FEATURES = 6
+LARGEST = 1e100  # the largest reward that is learned from: its square is still a finite number
+
+Floats = NDArray[np.float64]
+
+
+def counted_as(turn: Turn, users: Users) -> Person:
+    """Whom a turn counts for: its user, or, where only verified users count, one common person for a tenant's unverified ones.
+
+    Example: ``counted_as(turn, "verified") == ("acme", "")`` for an unverified user of acme.
+    """
+    return turn.person if users == "declared" or turn.verified else (turn.tenant, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """All that a baseline looks at: what was known of a turn before its first token was sampled. `prompt` is a hash of its ids.
+
+    Example: ``Context(person=("default", "ann"), prompt="5f0c...", length=120, started_at=9.0)``
+    """
+
+    person: Person
+    prompt: str
+    length: int
+    started_at: float
+
+
+def context_of(turn: Turn, users: Users = "declared") -> Context:
+    """What a baseline may know of a turn."""
+    ids = np.asarray(turn.prompt_ids, dtype="<i4").tobytes()
+    return Context(
+        person=counted_as(turn, users),
+        prompt=hashlib.blake2b(ids, digest_size=12).hexdigest(),
+        length=len(turn.prompt_ids),
+        started_at=turn.started_at,
+    )
+
+
+class Deviations:
+    """How far each key's rewards lie from the overall mean of their time, shrunk: sum(r - overall) / (n + k).
+
+    A key is a tenant with something of that tenant's: nothing is learned of one tenant from another's. Added to the overall mean
+    this is the shrunk mean (sum(r) + k * overall) / (n + k), and it stays right when all rewards rise because the policy learns.
+    """
+
+    def __init__(self, shrinkage: float, max_keys: int) -> None:
+        self._shrinkage = shrinkage
+        self._max_keys = max_keys
+        self._sums: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def get(self, key: tuple[str, str]) -> float:
+        """The key's deviation; 0 for an unknown key."""
+        total, count = self._sums.get(key, (0.0, 0.0))
+        return total / (count + self._shrinkage)
+
+    def add(self, key: tuple[str, str], difference: float) -> None:
+        """Count one observation; the key that was longest unseen makes room."""
+        total, count = self._sums.pop(key, (0.0, 0.0))
+        self._sums[key] = (total + difference, count + 1.0)
+        if len(self._sums) > self._max_keys:
+            del self._sums[next(iter(self._sums))]
+
+    def snapshot(self) -> list[list[Any]]:
+        """[tenant, name, sum, count] in order of last use."""
+        return [[*key, *pair] for key, pair in self._sums.items()]
+
+    def restore(self, rows: Sequence[Sequence[Any]]) -> None:
+        """The inverse of `snapshot`."""
+        self._sums = {(str(tenant), str(name)): (float(total), float(count)) for tenant, name, total, count in rows}
+
+
+class Baseline:
+    r"""b(x, user): an online ridge regression on cheap features of the prompt, pulled towards the user's shrunk mean.
+
+    Features x: 1, log prompt length, the user's and the prompt's shrunk deviation, hour of the day (two). Nothing that was sampled
+    enters: a baseline may depend on the state, not on the action. The weights solve (ridge * I + S) w = s + ridge * w0 with
+    S = sum g^age x x\ :sup:`T` and s = sum g^age x r, g = `forget`: recursive least squares with exponential forgetting (Haykin,
+    Adaptive Filter Theory, ch. 10). w0 makes the prediction the overall mean plus the user's deviation, so that little evidence
+    gives the user's shrunk mean, and none gives 0.
+
+    Deterministic: the same observations in the same order give the same predictions, also across `snapshot` and `restore`.
+    """
+
+    def __init__(self, config: BaselineConfig | None = None) -> None:
+        self._config = config or BaselineConfig()
+        self._users = Deviations(self._config.shrinkage, self._config.max_keys)
+        self._prompts = Deviations(self._config.shrinkage, self._config.max_keys)
+        self._total = 0.0
+        self._count = 0.0
+        self._moments_FF: Floats = np.zeros((FEATURES, FEATURES))
+        self._targets_F: Floats = np.zeros(FEATURES)
+        self._weights_F: Floats | None = None
+
+    def predict(self, context: Context) -> float:
+        """What is expected in this context. Call for a whole batch before observing any of it."""
+        return float(self._features(context) @ self._solved())
+
+    def observe(self, context: Context, value: float) -> None:
+        """Learn from what came of one turn. A value beyond `LARGEST` counts as that."""
+        value = min(LARGEST, max(-LARGEST, value))
+        features_F = self._features(context)
+        forget = self._config.forget
+        self._moments_FF = forget * self._moments_FF + np.outer(features_F, features_F)
+        self._targets_F = forget * self._targets_F + features_F * value
+        self._weights_F = None
+        self._total = forget * self._total + value
+        self._count = forget * self._count + 1.0
+        difference = value - self._total / self._count
+        self._users.add(context.person, difference)
+        self._prompts.add((context.person[0], context.prompt), difference)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything learned, as JSON's types."""
+        return {
+            "total": self._total,
+            "count": self._count,
+            "moments": self._moments_FF.tolist(),
+            "targets": self._targets_F.tolist(),
+            "users": self._users.snapshot(),
+            "prompts": self._prompts.snapshot(),
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Be the baseline that `snapshot` was taken of."""
+        self._total = float(snapshot["total"])
+        self._count = float(snapshot["count"])
+        self._moments_FF = np.array(snapshot["moments"], dtype=np.float64)
+        self._targets_F = np.array(snapshot["targets"], dtype=np.float64)
+        self._weights_F = None
+        self._users.restore(snapshot["users"])
+        self._prompts.restore(snapshot["prompts"])
+
+    def _features(self, context: Context) -> Floats:
+        user = self._users.get(context.person)
+        prompt = self._prompts.get((context.person[0], context.prompt))
+        hour = 2.0 * math.pi * (context.started_at % DAY) / DAY
+        length = (math.log1p(context.length) - 5.0) / 2.0  # centred on 150 tokens
+        return np.array([1.0, length, user, prompt, math.sin(hour), math.cos(hour)])
+
+    def _solved(self) -> Floats:
+        if self._weights_F is None:
+            ridge = self._config.ridge
+            overall = self._total / self._count if self._count else 0.0
+            towards_F = self._targets_F + ridge * np.array([overall, 0.0, 1.0, 0.0, 0.0, 0.0])
+            penalised_FF = self._moments_FF + ridge * np.eye(FEATURES)
+            self._weights_F = np.linalg.solve(penalised_FF, towards_F).astype(np.float64, copy=False)
+        return self._weights_F

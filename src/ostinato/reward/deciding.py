@@ -1,0 +1,114 @@
+"""When which turn is asked about, and what is written down about the answer."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Signal, Turn
+from ostinato.core.seams import Cursor, Log
+from ostinato.reward.asking.question import Answer, Asker, Failure, Question
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger.entries import OpenTurn
+from ostinato.reward.ledger.ledger import GONE, UNDELIVERED, TurnLedger
+
+ROUND_TURNS = 100  # turns asked about at once: what is learned of one round, such as an alarm, is known in the next
+ROUND_SIGNALS = 200  # signals fetched for them
+
+
+class Deciding:
+    """Asks about a turn when it is new, when something is said about it, and when its own time has come; never in between.
+
+    All times are compared with the clock less `settle_s`, so that what was received in time has reached the disk.
+    """
+
+    def __init__(self, log: Log, config: RewardConfig) -> None:
+        self._log = log
+        self._config = config
+        self._later: list[tuple[float, Cursor, str]] = []  # a heap: ask again at, place in the log, turn
+        self._planned: TurnLedger | None = None  # whose turns the heap holds
+
+    def due(self, ledger: TurnLedger, now: float) -> list[OpenTurn]:
+        """The next open turns to ask about, in the order of the log; [] if none is due."""
+        if self._planned is not ledger:
+            self._later = [
+                (entry.ask_at, entry.facts.seq, turn) for turn, entry in ledger.open.items() if entry.ask_at is not None
+            ]
+            heapq.heapify(self._later)
+            self._planned = ledger
+        settled = now - self._config.settle_s
+        while self._later and self._later[0][0] <= settled:
+            at, _, turn = heapq.heappop(self._later)
+            if turn in ledger.open and ledger.open[turn].ask_at == at:
+                ledger.touched[turn] = None
+        chosen: list[OpenTurn] = []
+        signals = 0
+        for turn in ledger.touched:
+            entry = ledger.open[turn]
+            signals += len(entry.said)
+            if len(chosen) == ROUND_TURNS or (chosen and signals > ROUND_SIGNALS):
+                break
+            chosen.append(entry)
+        return sorted(chosen, key=lambda entry: entry.facts.seq)
+
+    async def rows(
+        self, asker: Asker, ledger: TurnLedger, due: Sequence[OpenTurn], now: float, upto: Cursor
+    ) -> tuple[list[Row], bool]:
+        """What is to be written about these turns, and whether all of them could be asked about.
+
+        A turn stays due until a row about it has been read, unless the function wants to be asked later.
+
+        Raises BadConfig, Unloadable.
+        """
+        questions = await self._questions(due, now)
+        answers = iter(await asker.ask([question for question in questions if question is not None]))
+        rows: list[Row] = []
+        complete = True
+        for entry, question in zip(due, questions, strict=True):
+            if question is None:
+                rows.append(Quarantine(turn=entry.facts.id, reason=GONE, at=now, upto=upto))
+                continue
+            answer = next(answers)
+            if answer is None:
+                complete = False
+                continue
+            decided = self._decide(ledger, entry, question, answer)
+            if isinstance(decided, Reward):
+                rows.append(replace(decided, upto=upto))
+            elif isinstance(decided, str):
+                rows.append(Quarantine(turn=entry.facts.id, reason=decided, at=now, upto=upto))
+            else:
+                ledger.touched.pop(entry.facts.id)
+                entry.ask_at = decided.until
+                heapq.heappush(self._later, (decided.until, entry.facts.seq, entry.facts.id))
+        return rows, complete
+
+    def _decide(
+        self, ledger: TurnLedger, entry: OpenTurn, question: Question, answer: Answer
+    ) -> Reward | Pending | str:
+        """A reward, when to ask again, or why there is no reward."""
+        facts, now = entry.facts, question.now
+        if isinstance(answer, Failure):
+            return answer.reason
+        if isinstance(answer, Pending):
+            last = facts.ended_at + self._config.longest_wait_s
+            return Pending(until=min(answer.until, last)) if now < last else "pending: reward.longest_wait_s is over"
+        if not entry.proven:
+            known_by = facts.ended_at + self._config.delivery_s
+            return Pending(until=known_by) if now < known_by else UNDELIVERED
+        if not entry.said and ledger.alarms.silenced(facts.tenant):
+            return "coverage"
+        return f"no_reward:{answer.reason}" if isinstance(answer, NoReward) else answer
+
+    async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[Question | None]:
+        """What the reward function is asked about each; None where the turn is not in the log any more."""
+        turns = {turn.id: turn for turn in await self._log.find(Turn, [(entry.facts.id,) for entry in due])}
+        wanted = [(entry.facts.tenant, signal) for entry in due for _, signal, _ in entry.said]
+        said = {(signal.tenant, signal.id): signal for signal in await self._log.find(Signal, wanted)}
+        found: list[Question | None] = []
+        for entry in due:
+            turn, tenant = turns.get(entry.facts.id), entry.facts.tenant
+            theirs = tuple(said[tenant, signal] for _, signal, _ in entry.said if (tenant, signal) in said)
+            found.append(None if turn is None else Question(turn=turn, signals=theirs, now=now - self._config.settle_s))
+        return found

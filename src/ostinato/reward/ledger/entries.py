@@ -1,0 +1,123 @@
+"""Turns as the desk remembers them while their outcome is open: what deciding needs, and no tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from pydantic import TypeAdapter
+
+from ostinato.core.records import Arm, Turn
+from ostinato.core.seams import Cursor
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit.baseline import Context, context_of
+
+Unit = tuple[str, str, str]
+"""Turns that go into one batch together: ("group" or "episode", tenant, name)."""
+
+Said = tuple[Cursor, str, str | None]
+"""A signal about a turn: its place in the log, its id, and the id of the signal that it takes back, if it does."""
+
+LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY})
+
+
+def needs_reward(turn: Turn) -> bool:
+    """True if a person was served this turn and the policy itself ended it."""
+    return turn.finish.trainable and turn.arm is not Arm.EVAL
+
+
+def untrainable(turn: Turn, min_temperature: float) -> str | None:
+    """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
+
+    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control and evaluation teach nothing. ``empty``: nothing
+    was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``:
+    the log-probabilities are those of the whole distribution, the tokens were drawn from its head: even praise for everything
+    would then move the policy. ``cold``: sampled below the lowest temperature that is learned from.
+    """
+    if not turn.finish.trainable:
+        return f"finish:{turn.finish}"
+    if turn.arm not in LEARNING_ARMS:
+        return f"arm:{turn.arm}"
+    if not turn.sampled_ids:
+        return "empty"
+    if turn.sampling.temperature == 0:
+        return "greedy"
+    if turn.sampling.top_p < 1:
+        return "top_p"
+    return "cold" if turn.sampling.temperature < min_temperature else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
+
+    Example: ``Facts(seq=12, id="a:0", tenant="default", episode="e1", group=None, oldest=7, numerics="", ended_at=10.0, hold=None,
+    context=Context(...))``
+    """
+
+    seq: Cursor
+    id: str
+    tenant: str
+    episode: str
+    group: str | None
+    oldest: int | None
+    numerics: str
+    ended_at: float
+    hold: str | None
+    context: Context
+
+    @classmethod
+    def of(cls, seq: Cursor, turn: Turn, config: RewardConfig) -> Self:
+        """The facts of a turn that was read at `seq`."""
+        return cls(
+            seq=seq,
+            id=turn.id,
+            tenant=turn.tenant,
+            episode=turn.episode,
+            group=turn.group,
+            oldest=turn.oldest,
+            numerics=turn.numerics,
+            ended_at=turn.ended_at,
+            hold=untrainable(turn, config.min_temperature),
+            context=context_of(turn, config.users),
+        )
+
+    @property
+    def unit(self) -> Unit:
+        """What goes into a batch with it."""
+        return ("episode", self.tenant, self.episode) if self.group is None else ("group", self.tenant, self.group)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenTurn:
+    """A turn whose reward is not known. `said` is in the order of the log; `ask_at` None: it was never asked about."""
+
+    facts: Facts
+    said: list[Said] = field(default_factory=list[Said])
+    delivered: bool = False
+    ask_at: float | None = None
+
+    @property
+    def proven(self) -> bool:
+        """True if somebody got the answer: its delivery is on record, or somebody said something about it."""
+        return self.delivered or bool(self.said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matured:
+    """A turn whose reward is known and whose outcome is open. `signals` are those that the reward rests on.
+
+    `silent`: nothing at all had been said about it when the reward was made.
+    """
+
+    facts: Facts
+    value: float
+    silent: bool
+    signals: tuple[str, ...]
+
+
+open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])
+"""Open turns as JSON's types, and back."""
+
+matured_turns: TypeAdapter[list[Matured]] = TypeAdapter(list[Matured])
+"""Matured turns as JSON's types, and back."""

@@ -1,0 +1,266 @@
+"""What the log says about every turn: a fold over its rows, in order, that a restart repeats exactly.
+
+Two things are kept apart. A turn's *reward* is what people thought of it. Its *outcome* is what became of it: trained on, or
+held back for a recorded reason. Every turn that a person was served and the policy ended gets a reward row or a quarantine row that
+says why not, the control arm included, because releases are judged by it; a turn that was cut short or drawn by an evaluation gets
+neither. Every turn gets exactly one outcome, and until then it is waiting.
+
+Nothing here reads a clock or the log: the rows alone decide. Only the open turns are held, and of the others as many ids as the
+config allows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import replace
+
+from ostinato.core.errors import Corrupt
+from ostinato.core.lineage import Lineage
+from ostinato.core.records import (
+    Alarm,
+    Batch,
+    Delivered,
+    Holdback,
+    Quarantine,
+    Reward,
+    Row,
+    Signal,
+    Turn,
+)
+from ostinato.core.seams import Cursor
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit.baseline import Baseline
+from ostinato.reward.ledger.alarms import FAILURES, Alarms
+from ostinato.reward.ledger.entries import Facts, Matured, OpenTurn, Unit, needs_reward
+from ostinato.reward.ledger.orphans import Orphans
+from ostinato.reward.ledger.settled import Fate, Settled
+from ostinato.reward.ledger.teaching import Teaching
+
+KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
+NO_SIGNAL = "no_signal"
+UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
+GROUPS = 10_000  # groups that were learned from, remembered so that none is parted
+LATE_GROUP = "late_group"
+
+
+def kind_of(reason: str) -> str:
+    """A reason as it is counted. Example: ``kind_of("no_signal: all 4 rewards are 0") == "no_signal"``"""
+    return reason.partition(": ")[0]
+
+
+class TurnLedger:
+    """The open turns and the baseline, as the rows seen so far leave them. `apply` rows in the order of the log.
+
+    `start` is the place in the log that the fold began after; above 0, rows may be about turns that it never saw.
+    """
+
+    def __init__(self, config: RewardConfig, start: Cursor = 0) -> None:
+        self.config = config
+        self.start = start
+        self.baseline = Baseline(config.baseline)
+        self.teaching = Teaching(self.baseline, config.discount)
+        self.lineage = Lineage()
+        self.last_step = 0
+        self.last_batch: Batch | None = None  # None also where only its step is known, after a start from a fold
+        self.time = 0.0  # the latest that a row named
+        self.open: dict[str, OpenTurn] = {}  # reward due, not yet in the log
+        self.touched: dict[str, None] = {}  # open turns with news since they were last asked about
+        self.matured: dict[str, Matured] = {}  # reward known, outcome open
+        self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
+        self.groups: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.settled = Settled(config.remember)
+        self.orphans = Orphans(most=config.max_orphans, most_bytes=config.orphan_bytes, seconds=config.orphan_s)
+        self.alarms = Alarms(config.coverage, start)
+        self.counts: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
+        self.quarantined: Counter[str] = Counter()
+        self._open_in: dict[Unit, dict[Cursor, None]] = {}  # trainable open turns
+
+    def apply(self, seq: Cursor, row: Row) -> None:
+        """Take in one row. Raises Corrupt if the log contradicts itself: a turn trained on twice, or without a reward."""
+        match row:
+            case Turn():
+                self._turn(seq, row)
+            case Delivered():
+                self._delivered(row)
+            case Signal():
+                self._signal(seq, row)
+            case Reward() | Quarantine():
+                self._decided(seq, row)
+            case Holdback():
+                self._holdback(row)
+            case Batch():
+                self._batch(row)
+            case Alarm():
+                self.alarms.apply(row)
+            case _:
+                pass
+
+    def first_open(self, unit: Unit) -> Cursor | None:
+        """The place in the log of a unit's first turn that waits for its reward and may be learned from; None if none does."""
+        return next(iter(self._open_in.get(unit, ())), None)
+
+    def watch(self, facts: Facts) -> None:
+        """Count an open turn into its unit."""
+        if facts.hold is None:
+            self._open_in.setdefault(facts.unit, {})[facts.seq] = None
+
+    # ------------------------------------------------------------ turns and what is said about them
+
+    def _turn(self, seq: Cursor, turn: Turn) -> None:
+        self._pass(turn.ended_at)
+        self.counts["ingested"] += 1
+        facts = Facts.of(seq, turn, self.config)
+        if facts.hold is None and turn.group is not None and (turn.tenant, turn.group) in self.groups:
+            facts = replace(facts, hold=LATE_GROUP)
+        if facts.hold is not None:
+            self.to_hold[turn.id] = facts.hold
+        said = self.orphans.claim(turn.tenant, turn.id)
+        if needs_reward(turn):
+            most = self.config.max_signals
+            self.counts["excess"] += len(said[most:])
+            self.open[turn.id] = OpenTurn(facts=facts, said=said[:most])
+            self.touched[turn.id] = None
+            self.watch(facts)
+        else:
+            self.counts["moot"] += len(said)
+            self.settled.put(turn.id, turn.tenant, Fate.MOOT)
+
+    def _delivered(self, row: Delivered) -> None:
+        self._pass(row.at)
+        for turn_id in row.turns:
+            entry = self.open.get(turn_id)
+            if entry is not None and not entry.delivered:
+                entry.delivered = True
+                self.touched[turn_id] = None
+
+    def _signal(self, seq: Cursor, signal: Signal) -> None:
+        self._pass(signal.received_at)
+        entry = self.open.get(signal.turn)
+        if entry is None:
+            self._signal_about_no_open_turn(seq, signal)
+        elif signal.tenant != entry.facts.tenant:
+            self.counts["foreign"] += 1
+        elif len(entry.said) >= self.config.max_signals:
+            self.counts["excess"] += 1
+        else:
+            entry.said.append((seq, signal.id, signal.retracts))
+            self.touched[signal.turn] = None
+
+    def _signal_about_no_open_turn(self, seq: Cursor, signal: Signal) -> None:
+        matured = self.matured.get(signal.turn)
+        known = (matured.facts.tenant, Fate.DECIDED) if matured else self.settled.get(signal.turn)
+        if known is None:
+            self.orphans.add(seq, signal, self.time)
+        elif False:
+            self.counts["foreign"] += 1
+        elif known[1] is Fate.MOOT:
+            self.counts["moot"] += 1
+        else:
+            self._late(matured, signal.retracts, trained=known[1] is Fate.TRAINED)
+
+    def _late(self, matured: Matured | None, retracts: str | None, *, trained: bool = False) -> None:
+        """Something was said after its turn was decided. What it takes back is not learned from, if that has not happened yet."""
+        self.counts["late"] += 1
+        self.counts["retracted"] += trained and retracts is not None
+        if matured is not None and retracts in matured.signals:
+            self.to_hold[matured.facts.id] = "retracted"
+
+    # ------------------------------------------------------------ what was decided
+
+    def _decided(self, seq: Cursor, row: Reward | Quarantine) -> None:
+        """The first row about a turn decides; another desk's is left alone."""
+        entry = self.open.pop(row.turn, None)
+        self.touched.pop(row.turn, None)
+        if entry is None:
+            return
+        facts, upto = entry.facts, row.upto or seq
+        heard = any(said[0] <= upto for said in entry.said)
+        self._forget_open(facts)
+        self.settled.put(facts.id, facts.tenant, Fate.DECIDED)
+        hold, matured = (
+            self._rewarded(row, facts, heard) if isinstance(row, Reward) else (self._quarantined(row, facts), None)
+        )
+        if kind_of(hold or "") not in (UNDELIVERED, GONE):
+            self.alarms.decided(facts.tenant, heard=heard)
+        if facts.hold is None and hold is not None:
+            self.to_hold[facts.id] = hold
+        elif facts.hold is None and matured is not None:
+            self.matured[facts.id] = matured
+        for _, _, retracts in (said for said in entry.said if said[0] > upto):
+            self._late(self.matured.get(facts.id), retracts)
+
+    def _rewarded(self, row: Reward, facts: Facts, heard: bool) -> tuple[str | None, Matured]:
+        self.counts["rewarded"] += 1
+        self.alarms.answered()
+        return self._unbelievable(row), Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals)
+
+    def _quarantined(self, row: Quarantine, facts: Facts) -> str:
+        self._pass(row.at)
+        self.quarantined[kind_of(row.reason)] += 1
+        if row.reason.startswith(FAILURES):
+            self.alarms.failed(f"{facts.id}: {row.reason}")
+        return row.reason
+
+    def _unbelievable(self, reward: Reward) -> str | None:
+        """Rewards that were written under a wider bound are not learned from."""
+        if abs(reward.value) <= self.config.max_abs:
+            return None
+        return f"reward_nonsense: {reward.value:g} is beyond reward.max_abs"
+
+    def _holdback(self, row: Holdback) -> None:
+        self._pass(row.at)
+        matured = self.matured.pop(row.turn, None)
+        due = self.to_hold.pop(row.turn, None)
+        entry = self.open.get(row.turn)
+        if entry is not None and entry.facts.hold is None:
+            self._forget_open(entry.facts)
+            entry.facts = replace(entry.facts, hold=row.reason)
+            due = row.reason
+        if matured is None and due is None:
+            return  # about a turn from before this fold
+        self.held[kind_of(row.reason)] += 1
+        if matured is not None:
+            self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
+            if kind_of(row.reason) == NO_SIGNAL:
+                self.teaching.flat(row, matured)
+
+    def _batch(self, batch: Batch) -> None:
+        self._pass(batch.at)
+        entries = [entry for turn_id in batch.turns if (entry := self._taken(batch, turn_id)) is not None]
+        self.teaching.batch(entries)
+        for entry in entries:
+            self.counts["trained"] += 1
+            self.to_hold.pop(entry.facts.id, None)
+            self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
+            if entry.facts.group is not None:
+                self.groups[entry.facts.tenant, entry.facts.group] = None
+        while len(self.groups) > GROUPS:
+            self.groups.popitem(last=False)
+        if batch.base is not None:
+            self.lineage = Lineage(first=batch.step, base=batch.base.number)
+        self.last_batch, self.last_step = batch, batch.step
+
+    def _taken(self, batch: Batch, turn_id: str) -> Matured | None:
+        """The entry of a turn that a batch takes; None for a turn from before this fold. Raises Corrupt."""
+        entry = self.matured.pop(turn_id, None)
+        if entry is not None:
+            return entry
+        known = self.settled.get(turn_id)
+        if turn_id in self.open or known is not None or not (self.start or self.settled.forgot):
+            state = "without a reward" if known is None else known[1].value
+            raise Corrupt(f"the log's batch {batch.step} holds turn {turn_id}, which is {state}; restore the log")
+        return None
+
+    def _forget_open(self, facts: Facts) -> None:
+        places = self._open_in.get(facts.unit)
+        if places is not None:
+            places.pop(facts.seq, None)
+            if not places:
+                del self._open_in[facts.unit]
+
+    def _pass(self, at: float) -> None:
+        """Time goes on, as the rows tell it."""
+        if at > self.time:
+            self.time = at
+            self.orphans.expire(at)

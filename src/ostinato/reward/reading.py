@@ -1,0 +1,88 @@
+"""The ledger kept up with the log: begun from its last saving, read on from there, saved again now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.core.records import identity
+from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger.ledger import KINDS, TurnLedger
+from ostinato.reward.ledger.saving import restored, snapshot
+
+NAME = "desk"
+
+
+class Reading:
+    """A ledger, and how far in the log it has come.
+
+    A saving is used only if the log still holds the row that it ended with, and all that came after: another log, or one that was
+    put back, is read anew, from the first row that it has.
+
+    Args:
+        log: what is read.
+        config: how it is understood.
+        folds: where the ledger is saved; None: nowhere.
+        plan: names whom the open turns' next questions are planned for. Under another plan all are asked anew.
+    """
+
+    def __init__(self, log: Log, config: RewardConfig, folds: Folds | None = None, plan: str = "") -> None:
+        self.ledger = TurnLedger(config)
+        self.cursor: Cursor = 0
+        self._log = log
+        self._folds = folds
+        self._config = config
+        self._plan = plan
+        self._started = False
+        self._last: list[Any] = []  # kind and identity of the row at the cursor
+        self._unsaved = 0
+
+    async def catch_up(self, *, saving: bool = True) -> None:
+        """Read what is new, and save now and then. Raises Corrupt, StorageFull."""
+        if not self._started:
+            await self._start()
+        async for seq, row in self._log.read(self.cursor, KINDS):
+            self.ledger.apply(seq, row)
+            self.cursor, self._last = seq, [type(row).__name__, *identity(row)]
+            self._unsaved += 1
+            if saving and self._unsaved >= self._config.fold_rows:
+                await self.save()
+
+    async def save(self) -> None:
+        """Keep the ledger as it is. Raises StorageFull; what was kept before stays."""
+        if self._folds is not None and self._unsaved:
+            state = {"ledger": snapshot(self.ledger), "last": self._last, "plan": self._plan}
+            await self._folds.save(NAME, self.cursor, state)
+            self._unsaved = 0
+
+    async def _start(self) -> None:
+        horizon = await self._log.horizon()
+        found = None if self._folds is None else await self._folds.load(NAME)
+        if found is None or not await self._continues(*found, horizon) or not self._restore(*found):
+            self.ledger, self.cursor = TurnLedger(self._config, horizon), horizon
+        self._started = True
+
+    async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
+        """True if the log goes on where this saving ended."""
+        if cursor <= horizon:
+            return cursor == horizon
+        found = await anext(aiter(self._log.read(cursor - 1, KINDS)), None)
+        if found is None:
+            return False
+        seq, row = found
+        return seq == cursor and [type(row).__name__, *identity(row)] == state.get("last")
+
+    def _restore(self, cursor: Cursor, state: Mapping[str, Any]) -> bool:
+        """Take a saving in. False if it is not of this version."""
+        try:
+            ledger = restored(state["ledger"], self._config)
+            last, plan = list(state["last"]), state["plan"]
+        except (KeyError, TypeError, ValueError):
+            ledger, last, plan = None, [], ""
+        if ledger is None:
+            return False
+        if plan != self._plan:
+            ledger.touched |= dict.fromkeys(ledger.open)
+        self.ledger, self.cursor, self._last = ledger, cursor, last
+        return True

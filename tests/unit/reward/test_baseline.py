@@ -1,0 +1,127 @@
+"""The baseline: it learns what can be known before a turn is sampled, and nothing else."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from ostinato.core.records import Finish, Turn
+from ostinato.reward.config import BaselineConfig
+from ostinato.reward.credit.baseline import Baseline, context_of
+from ostinato.testing.records import a_turn
+
+TURN = a_turn("r:0")
+
+
+def predict(baseline: Baseline, turn: Turn) -> float:
+    return baseline.predict(context_of(turn))
+
+
+def test_the_baseline_starts_at_zero_and_finds_the_users_mean():
+    baseline = Baseline()
+    assert predict(baseline, TURN) == 0.0
+    rng = np.random.default_rng(0)
+    for i in range(1500):
+        turn = replace(TURN, user=f"u{i % 10}", prompt_ids=tuple(rng.integers(0, 99, 20).tolist()))
+        baseline.observe(context_of(turn), float(rng.random() < (0.9 if i % 10 == 0 else 0.2)))
+    fresh = replace(TURN, prompt_ids=tuple(range(20)))
+    assert predict(baseline, replace(fresh, user="u0")) == pytest.approx(0.9, abs=0.1)
+    assert predict(baseline, replace(fresh, user="u1")) == pytest.approx(0.2, abs=0.1)
+    assert predict(baseline, replace(fresh, user="new")) == pytest.approx(0.27, abs=0.1)
+
+
+def test_the_baseline_follows_a_policy_that_improves():
+    baseline, rng = Baseline(), np.random.default_rng(1)
+    for i in range(6000):
+        turn = replace(TURN, user=f"u{i % 20}", prompt_ids=tuple(rng.integers(0, 99, 20).tolist()))
+        baseline.observe(context_of(turn), float(rng.random() < (0.2 if i < 3000 else 0.7)))
+    predictions = [predict(baseline, replace(TURN, user=f"u{i}", prompt_ids=tuple(range(20)))) for i in range(20)]
+    assert np.mean(predictions) == pytest.approx(0.7, abs=0.06)
+
+
+def test_the_baseline_sees_nothing_that_was_sampled():
+    baseline = Baseline()
+    for i in range(50):
+        baseline.observe(context_of(replace(TURN, user=f"u{i % 3}")), float(i % 2))
+    other = replace(
+        TURN, sampled_ids=(1,) * 9, logprobs=(-2.0,) * 9, text="other", finish=Finish.LENGTH, ended_at=99.0, id="z:1"
+    )
+    assert predict(baseline, other) == predict(baseline, TURN)
+
+
+def test_a_restored_baseline_predicts_the_same_bits():
+    baseline, rng = Baseline(BaselineConfig(max_keys=7)), np.random.default_rng(2)
+    turns = [replace(TURN, user=f"u{i % 11}", prompt_ids=(i % 5,), started_at=i * 977.0) for i in range(200)]
+    for turn in turns[:150]:
+        baseline.observe(context_of(turn), float(rng.random()))
+    twin = Baseline(BaselineConfig(max_keys=7))
+    twin.restore(json.loads(json.dumps(baseline.snapshot())))
+    for turn in turns[150:]:
+        assert predict(twin, turn) == predict(baseline, turn)
+        baseline.observe(context_of(turn), 0.5)
+        twin.observe(context_of(turn), 0.5)
+    assert twin.snapshot() == baseline.snapshot()
+    assert len(baseline.snapshot()["users"]) == 7
+
+
+def benchmark() -> ModuleType:
+    path = Path(__file__).parents[3] / "benchmarks" / "baseline.py"
+    spec = importlib.util.spec_from_file_location("benchmark_baseline", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_baseline_beats_the_batch_mean_on_a_simulated_population():
+    script = benchmark()
+    squares = script.measure(script.population(seed=11, batches=40))
+    assert squares["ours"] <= 0.85 * squares["batch mean"]
+    assert squares["oracle"] < squares["ours"] < squares["user mean"] < squares["batch mean"] < squares["none"]
+
+
+def test_one_tenants_users_and_prompts_say_nothing_about_anothers():
+    taught, fresh = Baseline(), Baseline()
+    for i in range(40):
+        for baseline in (taught, fresh):
+            baseline.observe(context_of(replace(TURN, tenant="acme", user=f"u{i % 8}", prompt_ids=(i,))), float(i % 2))
+        taught.observe(context_of(replace(TURN, tenant="acme", user="ann", prompt_ids=(5, 5))), 1.0)
+        fresh.observe(context_of(replace(TURN, tenant="acme", user="joe", prompt_ids=(6, 6))), 1.0)
+    ann = replace(TURN, tenant="rival", user="ann", prompt_ids=(5, 5))
+    assert predict(taught, ann) == predict(fresh, ann), "another tenant's ann, asking the same, is a stranger"
+    assert predict(taught, replace(ann, tenant="acme")) > predict(taught, ann) + 0.1
+
+
+# ---------------------------------------------------------------- what a later turn tells about an earlier one
+
+
+def expectation(newest_first: bool) -> tuple[float, float]:
+    """E[A d log pi] of a first turn whose two actions, a fair coin, only decide what the second turn is worth; and its true value.
+
+    The first turn earns nothing itself, so without credit for what follows its true gradient is 0. `newest_first`: the second turn
+    is learned from in an earlier batch than the first, as when the newest turns are taken and an episode may be split.
+    """
+    advantages: list[float] = []
+    for action in (0.0, 1.0):
+        baseline = Baseline()
+        for i in range(50):
+            baseline.observe(context_of(replace(TURN, user=f"u{i}", prompt_ids=(i, 3))), float(i % 2))
+        first, second = replace(TURN, prompt_ids=(1,)), replace(TURN, prompt_ids=(1, 7, 2))
+        if newest_first:
+            baseline.observe(context_of(second), action)
+        advantages.append(0.0 - predict(baseline, first))
+    return sum(0.5 * each * (action - 0.5) for each, action in zip(advantages, (0.0, 1.0), strict=True)), 0.0
+
+
+def test_a_baseline_taught_by_the_second_turn_bends_the_first_turns_gradient():
+    leaked, true = expectation(newest_first=True)
+    whole, _ = expectation(newest_first=False)
+    assert leaked < true - 0.01, "what the action led to has reached the baseline that it is measured against"
+    assert whole == true

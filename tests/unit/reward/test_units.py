@@ -1,0 +1,179 @@
+"""Episodes and groups go into batches whole, their credit is spread, and none starves."""
+
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.records import Arm, Batch, Holdback, Pending, PolicyVersion, Reward
+from ostinato.reward.accounting import recount
+from ostinato.reward.config import RewardConfig
+from ostinato.testing.records import a_delivery, a_signal
+
+V0 = PolicyVersion(number=0, hash="00")
+
+
+async def talk(log, turn, name: str, numbers, said: dict[int, str], **changes) -> list:
+    """Turns of one episode that were seen, and what was said about some."""
+    turns = [turn(i, episode=name, user=name, **changes) for i in numbers]
+    await log.append(*turns, a_delivery(*turns), *[a_signal(turn(i), verb) for i, verb in said.items()])
+    return turns
+
+
+def batches(log) -> list[set[str]]:
+    return [{turn.partition(":")[0] for turn in row.turns} for row in log.of(Batch)]
+
+
+async def test_an_episode_is_never_split_over_batches(log, now, open_desk, turn):
+    for first in range(0, 30, 3):
+        verb = "accepted" if first % 2 else "rejected"
+        await talk(log, turn, f"e{first}", range(first, first + 3), {first + 2: verb})
+    now.at = 41.0
+    desk = open_desk(log)
+    for step in (1, 2, 3):
+        assert await desk.batch(step, 8, V0)  # 8 is no multiple of 3: at least so many
+    assert [len(batch) for batch in batches(log)] == [9, 9, 9]
+    for batch in batches(log):
+        numbers = sorted(int(name[1:]) for name in batch)
+        assert [n // 3 for n in numbers] == sorted([n // 3 for n in numbers[::3]] * 3)
+    assert batches(log)[0] == {f"t{i}" for i in range(21, 30)}, "the newest first"
+
+
+async def test_a_terminal_reward_reaches_the_earlier_turns_of_its_episode(log, now, open_desk, turn):
+    await talk(log, turn, "good", range(3), {2: "accepted"})
+    await talk(log, turn, "bad", range(10, 13), {12: "rejected"})
+    now.at = 41.0
+    made = await open_desk(log).batch(1, 6, V0)
+    assert made is not None
+    first, second, third, *bad = [sample.advantages[0] for sample in made.samples]
+    assert (first / third, second / third) == pytest.approx((0.81, 0.9))
+    assert third > 0
+    assert max(bad) < 0
+    assert [sample.reward for sample in made.samples] == [0.0, 0.0, 0.75, 0.0, 0.0, -0.25]
+    assert [sample.weight for sample in made.samples] == pytest.approx([1 / 3] * 6)
+
+
+async def test_an_episode_waits_for_its_open_turns_and_then_goes_as_a_whole(log, now, open_desk, turn):
+    await talk(log, turn, "e", [0, 1], {1: "accepted"})
+    await talk(log, turn, "other", [5], {5: "rejected"})
+    now.at = 39.0
+    await talk(log, turn, "e", [2], {}, ended_at=38.0)
+    desk = open_desk(log)
+    now.at = 60.0
+    assert await desk.batch(1, 4, V0) is None, "the first two are decided, the third is not"
+    assert len(log.of(Reward)) == 3
+    now.at = 69.0
+    assert await desk.batch(1, 4, V0)
+    assert batches(log) == [{"t0", "t1", "t2", "t5"}]
+
+
+async def test_an_episode_that_goes_on_is_taken_in_parts_from_its_beginning(log, now, open_desk, turn):
+    config = RewardConfig(episode_wait_s=100.0, user_cap=1.0)
+    desk = open_desk(log, config=config)
+    await talk(log, turn, "other", [900], {900: "rejected"}, ended_at=300.0)
+    taken: list[set[str]] = []
+    for i in range(60):  # a turn every ten seconds, without end
+        await talk(log, turn, "e", [i], {i: "accepted"} if i % 2 else {}, ended_at=10.0 * i)
+        now.at = 10.0 * i + 1.0
+        made = await desk.batch(desk.last_step + 1, 5, V0)
+        if made:
+            taken.append({each.partition(":")[0] for each in made.row.turns} - {"t900"})
+    assert len(taken) >= 4
+    parts = [sorted(int(name[1:]) for name in part) for part in taken]
+    flat = [number for part in parts for number in part]
+    assert flat == list(range(len(flat))), "in order, without a gap, each once"
+
+
+async def test_a_very_long_episode_is_parted(log, now, open_desk, turn):
+    await talk(log, turn, "e", range(100), {i: "accepted" if i % 3 else "rejected" for i in range(100)})
+    now.at = 99.0
+    desk = open_desk(log, config=RewardConfig(episode_turns=40))
+    sizes = [len((await desk.batch(step, 10, V0)).row.turns) for step in (1, 2, 3)]
+    assert sizes == [40, 40, 20]
+    assert batches(log)[0] == {f"t{i}" for i in range(40)}
+
+
+async def test_a_turn_that_is_held_back_does_not_hold_up_its_episode(log, now, open_desk, turn):
+    now.at = 35.0
+    await talk(log, turn, "e", [0], {0: "accepted"})
+    await log.append(turn(1, episode="e", arm=Arm.CONTROL, ended_at=34.0))  # reward open, outcome known
+    await talk(log, turn, "f", [5], {5: "rejected"})
+    now.at = 41.0
+    assert await open_desk(log).batch(1, 2, V0)
+    assert batches(log) == [{"t0", "t5"}]
+
+
+async def test_episodes_of_one_name_with_two_tenants_are_apart(log, now, open_desk, turn):
+    await talk(log, turn, "e", [0], {}, tenant="acme")
+    await log.append(a_signal(turn(0, tenant="acme")))
+    now.at = 35.0
+    await talk(log, turn, "e", [1], {}, tenant="rival", ended_at=34.0)  # open
+    now.at = 41.0
+    desk = open_desk(log)
+    await desk.poll()
+    assert [each.id for each in await desk.ready(0, 1)] == ["t0:0"]
+
+
+# ---------------------------------------------------------------- groups
+
+
+async def rollouts(log, turn, group: str, numbers, ended_at: float) -> None:
+    for i in numbers:
+        await talk(log, turn, f"{group}-{i}", [i], {}, group=group, ended_at=ended_at)
+        await log.append(a_signal(turn(i), "accepted" if i % 2 else "rejected", at=ended_at))
+
+
+async def test_a_group_is_never_split_and_waits_until_no_member_is_open(log, now, open_desk, turn):
+    desk = open_desk(log, config=RewardConfig(group_wait_s=60.0))
+    await rollouts(log, turn, "g", range(4), ended_at=10.0)
+    now.at = 60.0
+    assert await desk.batch(1, 2, V0) is None, "decided, but another member may yet come"
+    await rollouts(log, turn, "g", range(4, 8), ended_at=60.0)
+    now.at = 80.0
+    assert await desk.batch(1, 2, V0) is None
+    now.at = 121.0
+    made = await desk.batch(1, 2, V0)
+    assert made is not None
+    assert batches(log) == [{f"t{i}" for i in range(8)}], "all eight, though two would do"
+    assert {sample.weight for sample in made.samples} == {1.0}, "each rollout is an episode"
+
+
+async def test_a_member_that_comes_after_its_group_was_learned_from_is_held_back(log, now, open_desk, turn):
+    desk = open_desk(log)
+    await rollouts(log, turn, "g", range(4), ended_at=10.0)
+    now.at = 99.0
+    assert await desk.batch(1, 2, V0)
+    await rollouts(log, turn, "g", [9], ended_at=98.0)
+    await rollouts(log, turn, "h", [11], ended_at=98.0)
+    now.at = 300.0
+    await desk.poll()
+    assert log.reasons(Holdback) == {"t9:0": "late_group"}
+    assert [each.id for each in await desk.ready(1, 1)] == ["t11:0"]
+    assert (await recount(log)).balanced
+
+
+async def test_nothing_starves(log, now, open_desk, turn):
+    """Turns of every kind, some pending for long: in the end each was trained on or held back."""
+
+    def slow(turn, signals, now):
+        number = int(turn.id[1:].partition(":")[0])
+        until = turn.ended_at + (500.0 if number % 7 == 0 else 5.0)
+        value = 1.0 if number % 2 else -1.0
+        return (
+            Reward(turn=turn.id, value=value, function="s@1", signals=(), at=until)
+            if now >= until
+            else Pending(until=until)
+        )
+
+    config = RewardConfig(max_staleness=10**6, episode_wait_s=50.0, user_cap=1.0)
+    desk = open_desk(log, fn=slow, config=config)
+    for i in range(200):
+        each = turn(i, episode=f"e{i // 9}", ended_at=10.0 * i, group="g" if i in (50, 60, 70) else None)
+        await log.append(each, replace(a_delivery(each), at=10.0 * i))
+        now.at = 10.0 * i + 1
+        await desk.batch(desk.last_step + 1, 6, V0)
+    now.at += 10_000.0
+    while await desk.batch(desk.last_step + 1, 1, V0):
+        pass
+    found = await recount(log)
+    assert (found.waiting, found.trained) == (0, 200)
+    assert found.balanced

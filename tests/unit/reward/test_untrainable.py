@@ -1,0 +1,76 @@
+"""Why some turns cannot teach, with exact expectations over a small vocabulary."""
+
+import numpy as np
+import pytest
+
+from ostinato.core.records import Holdback, PolicyVersion, Sampling
+from ostinato.reward.config import RewardConfig
+from ostinato.testing.records import a_signal
+
+LOGITS_V = np.linspace(1.0, -1.0, 8)
+V0 = PolicyVersion(number=0, hash="00")
+
+
+def softmax(logits_V: np.ndarray) -> np.ndarray:
+    p = np.exp(logits_V - logits_V.max())
+    return p / p.sum()
+
+
+def nucleus(p_V: np.ndarray, top_p: float) -> np.ndarray:
+    """What is drawn from with top_p: the fewest likeliest tokens whose mass reaches it, renormalised."""
+    order = np.argsort(-p_V)
+    size = int(np.searchsorted(np.cumsum(p_V[order]), top_p)) + 1
+    q_V = np.zeros_like(p_V)
+    q_V[order[:size]] = p_V[order[:size]]
+    return q_V / q_V.sum()
+
+
+def expected_gradient(drawn_V: np.ndarray, recorded_V: np.ndarray, advantage: float, temperature: float = 1.0):
+    """E[w A d log pi / d logits] for tokens drawn from `drawn_V`, with the weight pi / recorded."""
+    p_V = softmax(LOGITS_V / temperature)
+    scores_VV = (np.eye(len(p_V)) - p_V) / temperature  # row a: d log pi(a) / d logits
+    return (drawn_V * (p_V / recorded_V) * advantage) @ scores_VV
+
+
+def test_praise_for_everything_moves_the_policy_if_tokens_were_drawn_from_the_nucleus():
+    p_V = softmax(LOGITS_V)
+    whole = expected_gradient(p_V, p_V, 1.0)
+    assert np.linalg.norm(whole) < 1e-15, "a constant advantage has no gradient where the record is right"
+    cut = expected_gradient(nucleus(p_V, 0.8), p_V, 1.0)
+    assert np.linalg.norm(cut) > 0.1, "the record is of the whole distribution"
+
+
+@pytest.mark.parametrize(("top_p", "trained"), [(1.0, 2), (0.8, 0), (0.999, 0)])
+async def test_no_such_turn_reaches_a_batch(log, now, open_desk, turn, top_p: float, trained: int):
+    sampling = Sampling(max_tokens=8, top_p=top_p)
+    turns = [turn(0, sampling=sampling), turn(1, sampling=sampling)]
+    await log.append(*turns, a_signal(turns[0]), a_signal(turns[1], "rejected"))
+    now.at = 99.0
+    desk = open_desk(log)
+    made = await desk.batch(1, 2, V0)
+    samples = made.samples if made else ()
+    assert len(samples) == trained
+    p_V = softmax(LOGITS_V)
+    gradient = sum(expected_gradient(nucleus(p_V, s.turn.sampling.top_p), p_V, 1.0) for s in samples) + np.zeros(8)
+    assert np.linalg.norm(gradient) < 1e-14
+    assert set(log.reasons(Holdback).values()) == (set() if trained else {"top_p"})
+
+
+def worst_score(temperature: float) -> float:
+    """The largest d log pi / d logits of any token."""
+    p_V = softmax(LOGITS_V / temperature)
+    return max(np.linalg.norm((np.eye(8)[a] - p_V) / temperature) for a in range(8))
+
+
+def test_a_cold_turns_gradient_grows_as_one_over_its_temperature():
+    assert worst_score(0.1) / worst_score(1.0) > 10.0
+    assert worst_score(0.01) / worst_score(1.0) > 100.0
+    lowest = RewardConfig().min_temperature
+    assert worst_score(lowest) <= np.sqrt(2) / lowest < 15.0, "no token weighs more than this"
+
+
+@pytest.mark.parametrize(("temperature", "reason"), [(0.0, "greedy"), (0.09, "cold"), (0.1, None), (1.0, None)])
+async def test_cold_turns_are_held_back(log, now, open_desk, turn, temperature: float, reason: str | None):
+    await log.append(turn(0, sampling=Sampling(max_tokens=8, temperature=temperature)))
+    await open_desk(log).poll()
+    assert log.reasons(Holdback).get("t0:0") == reason
