@@ -6,8 +6,8 @@ import torch
 from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend
 from ostinato.testing import sweeps
-from ostinato.train.packing import TokenTurn, pack
-from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.batch.packing import TokenTurn, pack
+from ostinato.train.gradients.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
 DTYPES = [torch.float32, torch.bfloat16]

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.train.packing import Packed, TokenTurn, blocks, microbatches, pack
-from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.batch.packing import Packed, TokenTurn, blocks, microbatches, pack
+from ostinato.train.gradients.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
 # two token ids make shared prefixes, and turns that are prefixes of others, common

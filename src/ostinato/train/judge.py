@@ -18,7 +18,7 @@ from torch import Tensor
 from ostinato.core.errors import BadWeights, NoSignal
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import drift, effective_share, k1, k3
-from ostinato.train.microbatch import Microbatch
+from ostinato.train.batch.microbatch import Microbatch
 
 
 def judge(

@@ -35,10 +35,10 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.judge import judge
 from ostinato.train.losses import policy_loss, sequence_mask, token_logprobs
 from ostinato.train.masters import Masters
-from ostinato.train.microbatch import Microbatch, make_microbatches, temperatures, token_turns
-from ostinato.train.packing import Packed, microbatches, pack
-from ostinato.train.replay import Experts
-from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.batch.microbatch import Microbatch, make_microbatches, temperatures, token_turns
+from ostinato.train.batch.packing import Packed, microbatches, pack
+from ostinato.train.batch.replay import Experts
+from ostinato.train.gradients.tree_attention import TreeAttention
 
 _LOG = logging.getLogger(__name__)
 _GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percent

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostinato.train.packing import TokenTurn, microbatches, pack
+from ostinato.train.batch.packing import TokenTurn, microbatches, pack
 
 
 def test_the_documented_example():

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import Sample
-from ostinato.train.packing import Packed, TokenTurn, microbatches, pack
-from ostinato.train.replay import Routes
-from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
+from ostinato.train.batch.replay import Routes
+from ostinato.train.gradients.tree_attention import TreeAttention
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ostinato.model.paged import Blocks, Entry, Places, Reads
-from ostinato.train.packing import Bucket, Ints, Packed, blocks, runs
+from ostinato.train.batch.packing import Bucket, Ints, Packed, blocks, runs
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""

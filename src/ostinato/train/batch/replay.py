@@ -21,7 +21,7 @@ from ostinato.core.errors import BadRoutes
 from ostinato.core.records import Turn
 from ostinato.model.routing import Routing
 from ostinato.train.config import TrainConfig
-from ostinato.train.packing import Packed
+from ostinato.train.batch.packing import Packed
 
 _LOG = logging.getLogger(__name__)
 Ids = NDArray[np.integer]
