@@ -33,7 +33,7 @@ def engine_contract(config: Config) -> Contract:
 
 def trainer_contract(config: Config) -> Contract:
     """The numerics contract of the training worker: the engine's, unless its dtype is another or its threads give other bits."""
-    from ostinato.train.trainer import compute_dtype
+    from ostinato.train.policy import compute_dtype
 
     return _contract(config, compute_dtype(config.train.compute), threads=config.train.threads)
 

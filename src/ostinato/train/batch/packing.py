@@ -1,7 +1,7 @@
 """Packing: the turns of a micro-batch as one token tree, so that a prefix that turns share is computed once.
 
-Data flow: samples -> `plan` (micro-batches under a token budget) -> `pack` (ids, positions, subtree ends) -> `blocks` (which
-keys each run of queries reads) -> `tree_attention`. Pure numpy: no torch, no IO.
+Data flow: turns -> `microbatches` (which of them are computed together) -> `pack` (ids, positions, subtree ends) -> the tree
+attention. Pure numpy: no torch, no IO.
 
 The tree is a trie over each turn's path, which is its prompt and all sampled tokens but the last (nothing is predicted from that
 one). Tokens lie in depth-first order, so a single array describes all of the attention: token j is an ancestor of token i, or i
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,32 +72,49 @@ class Packed:
         return self.unpacked - self.tokens
 
 
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    for depth, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return depth
-    return min(len(one), len(other))
-
-
-def microbatches(turns: Sequence[TokenTurn], budget: int) -> list[list[int]]:
-    """Cut turns into micro-batches of at most `budget` packed tokens; returns the turns' indices.
-
-    Turns are taken in lexicographic order of their paths, which puts shared prefixes side by side and makes the result the same
-    for every order of arrival of distinct turns. A turn longer than the budget stands alone.
+def _ordered(turns: Sequence[TokenTurn]) -> tuple[list[int], list[Ints], list[int]]:
+    """The turns' indices in lexicographic order of their paths, which puts shared prefixes side by side; the paths in that order;
+    and how many tokens each shares with the one before it.
     """
-    order = sorted(range(len(turns)), key=lambda index: turns[index].path)
+    paths = [np.array(turn.path, ">u4") for turn in turns]
+    keys = [path.tobytes() for path in paths]  # big-endian: bytes compare as the numbers do
+    order = sorted(range(len(turns)), key=lambda index: keys[index])
+    paths = [paths[index] for index in order]
+    depths = [0] * min(1, len(turns)) + [_shared(one, other) for one, other in pairwise(paths)]
+    return order, paths, depths
+
+
+def _shared(one: Ints, other: Ints) -> int:
+    """Length of the common prefix."""
+    length = min(len(one), len(other))
+    differs = one[:length] != other[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def microbatches(
+    turns: Sequence[TokenTurn], budget: int, *, largest: int = 1 << 15, waste: float = 0.09
+) -> list[list[int]]:
+    """Cut turns into micro-batches of about `budget` packed tokens; returns the turns' indices.
+
+    Whatever stands after a cut computes the prefix that it shares with what stands before it again. So a micro-batch goes on beyond
+    the budget while a cut would cost more than `waste` times what it has computed, and beyond `largest` while it would cost more than
+    half of that. All micro-batches together are then at most 1 / (1 - waste) times the whole tree, if `largest` is never reached:
+    an episode is never cut, its turns contain each other; neither are the samples of one long prompt before they outweigh it.
+    No micro-batch is larger than `largest`, twice its longest shared prefix, or its longest turn.
+
+    The result is the same for every order of arrival of distinct turns.
+    """
+    order, paths, depths = _ordered(turns)
     batches: list[list[int]] = []
-    previous: tuple[int, ...] = ()
     used = 0
-    for index in order:
-        path = turns[index].path
-        new = len(path) - shared(previous, path)
-        if not batches or used + new > budget:
+    for index, path, depth in zip(order, paths, depths, strict=True):
+        grown = used + len(path) - depth
+        bearable = (waste if grown <= largest else 0.5) * used
+        if not batches or (grown > budget and depth <= bearable):
             batches.append([])
-            used, new = 0, len(path)
+            grown = len(path)
         batches[-1].append(index)
-        used, previous = used + new, path
+        used = grown
     return batches
 
 
@@ -104,118 +122,25 @@ def pack(turns: Sequence[TokenTurn]) -> Packed:
     """Build the token tree of one micro-batch. Raises ValueError if there is no turn."""
     if not turns:
         raise ValueError("cannot pack an empty micro-batch")
-    ids: list[int] = []
-    positions: list[int] = []
-    ends: list[int] = []
-    branch: list[int] = []  # the tokens of the last path, from the root
-    rows: list[list[int]] = [[] for _ in turns]
-    previous: tuple[int, ...] = ()
-    for index in sorted(range(len(turns)), key=lambda index: turns[index].path):
-        path = turns[index].path
-        depth = shared(previous, path)
-        for token in branch[depth:]:
-            ends[token] = len(ids)
-        del branch[depth:]
-        branch.extend(range(len(ids), len(ids) + len(path) - depth))
-        ids.extend(path[depth:])
-        positions.extend(range(depth, len(path)))
-        ends.extend([0] * (len(path) - depth))
-        rows[index] = branch[len(turns[index].prompt) - 1 :]
-        previous = path
-    for token in branch:
-        ends[token] = len(ids)
+    order, paths, depths = _ordered(turns)
+    sizes = [len(path) - depth for path, depth in zip(paths, depths, strict=True)]
+    ends_N = np.empty(sum(sizes), np.int64)
+    branch = np.empty(max(map(len, paths)), np.int64)  # the tokens of the last path, from the root
+    length = count = 0
+    rows: list[Ints] = [branch] * len(turns)
+    for index, path, depth in zip(order, paths, depths, strict=True):
+        ends_N[branch[depth:length]] = count
+        length = len(path)
+        branch[depth:length] = np.arange(count, count + length - depth)
+        count += length - depth
+        rows[index] = branch[len(turns[index].prompt) - 1 : length].copy()
+    ends_N[branch[:length]] = count
     return Packed(
-        ids_N=np.array(ids, np.int64),
-        positions_N=np.array(positions, np.int64),
-        ends_N=np.array(ends, np.int64),
-        rows_M=np.concatenate([np.array(row, np.int64) for row in rows]),
+        ids_N=np.concatenate([path[depth:] for path, depth in zip(paths, depths, strict=True)]).astype(np.int64),
+        positions_N=np.concatenate([np.arange(depth, len(path)) for path, depth in zip(paths, depths, strict=True)]),
+        ends_N=ends_N,
+        rows_M=np.concatenate(rows),
         targets_M=np.concatenate([np.array(turn.sampled, np.int64) for turn in turns]),
         turns_M=np.repeat(np.arange(len(turns), dtype=np.int64), [len(turn.sampled) for turn in turns]),
-        unpacked=sum(len(turn.path) for turn in turns),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Tokens [first, first + count) of the tree, each the next one's parent, at positions `position`, `position` + 1, ...
-
-    `path` holds the tree's tokens at positions 0 to `position` + count - 1: the run's ancestors and itself.
-    """
-
-    first: int
-    position: int
-    path: Ints
-
-    @property
-    def count(self) -> int:
-        """Tokens of the run."""
-        return len(self.path) - self.position
-
-
-def runs(packed: Packed) -> list[Run]:
-    """Cut the tree into its unbranched stretches, in order: a new one begins wherever a token is not its predecessor's child."""
-    starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)
-    found: list[Run] = []
-    for a, b in zip(starts.tolist(), [*starts[1:].tolist(), packed.tokens], strict=True):
-        path = np.concatenate([np.flatnonzero(packed.ends_N[:a] > a), np.arange(a, b)])
-        found.append(Run(first=a, position=int(packed.positions_N[a]), path=path))
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """B blocks of `Q` queries each that read about as many keys: padded to K keys.
-
-    `queries_BQ` and `keys_BK` index the N tokens; `allowed_BQK` says which key a query reads. A padded key repeats the block's
-    first token and is never allowed; a padded query repeats it too, and `real_BQ` is False there.
-    """
-
-    queries_BQ: Ints
-    keys_BK: Ints
-    allowed_BQK: NDArray[np.bool_]
-    real_BQ: NDArray[np.bool_]
-
-
-def blocks(ends_N: Ints, *, queries: int = 64, waste: float = 0.25, cells: int = 1 << 21) -> list[Bucket]:
-    """Cut the tree into runs of `queries` tokens; each reads its first token's ancestors and itself.
-
-    In depth-first order an ancestor of any token of the run [a, b) that lies before a is an ancestor of a, so these keys
-    are all that the run can need. Runs are grouped by key count so that padding adds at most `waste`, and a group has at most
-    `cells` query-key pairs (one run excepted), which bounds memory.
-    """
-    N = len(ends_N)
-    runs = [(start, min(start + queries, N)) for start in range(0, N, queries)]
-    keys = [np.concatenate([np.flatnonzero(ends_N[:a] > a), np.arange(a, b)]) for a, b in runs]
-    buckets: list[list[int]] = []
-    for run in sorted(range(len(runs)), key=lambda run: (-len(keys[run]), run)):
-        widest = len(keys[buckets[-1][0]]) if buckets else 0
-        fits = (
-            len(keys[run]) * (1 + waste) >= widest and (len(buckets[-1]) + 1) * queries * widest <= cells
-            if buckets
-            else False
-        )
-        if fits:
-            buckets[-1].append(run)
-        else:
-            buckets.append([run])
-    return [
-        _bucket(ends_N, [runs[run] for run in bucket], [keys[run] for run in bucket], queries) for bucket in buckets
-    ]
-
-
-def _bucket(ends_N: Ints, runs: list[tuple[int, int]], keys: list[Ints], queries: int) -> Bucket:
-    width = max(len(key) for key in keys)
-    starts_B = np.array([start for start, _ in runs], np.int64)
-    lengths_B = np.array([stop - start for start, stop in runs], np.int64)
-    queries_BQ = starts_B[:, None] + np.arange(queries)[None]
-    real_BQ = np.arange(queries)[None] < lengths_B[:, None]
-    queries_BQ = np.where(real_BQ, queries_BQ, starts_B[:, None])
-    keys_BK = np.stack([np.concatenate([key, np.full(width - len(key), key[-1])]) for key in keys])
-    present_BK = np.arange(width)[None] < np.array([len(key) for key in keys])[:, None]
-    allowed_BQK = (keys_BK[:, None] <= queries_BQ[:, :, None]) & (queries_BQ[:, :, None] < ends_N[keys_BK][:, None])
-    return Bucket(
-        queries_BQ=queries_BQ,
-        keys_BK=keys_BK,
-        allowed_BQK=allowed_BQK & present_BK[:, None],
-        real_BQ=real_BQ,
+        unpacked=sum(map(len, paths)),
     )

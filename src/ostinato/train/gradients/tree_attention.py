@@ -1,190 +1,171 @@
 """Attention over a packed token tree: the `Attend` that the trainer hands to the model.
 
-The forward pass lays the tree out in blocks and calls the kernel that the engine calls, so its bits are the engine's. The backward pass
-is torch: each run of queries gathers the keys it may read, the runs of a bucket are one batched matrix product, and key
-gradients, which add up over every run below a shared prefix, are summed in fp32.
+The forward pass lays the tree out in blocks and calls the kernel that the engine calls, so its bits are the engine's. The backward
+pass goes through the same blocks again. Memory is a few numbers per token: nothing as large as queries x keys is ever held.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ostinato.model.paged import Blocks, Entry, Places, Reads
-from ostinato.train.batch.packing import Bucket, Ints, Packed, blocks, runs
+from ostinato.model.kernels.attention_gradient import attention_gradient, gather, queries_per_tile, spread_out
+from ostinato.model.paged import Blocks, Entry, Places, Reads, array
+from ostinato.model.threads import split
+from ostinato.train.batch.packing import Ints, Packed
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""
+_PARTS = (
+    2  # of the tiles; each adds to keys' gradients of its own, so that the sum is the same for every number of threads
+)
 
 
-class _Layout:
-    """One bucket as torch indices. B blocks, Q queries, K keys each."""
-
-    __slots__ = ("bias_BQK", "distance_BQK", "keys", "padded", "places", "queries", "real", "shape")
-
-    def __init__(self, bucket: Bucket, positions_N: Ints, device: torch.device) -> None:
-        self.shape = bucket.allowed_BQK.shape
-        self.queries = torch.from_numpy(bucket.queries_BQ).flatten().to(device)
-        self.keys = torch.from_numpy(bucket.keys_BK).flatten().to(device)
-        self.real = torch.from_numpy(bucket.real_BQ).flatten().nonzero().flatten().to(device)
-        self.padded = (~torch.from_numpy(bucket.real_BQ)).nonzero().to(device)
-        self.places = self.queries[self.real]
-        allowed = torch.from_numpy(bucket.allowed_BQK).to(device)
-        self.distance_BQK = torch.from_numpy(
-            (positions_N[bucket.queries_BQ][:, :, None] - positions_N[bucket.keys_BK][:, None]).astype(np.int32)
-        ).to(device)
-        self.bias_BQK = torch.zeros(self.shape, device=device).masked_fill_(~allowed, float("-inf"))
-
-
-class _Paged:
-    """The tree laid out in the kernel's blocks: full blocks of a shared prefix stand once, the block at a branch once per branch."""
-
-    __slots__ = ("blocks", "places", "reads")
-
-    def __init__(self, packed: Packed) -> None:
-        entries: list[Entry] = []
-        known: dict[int, int] = {}  # last token of a full block -> the block: its ancestors are the rest of it
-        tokens: list[Ints] = []
-        blocks: list[Ints] = []
-        offsets: list[Ints] = []
-        used = 0
-        for run in runs(packed):
-            table: list[int] = []
-            for start in range(0, len(run.path), BLOCK):
-                inside = run.path[start : start + BLOCK]
-                block = known.get(int(inside[-1])) if len(inside) == BLOCK else None
-                if block is None:
-                    block, used = used, used + 1
-                    tokens.append(inside)
-                    blocks.append(np.full(len(inside), block))
-                    offsets.append(np.arange(len(inside)))
-                    if len(inside) == BLOCK:
-                        known[int(inside[-1])] = block
-                table.append(block)
-            entries.append(Entry(start=run.position, end=len(run.path), blocks=table))
-        self.blocks = used
-        self.places = Places(np.concatenate(tokens), np.concatenate(blocks), np.concatenate(offsets))
-        self.reads = Reads(entries, BLOCK)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
-        """[N, H, D] and the log-sum-exp [N, H]."""
-        held = Blocks(self.blocks, k.shape[1], BLOCK, k.shape[2], k.dtype)
-        held.write(k, v, self.places)
-        return self.reads.attend(q, held, scale, window)
+def _nothing() -> None: ...
 
 
 class TreeAttention:
     """Callable as the model's `attend`: ``(layer, q[N,H,D], k[N,KV,D], v[N,KV,D], scale, window) -> [N,H,D]``, under autograd.
 
+    `on_layer` is called before each layer, in the forward and in the backward pass; what it raises ends the pass.
+
     Example: ``hidden(model, ids_N, positions_N, TreeAttention(packed))``.
     """
 
-    def __init__(self, packed: Packed, *, queries: int = 64, device: torch.device | None = None) -> None:
-        self.paged = _Paged(packed)
-        self._make = partial(_layouts, packed, queries, device or torch.device("cpu"))
-        self._layouts: list[_Layout] = []
-
-    @property
-    def layouts(self) -> list[_Layout]:
-        """What the backward pass needs; made when it first asks."""
-        self._layouts = self._layouts or self._make()
-        return self._layouts
-
-    def forget(self) -> None:
-        """Give back the memory that a backward pass took: 8 bytes per query and key, and its indices. The next one makes it again."""
-        self._layouts = []
+    def __init__(self, packed: Packed, *, on_layer: Callable[[], None] = _nothing) -> None:
+        self.layout = Layout(packed)
+        self._on_layer = on_layer
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """The same for every layer; `layer` is part of the seam and not used."""
         del layer
-        result: Tensor = _Tree.apply(q, k, v, scale, window, self)  # pyright: ignore[reportAssignmentType]
+        self._on_layer()
+        result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self._on_layer)  # pyright: ignore[reportAssignmentType]
         return result
 
     __call__ = attend
 
 
-def _layouts(packed: Packed, queries: int, device: torch.device) -> list[_Layout]:
-    return [_Layout(bucket, packed.positions_N, device) for bucket in blocks(packed.ends_N, queries=queries)]
+class Layout:
+    """The tree in blocks: full blocks of a shared prefix stand once, the block at a branch once per branch.
 
+    `positions_N`, and `where_N`: where in `table` the blocks of each token's path begin. Grows with the tokens, and by one number
+    per branch and block of its path.
+    """
 
-def _queries(x: Tensor, layout: _Layout, kv: int) -> Tensor:
-    """[N,H,D] -> [B*KV, G*Q, D]: the G query heads of a key head become rows, which makes the products larger."""
-    B, Q, _ = layout.shape
-    _, H, D = x.shape
-    return x[layout.queries].view(B, Q, kv, H // kv, D).permute(0, 2, 3, 1, 4).reshape(B * kv, H // kv * Q, D)
+    def __init__(self, packed: Packed) -> None:
+        starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)  # unbranched stretches
+        stops = np.append(starts[1:], packed.tokens)
+        branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the present path, from the root
+        table: list[int] = []  # its blocks
+        places: list[tuple[Ints, int]] = []
+        self._entries: list[Entry] = []
+        for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
+            position = int(packed.positions_N[a])
+            end = position + b - a
+            branch[position:end] = np.arange(a, b)
+            del table[position // BLOCK :]
+            for start in range(position // BLOCK * BLOCK, end, BLOCK):
+                table.append(len(places))
+                places.append((branch[start : min(start + BLOCK, end)].copy(), len(places)))
+            self._entries.append(Entry(start=position, end=end, blocks=tuple(table)))
+        sizes = [len(tokens) for tokens, _ in places]
+        self.blocks = len(places)
+        self.places = Places(
+            np.concatenate([tokens for tokens, _ in places]),
+            np.repeat(np.arange(self.blocks), sizes),
+            np.concatenate([np.arange(size) for size in sizes]),
+        )
+        self.positions_N = packed.positions_N
+        tables = [len(entry.blocks) for entry in self._entries]
+        self.where_N = np.repeat(np.cumsum(tables) - tables, stops - starts)
+        self.table = np.array([block for entry in self._entries for block in entry.blocks], np.int64)
+        self._reads = Reads(self._entries, BLOCK)
 
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
+        """[N, H, D] and the log-sum-exp [N, H]."""
+        held = Blocks(self.blocks, k.shape[1], BLOCK, k.shape[2], k.dtype)
+        held.write(k, v, self.places)
+        return self._reads.attend(q, held, scale, window)
 
-def _keys(x: Tensor, layout: _Layout) -> Tensor:
-    """[N,KV,D] -> [B*KV, K, D]."""
-    B, _, K = layout.shape
-    _, kv, D = x.shape
-    return x[layout.keys].view(B, K, kv, D).transpose(1, 2).reshape(B * kv, K, D)
+    def tiles(self, queries: int) -> Ints:
+        """[T, 2]: (first query, how many) of runs of at most `queries` neighbours on one path."""
+        found: list[tuple[int, int]] = []
+        first = 0
+        for entry in self._entries:
+            size = entry.end - entry.start
+            found += [(first + at, min(queries, size - at)) for at in range(0, size, queries)]
+            first += size
+        return np.array(found, np.int64)
 
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, grads: tuple[Tensor, Tensor], scale: float, window: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v; `grads` are the output's gradient [N, H, D] and its inner product with the output [N, H]."""
+        kv, dim, share = k.shape[1], k.shape[2], q.shape[1] // k.shape[1]
+        run, tiles = attention_gradient(dim, BLOCK, share), self.tiles(queries_per_tile(share))
+        pairs = np.concatenate([[0], self.positions_N[tiles.sum(1) - 1].cumsum()])
+        cuts = np.searchsorted(pairs, np.linspace(0, pairs[-1], _PARTS + 1))
+        cuts[-1] = len(tiles)
+        keys, keys_by_dim = self._spread(k)
+        _, values_by_dim = self._spread(v)
+        dq = torch.zeros(q.shape, dtype=torch.float32)  # padding behind the tree gets no gradient
+        dk, dv = (np.zeros((_PARTS, self.blocks, kv, BLOCK, dim), np.float32) for _ in range(2))
+        qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, *grads))
+        paged = (lse.numpy(), deltas, keys, keys_by_dim, values_by_dim)
+        paths = (tiles, self.positions_N, self.where_N, self.table)
 
-def _rows(x: Tensor, layout: _Layout, kv: int) -> Tensor:
-    """[B*KV, G*Q, D] -> [B*Q, H, D]: undoes `_queries`, padded queries included."""
-    B, Q, _ = layout.shape
-    D = x.shape[-1]
-    groups = x.shape[1] // Q
-    return x.view(B, kv, groups, Q, D).permute(0, 3, 1, 2, 4).reshape(B * Q, kv * groups, D)
+        def work(first: int, last: int) -> None:
+            for unit in range(first, last):
+                head, part = divmod(unit, _PARTS)
+                where = (cuts[part], cuts[part + 1], np.float32(scale), window)
+                run(head, qs, dos, *paged, *paths, *where, dq.numpy(), dk[part], dv[part])
 
+        split(kv * _PARTS, work)
+        return dq.to(q.dtype), self._gather(dk, k), self._gather(dv, v)
 
-def _add_keys(total: Tensor, x: Tensor, layout: _Layout) -> None:
-    """Add [B*KV, K, D] into the fp32 [N,KV,D] at the keys' tokens."""
-    B, _, K = layout.shape
-    _, kv, D = total.shape
-    total.index_add_(0, layout.keys, x.view(B, kv, K, D).transpose(1, 2).reshape(B * K, kv, D).float())
+    def _spread(self, x: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        kv, dim = x.shape[1:]
+        by_token = np.zeros((self.blocks, kv, BLOCK, dim), np.float32)
+        by_dim = np.zeros((self.blocks, kv, dim, BLOCK), np.float32)
+        at = self.places
+        spread_out(array(x.contiguous()), at.tokens, at.blocks, at.offsets, by_token, by_dim)
+        return by_token, by_dim
+
+    def _gather(self, parts: NDArray[np.float32], like: Tensor) -> Tensor:
+        out, at = torch.empty(like.shape, dtype=like.dtype), self.places
+        gather(parts, at.tokens, at.blocks, at.offsets, np.zeros(like.shape, np.float32), array(out))
+        return out
 
 
 class _Tree(torch.autograd.Function):
-    """The kernel forward and an explicit backward that rebuilds the weights from the kept log-sum-exp.
-
-    Dao 2022 (2205.14135), eq. for dS: P * (dP - rowsum(dO * O)).
-    """
+    """The kernel of the engine forward, and an explicit backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, tree: TreeAttention) -> Tensor:
-        out, lse = tree.paged.attend(q, k, v, scale, window)
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int,
+        layout: Layout,
+        on_layer: Callable[[], None],
+    ) -> Tensor:
+        out, lse = layout.forward(q, k, v, scale, window)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.scale, ctx.window, ctx.tree = scale, window, tree
+        ctx.rest = scale, window, layout, on_layer
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, out, lse = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        kv = k.shape[1]
-        dq = torch.zeros_like(q)  # padding behind the tree gets no gradient
-        dk = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
-        dv = torch.zeros_like(dk)
-        delta = (grad.float() * out.float()).sum(-1, keepdim=True)
-        for layout in ctx.tree.layouts:
-            keys = _keys(k, layout)
-            queries = _queries(q, layout, kv)
-            p = _weights(queries, keys, _queries(lse[..., None], layout, kv), layout, ctx.scale, ctx.window)
-            do = _queries(grad, layout, kv)
-            low = p.to(q.dtype)
-            _add_keys(dv, torch.bmm(low.transpose(1, 2), do), layout)
-            dp = torch.bmm(do, _keys(v, layout).transpose(1, 2))
-            ds = dp.float().sub_(_queries(delta, layout, kv)).mul_(p).mul_(ctx.scale).to(q.dtype)
-            dq[layout.places] = _rows(torch.bmm(ds, keys), layout, kv)[layout.real]
-            _add_keys(dk, torch.bmm(ds.transpose(1, 2), queries), layout)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
-
-
-def _weights(q: Tensor, k: Tensor, lse: Tensor, layout: _Layout, scale: float, window: int) -> Tensor:
-    """exp(score - lse) in fp32, [B*KV, G*Q, K]; 0 for what a query does not read and for padded queries."""
-    B, Q, K = layout.shape
-    p = torch.bmm(q.float() * scale, k.float().transpose(1, 2)).sub_(lse)
-    bias = layout.bias_BQK
-    if window:
-        bias = bias.masked_fill(layout.distance_BQK >= window, float("-inf"))
-    p.view(B, -1, Q, K).add_(bias[:, None])
-    p.exp_()
-    if len(layout.padded):  # a padded query repeats a real one and must not send a gradient to any key
-        p.view(B, -1, Q, K)[layout.padded[:, 0], :, layout.padded[:, 1]] = 0
-    return p
+        scale, window, layout, on_layer = ctx.rest
+        on_layer()
+        delta = (grads[0].float() * out.float()).sum(-1)
+        return *layout.backward(q, k, v, lse, (grads[0], delta), scale, window), None, None, None, None
