@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig
 
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.load import load_model
 from ostinato.model.norms import RMSNorm
+from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
-from ostinato.testing.tiny_zoo import SUPPORTED, tiny_zoo
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.microbatch import temperatures, token_turns
 from ostinato.train.batch.packing import pack
 from ostinato.train.config import TrainConfig
@@ -19,7 +20,6 @@ from ostinato.train.gradients import products
 from ostinato.train.gradients.products import sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy
-from ostinato.testing.records import a_turn
 
 torch.set_num_threads(1)
 FP32 = TrainConfig(compute="fp32", publish="fp32")
@@ -69,7 +69,7 @@ def coefficients() -> torch.Tensor:
 @pytest.mark.parametrize("recompute_tokens", [0, 10_000])
 @pytest.mark.parametrize("kind", [*SUPPORTED, "moe"])
 def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, tmp_path: Path):
-    path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_zoo(tmp_path / "zoo", kind)
+    path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_of(tmp_path / "zoo", SUPPORTED[kind]())
     found, sums = ours(path, FP32.model_copy(update={"recompute_tokens": recompute_tokens}), coefficients())
     expected, gradients = theirs(path, coefficients())
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
@@ -80,11 +80,16 @@ def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, tmp_path:
 
 
 def llama(path: Path, **changes) -> Path:
-    torch.manual_seed(0)
-    settings = {"vocab_size": 260, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} | changes
-    config = LlamaConfig(**settings, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.1)
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    """Tied, with a padding token whose embedding is a constant."""
+    shape = {
+        "vocab_size": 260,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "pad_token_id": 259,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": True}
+    return tiny_of(path, LlamaConfig(**shape | heads | changes))
 
 
 @pytest.mark.parametrize(("changes", "fused"), [({}, 2), ({"hidden_act": "gelu"}, 0), ({"mlp_bias": True}, 0)])
