@@ -240,7 +240,7 @@ async def test_a_perturbed_router_flips_and_replay_follows_the_engine(subject, m
     given = subject(model, "bf16")
     turns, noisy = await sampled(given), with_noise(given)
     gradients = {}
-    for name, changes in {"replay": {}, "again": {"recompute": True}, "live": {"router_replay": False}}.items():
+    for name, changes in {"replay": {}, "again": {"recompute_tokens": 0}, "live": {"router_replay": False}}.items():
         trainer = PolicyTrainer(given.path, given.train(**changes), given.contract)
         trainer.go_back(noisy, 5)
         metrics = trainer.step(with_credit(turns)).metrics

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def batch(trainer: PolicyTrainer, n: int = 6, *, numerics: str = CONTRACT.id, version: int = 0) -> list[Sample]:
     """Turns whose logprobs are the trainer's own, to the bit."""
     turns = [
-        a_turn(f"t{i}:0", prompt=b"def f(%d" % (i % 2), sampled=b"):%d\n" % i, numerics=numerics, version=version)
+        a_turn(f"t{i}:0", prompt=b"%d def f(" % (i % 2), sampled=b"):%d\n" % i, numerics=numerics, version=version)
         for i in range(n)
     ]
     scores = trainer.score(turns)
@@ -72,23 +73,60 @@ def test_a_kept_promise_is_silent_and_nothing_is_masked(path: Path, caplog: pyte
     assert not caplog.records
 
 
-def test_one_bit_at_lag_0_under_the_same_exact_contract_is_a_broken_promise(
-    path: Path, caplog: pytest.LogCaptureFixture
-):
-    trainer = PolicyTrainer(path, CONFIG, CONTRACT)
-    given = batch(trainer)
-    first, *rest = given[0].turn.logprobs
+def one_bit_off(sample: Sample) -> Sample:
+    first, *rest = sample.turn.logprobs
     wrong = (float(np.nextafter(np.float32(first), np.float32(0))), *rest)
-    given[0] = replace(given[0], turn=replace(given[0].turn, logprobs=wrong))
-    with caplog.at_level(logging.WARNING):
-        assert trainer.step(given).metrics["mismatch_differing"] == 1
+    return replace(sample, turn=replace(sample.turn, logprobs=wrong))
+
+
+@pytest.mark.parametrize("place", [0, 5])  # in the first micro-batch, and in the last
+def test_a_broken_promise_makes_the_step_one_of_fast_mode_and_raises_an_alarm(
+    path: Path, caplog: pytest.LogCaptureFixture, place: int
+):
+    """Nothing vouches for the others then: a turn of the own contract that is off as a whole is masked, as fast mode would."""
+    config = CONFIG.model_copy(update={"microbatch_tokens": 16})
+    trainer, quick = PolicyTrainer(path, config, CONTRACT), PolicyTrainer(path, config, FAST)
+    given = batch(trainer)
+    given[2] = moved(given[2], FAR, spans=(Span(policy=PolicyVersion(number=9, hash="x"), tokens=4),))
+    broken = [one_bit_off(s) if i == place else s for i, s in enumerate(given)]
+    kept = PolicyTrainer(path, config, CONTRACT).step(given).metrics
+    assert (kept["masked_turns"], kept["alarm_promise"], kept["mismatch_differing"]) == (0, 0, 0)
+    with caplog.at_level(logging.ERROR):
+        metrics = trainer.step(broken).metrics
+    assert metrics["microbatches"] > 1
+    assert (metrics["masked_turns"], metrics["alarm_promise"], metrics["mismatch_differing"]) == (1, 1, 1)
     assert CONTRACT.id in caplog.text
-    assert "1 of 24 tokens" in caplog.text
+    assert re.search(r"1 of \d+ tokens", caplog.text)
+    quick.step([replace(s, turn=replace(s.turn, numerics=FAST.id)) for s in broken])
+    assert (gradient(trainer) == gradient(quick)).all()
+
+
+def test_a_broken_promise_can_refuse_the_step(path: Path):
+    strict = CONFIG.model_copy(update={"broken_promise": "refuse"})
+    trainer, twin = PolicyTrainer(path, strict, CONTRACT), PolicyTrainer(path, strict, CONTRACT)
+    given = batch(trainer)
+    with pytest.raises(NoSignal, match=r"1 of 24 tokens of the same weights .*ostinato doctor"):
+        trainer.step([one_bit_off(given[0]), *given[1:]])
+    assert trainer.step_count == 0
+    trainer.step(given)
+    twin.step(given)
+    assert (gradient(trainer) == gradient(twin)).all()
+
+
+def test_fast_mode_promises_nothing(path: Path, caplog: pytest.LogCaptureFixture):
     quick = PolicyTrainer(path, CONFIG, FAST)
-    caplog.clear()
-    given = [replace(s, turn=replace(s.turn, numerics=FAST.id)) for s in given]
-    assert quick.step(given).metrics["mismatch_differing"] == 1
-    assert not caplog.records, "fast mode promises nothing"
+    given = [one_bit_off(s) if i == 0 else s for i, s in enumerate(batch(quick, numerics=FAST.id))]
+    metrics = quick.step(given).metrics
+    assert (metrics["mismatch_differing"], metrics["alarm_promise"]) == (1, 0)
+    assert not caplog.records
+
+
+def test_the_routes_of_a_step_that_is_taken_twice_are_counted_once(moe: Path):
+    trainer = PolicyTrainer(moe, CONFIG.model_copy(update={"microbatch_tokens": 16}), PADDED)
+    given = routed(trainer, batch(trainer, numerics=PADDED.id))
+    metrics = trainer.step([*given[:5], one_bit_off(given[5])]).metrics
+    assert metrics["alarm_promise"] == 1
+    assert metrics["router_routed"] == 2 * metrics["tokens"]
 
 
 def test_foreign_turns_are_labelled_and_measured_apart(path: Path):
@@ -107,7 +145,7 @@ def test_foreign_turns_are_labelled_and_measured_apart(path: Path):
 
 def test_a_trainer_of_unknown_arithmetic_labels_and_masks_nothing(path: Path):
     trainer = PolicyTrainer(path, CONFIG)
-    metrics = trainer.step([moved(s, FAR) for s in batch(trainer)]).metrics
+    metrics = trainer.step([moved(s, FAR) if i == 1 else s for i, s in enumerate(batch(trainer))]).metrics
     assert (metrics["foreign_turns"], metrics["masked_turns"]) == (0, 0)
 
 
@@ -140,12 +178,19 @@ def test_masked_turns_leave_the_gradient_of_the_others_as_it_is(path: Path, cont
     assert metrics["ess"] == 1.0
 
 
+def stale(sample: Sample, by: float) -> Sample:
+    """As if weights that are gone had made it, d = by."""
+    old = Span(policy=PolicyVersion(number=9, hash="x"), tokens=len(sample.turn.sampled_ids))
+    return moved(sample, by, spans=(old,))
+
+
 def test_our_own_exact_turns_are_never_masked_and_null_masks_none(path: Path):
     trainer = PolicyTrainer(path, CONFIG, CONTRACT)
-    far = [moved(s, FAR) for s in batch(trainer)]
-    assert trainer.step(far).metrics["masked_turns"] == 0
+    given = [stale(s, FAR) if i == 1 else s for i, s in enumerate(batch(trainer))]
+    assert trainer.step(given).metrics["masked_turns"] == 0
     loose = PolicyTrainer(path, CONFIG.model_copy(update={"sequence_mask": None}), CONTRACT)
-    assert loose.step([moved(s, FAR, numerics="") for s in batch(loose)]).metrics["masked_turns"] == 0
+    given = [moved(s, FAR, numerics="") if i == 1 else s for i, s in enumerate(batch(loose))]
+    assert loose.step(given).metrics["masked_turns"] == 0
 
 
 def test_a_batch_that_is_masked_whole_is_refused_and_changes_nothing(path: Path):
@@ -173,7 +218,7 @@ def test_after_a_skipped_step_or_a_way_back_the_same_weights_are_known_as_the_sa
 
 def routed(trainer: PolicyTrainer, samples: list[Sample]) -> list[Sample]:
     """The samples with the routes that this trainer's own weights choose."""
-    model, done = trainer._model, []
+    model, done = trainer._policy.model, []
     found = routing.of(model)
     assert found is not None
     for sample in samples:
@@ -185,9 +230,9 @@ def routed(trainer: PolicyTrainer, samples: list[Sample]) -> list[Sample]:
     return done
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_the_routes_of_the_same_weights_replay_without_a_flip(moe: Path, recompute: bool):
-    config = CONFIG.model_copy(update={"recompute": recompute})
+@pytest.mark.parametrize("recompute_tokens", [CONFIG.recompute_tokens, 0])
+def test_the_routes_of_the_same_weights_replay_without_a_flip(moe: Path, recompute_tokens: int):
+    config = CONFIG.model_copy(update={"recompute_tokens": recompute_tokens})
     trainer, plain = (
         PolicyTrainer(moe, config, PADDED),
         PolicyTrainer(moe, config.model_copy(update={"router_replay": False}), PADDED),

@@ -9,8 +9,8 @@ from ostinato.model import selftest
 from ostinato.model.linear import Linear
 from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend
 from ostinato.model.selftest import MatrixShape
-from ostinato.train.packing import TokenTurn, pack
-from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.batch.packing import TokenTurn, pack
+from ostinato.train.gradients.tree_attention import TreeAttention
 
 torch.set_num_threads(1)
 DTYPES = [torch.float32, torch.bfloat16]

@@ -20,6 +20,7 @@ from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.desk import RewardDesk
 from ostinato.reward.source import DeskSource
+from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.released import Released
 from ostinato.weights.publish.candidates import Candidates, Overlapped
 from ostinato.weights.publish.publisher import Published, VersionPublisher
@@ -63,7 +64,13 @@ def open_learning(
 
     config = run.config
     trainer, desk = PolicyTrainer(model, training(config), contract), open_desk(config, run.log, run.folds, contract)
-    released = Released(run.follower, live)
+    # of what is fetched, the anchor and the newest release stay: the next one is built from that
+    follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
+    released = Released(follower, live)
+
+    async def anchor() -> PolicyVersion | None:
+        return await follower.resolve("control") or await follower.resolve("base")
+
     source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     publisher = VersionPublisher(run.store, settings)
@@ -72,7 +79,7 @@ def open_learning(
         learner=Learner(
             source=source,
             rewards=source,
-            trainer=Stepper(trainer, released.snapshot, on_learned),
+            trainer=Stepper(trainer, released.snapshot, on_learned, anchor),
             publisher=candidates,
         ),
         trainer=trainer,

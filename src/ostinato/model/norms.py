@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ostinato.model.kernels.gradients import rms_norm_gradient
 from ostinato.model.kernels.norm import LANES, rms_norm
 from ostinato.model.paged import array
 from ostinato.model.threads import split
 
 _WORTH = 64  # rows below which a second thread costs more than it brings
+_SUMMED = 128  # rows whose part of the weight's gradient is summed together, whatever the number of threads
 
 
 class RMSNorm(nn.Module):
@@ -51,12 +53,17 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_ND, weight, scales_N = ctx.saved_tensors
-        grad_ND = grads[0].reshape(x_ND.shape).float()
-        y_ND = x_ND.float() * scales_N[:, None]
-        d_weight = (grad_ND * y_ND).sum(0).to(weight.dtype)
-        inner_ND = grad_ND * weight.float()
-        d_x = (inner_ND - y_ND * (inner_ND * y_ND).mean(-1, keepdim=True)).mul_(scales_N[:, None])
-        return d_x.to(x_ND.dtype).view(grads[0].shape), d_weight, None
+        grad_ND, out_ND = grads[0].reshape(x_ND.shape).contiguous(), torch.empty_like(x_ND)
+        xs, ws, gs, os, scales = array(x_ND), array(weight)[None], array(grad_ND), array(out_ND), scales_N.numpy()
+        totals = np.zeros((-(-len(x_ND) // _SUMMED), 1, len(weight)), np.float32)
+
+        def work(first: int, last: int) -> None:
+            for part in range(first, last):
+                at = slice(part * _SUMMED, (part + 1) * _SUMMED)
+                rms_norm_gradient(xs[at], ws, scales[at], gs[at], os[at], totals[part])
+
+        split(len(totals), work)
+        return out_ND.view(grads[0].shape), torch.from_numpy(totals.sum((0, 1))).to(weight.dtype), None
 
 
 @torch.no_grad()

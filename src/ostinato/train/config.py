@@ -11,7 +11,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     """How one optimizer step is taken. The defaults suit a 135M model learning from a few hundred short turns a step."""
 
     learning_rate: float = Field(
-        default=2e-5, gt=0, description="AdamW's step size after the warm-up, before the ESS scaling."
+        default=2e-5, gt=0, description="AdamW's step size after the warm-up, for a batch of full trust."
     )
     warmup_steps: int = Field(
         default=2,
@@ -27,7 +27,9 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     )
     epsilon: float = Field(default=1e-8, gt=0, description="AdamW's floor under the root of the squared gradient.")
     weight_decay: float = Field(
-        default=0.0, ge=0, description="Decay towards zero; 0, because the start model is worth keeping."
+        default=0.0,
+        ge=0,
+        description="Decay of matrices towards zero, norms and biases left out; 0, because the start model is worth keeping.",
     )
     clip: float = Field(default=1.0, gt=0, description="The gradient's global norm is scaled down to this.")
     compute: Literal["auto", "bf16", "fp32"] = Field(
@@ -39,7 +41,20 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         description="The dtype of published weights, as model.dtype; gradients are taken at this rounding.",
     )
     microbatch_tokens: int = Field(
-        default=1024, ge=16, description="Packed tokens computed at once; bounds activation memory."
+        default=1024,
+        ge=16,
+        description="Packed tokens computed at once. More where a cut would compute much of a shared prefix again: no episode is cut.",
+    )
+    largest_microbatch: int = Field(
+        default=1 << 15,
+        ge=16,
+        description="Packed tokens beyond which a micro-batch is cut although half of it must be computed again; a long episode is not.",
+    )
+    recompute_tokens: int = Field(
+        default=2048,
+        ge=0,
+        description="A micro-batch of more tokens keeps only each layer's input for the backward pass and computes the rest again: "
+        "a fraction of the memory, 1.3x the time. 0: every one.",
     )
     turn_tokens: int = Field(
         default=64,
@@ -49,11 +64,56 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     kl_beta: float = Field(
         default=0.01, ge=0, description="Weight of the k1 KL to the reference release, inside the reward."
     )
+    anchor_kl: float | None = Field(
+        default=0.2,
+        gt=0,
+        description="Nats per token that the policy may drift from the first release (the frozen control) before that has a price; "
+        "null: neither measured nor bounded.",
+    )
+    anchor_beta: float = Field(
+        default=0.1,
+        ge=0,
+        description="Price of a nat from the anchor at twice `anchor_kl`; it begins at 0 there and grows with the excess.",
+    )
+    anchor_limit: float = Field(
+        default=2.0, gt=0, description="Nats per token from the anchor beyond which no step is taken."
+    )
+    anchor_tokens: int = Field(
+        default=512,
+        ge=1,
+        description="Sampled tokens of a batch on which the distance to the anchor is measured; all, once it has a price.",
+    )
     importance_cap: float = Field(default=2.0, ge=1, description="Token importance weights are truncated here.")
+    min_ess: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="A batch whose ESS/n, of tokens or of turns, is below this is refused: a tenth of it would teach.",
+    )
+    ess_horizon: int = Field(
+        default=64, ge=1, description="Tokens after which a longer turn weighs no less in the ESS of turns."
+    )
+    mean_weight: float = Field(
+        default=2.0,
+        gt=1,
+        description="A batch whose mean importance weight lies outside [1/b, b] is refused. It is 1 in expectation for any samples that "
+        "were drawn as recorded; 100 tokens that have drifted far (chi2 of 1) give it an error of 0.1.",
+    )
+    max_k3: float = Field(
+        default=1.0,
+        gt=0,
+        description="A batch whose KL(sampler || trainer), in nats per token, is above this is refused: on average a token was e times "
+        "likelier when it was drawn. PPO stops an epoch at 0.015 to 0.05.",
+    )
     foreign_numerics: Literal["label", "refuse"] = Field(
         default="label",
         description="Turns made under another numerics contract than the trainer's: 'label' trains on them, masked and measured "
         "apart; 'refuse' holds them back.",
+    )
+    broken_promise: Literal["fast", "refuse"] = Field(
+        default="fast",
+        description="When tokens of the same weights and the same exact contract have other log-probabilities: 'fast' takes the step as in "
+        "fast mode, every turn under the sequence mask, and raises an alarm; 'refuse' does not take it.",
     )
     sequence_mask: float | None = Field(
         default=2.0,
@@ -72,11 +132,7 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         description="A token keeps its live experts in a layer where a recorded one has less than this times the probability of "
         "the last one chosen live; null: recorded experts are always used.",
     )
-    min_ess: float = Field(default=0.1, ge=0, le=1, description="A batch whose ESS/n is below this is refused.")
     threads: int = Field(default=1, ge=1, description="torch threads of the trainer.")
     seed: int = Field(
         default=0, description="Seeds torch at the start, for models that draw; later the checkpoint holds the RNG."
-    )
-    recompute: bool = Field(
-        default=False, description="Recompute layer activations in the backward pass: less memory, 1.3x time."
     )

@@ -5,6 +5,8 @@ Tokens fall into three groups that are measured apart, because they call for dif
 - `mismatch_`: made under the trainer's own contract by the weights that it holds. In exact mode d is 0, to the bit.
 - `stale_`: the same contract, other weights: training moved on since.
 - `foreign_`: another contract, whatever the weights.
+
+Episodes count by weight: where a turn is masked, its part of its episode leaves the normaliser.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import torch
 from torch import Tensor
 
 from ostinato.core.errors import BadWeights, NoSignal
+from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.config import TrainConfig
-from ostinato.train.losses import drift, effective_share, k1, k3
-from ostinato.train.microbatch import Microbatch
+from ostinato.train.drift import Trust, drift, k1, k3, trust
+from ostinato.train.references import distance
 
 
 def judge(
@@ -28,61 +31,99 @@ def judge(
 
     `step` is the number of the step about to be taken, `held` the policy numbers whose weights the trainer holds.
 
-    Raises BadWeights (not finite) and NoSignal (everything masked, ESS/n below `min_ess`, or no gradient at all).
+    Raises BadWeights (not finite) and NoSignal: everything masked, the policy has left its samples or its anchor behind, or no
+    gradient at all.
     """
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise BadWeights(
             f"step {step} refused: loss {loss}, gradient norm {norm}. Weights are unchanged. Look for a NaN in the "
             "batch's logprobs or advantages; if there is none, resume from an earlier checkpoint."
         )
-    now_M = torch.cat([item.logprobs_M for item in work])
-    behaviour_M = torch.cat([item.behaviour_M for item in work])
-    keep_M = torch.cat([item.keep_M for item in work])
-    turns, kept = sum(int(item.turns_M.max()) + 1 for item in work), sum(item.kept for item in work)
+    whole = sum(float(item.weights_S.double().sum()) for item in work)
+    kept = sum(float(item.weights_S.double()[item.kept_S].sum()) for item in work)
+    turns = sum(len(item.weights_S) for item in work)
     if not kept:
         raise NoSignal(
             f"step {step} refused: all {turns} turns lie outside the sequence mask of {config.sequence_mask}: engine and "
             "trainer compute different policies. Compare their numerics contracts (`ostinato status`)."
         )
-    ess = effective_share((now_M - behaviour_M)[keep_M].exp().clamp(max=config.importance_cap))
-    if ess < config.min_ess:
-        raise NoSignal(
-            f"step {step} refused: ESS/n of the importance weights is {ess:.3f}, below {config.min_ess}: the "
-            "policy has left these samples behind. Train on fresher turns (release more often, or lower the staleness limit)."
-        )
+    turns_M = _numbered(work)
+    found = _trusted(work, turns_M, step, config)
+    metrics = _anchored(work, step, config)
     if norm == 0.0:
         raise NoSignal(f"step {step} refused: the gradient is exactly 0, as when every advantage is 0")
-    share = turns / kept  # masked turns leave the normaliser
-    metrics = {
+    share = whole / kept
+    metrics |= {
         "loss": loss * share,
         "grad_norm": norm * share,
         "clip_scale": min(1.0, config.clip / (norm * share)),
         "mask_scale": share,
-        "masked_turns": float(turns - kept),
-        "masked_share": float((~keep_M).double().mean()),
-        "ess": ess,
-        "entropy_proxy": float(-now_M.mean()),  # mean surprise of the sampled tokens
+        "masked_turns": float(turns - sum(int(item.kept_S.sum()) for item in work)),
+        "masked_share": 1 - kept / whole,
+        "ess": found.ess,
+        "ess_turns": found.ess_turns,
+        "mean_weight": found.mean_weight,
+        "drift_k3": found.k3,
+        "trust": found.scale,
+        "entropy_proxy": -float(
+            torch.cat([item.logprobs_M for item in work]).mean()
+        ),  # mean surprise of the sampled tokens
     }
-    metrics |= _groups(work, now_M, behaviour_M, held, config)
-    reference = [item.reference_M for item in work if item.reference_M is not None]
-    if reference:
-        reference_M = torch.cat(reference)
-        metrics["kl_k1"] = float(k1(now_M, reference_M).mean())
-        metrics["kl_k3"] = float(k3(now_M, reference_M).mean())
-    return metrics
+    return metrics | _groups(work, turns_M, held, config) | _release(work)
+
+
+def _numbered(work: Sequence[Microbatch]) -> Tensor:
+    """Each token's turn, numbered through the whole batch."""
+    numbered: list[Tensor] = []
+    first = 0
+    for item in work:
+        numbered.append(item.turns_M + first)
+        first += len(item.weights_S)
+    return torch.cat(numbered)
+
+
+def _trusted(work: Sequence[Microbatch], turns_M: Tensor, step: int, config: TrainConfig) -> Trust:
+    keep_M = torch.cat([item.keep_M for item in work])
+    d_M = torch.cat([item.logprobs_M - item.behaviour_M for item in work])
+    shares_M = torch.cat([item.shares_M for item in work])
+    found = trust(d_M[keep_M], turns_M[keep_M], shares_M[keep_M], cap=config.importance_cap, horizon=config.ess_horizon)
+    bound = config.mean_weight
+    reasons = {
+        f"ESS/n of the token weights is {found.ess:.3f}, below {config.min_ess}": found.ess < config.min_ess,
+        f"ESS/n of the turns is {found.ess_turns:.3f}, below {config.min_ess}": found.ess_turns < config.min_ess,
+        f"the mean weight is {found.mean_weight:.3g}, outside [{1 / bound:.3g}, {bound:.3g}]": not (
+            1 / bound <= found.mean_weight <= bound
+        ),
+        f"k3 is {found.k3:.3g} nats per token, above {config.max_k3}": found.k3 > config.max_k3,
+    }
+    if wrong := [reason for reason, holds in reasons.items() if holds]:
+        raise NoSignal(
+            f"step {step} refused: the policy has left these samples behind: {'; '.join(wrong)}. Train on fresher turns (release "
+            "more often, or lower the staleness limit); if they are fresh, their log-probabilities are not this model's."
+        )
+    return found
+
+
+def _anchored(work: Sequence[Microbatch], step: int, config: TrainConfig) -> dict[str, float]:
+    tokens = sum(len(item.turns_M) for item in work if item.anchor_M is not None)
+    if config.anchor_kl is None or not tokens:
+        return {}
+    found = distance(work, cap=config.importance_cap)
+    if found > config.anchor_limit:
+        raise NoSignal(
+            f"step {step} refused: the policy is {found:.3g} nats per token from its anchor, beyond train.anchor_limit = "
+            f"{config.anchor_limit}. Go back to an earlier release (`ostinato rollback`), or raise the limit if that is wanted."
+        )
+    return {"anchor_kl": found, "anchor_tokens": float(tokens), "alarm_anchor": float(found > config.anchor_kl)}
 
 
 def _groups(
-    work: Sequence[Microbatch], now_M: Tensor, behaviour_M: Tensor, held: Collection[int], config: TrainConfig
+    work: Sequence[Microbatch], turns_M: Tensor, held: Collection[int], config: TrainConfig
 ) -> dict[str, float]:
+    now_M = torch.cat([item.logprobs_M for item in work])
+    behaviour_M = torch.cat([item.behaviour_M for item in work])
     foreign_M = torch.cat([item.foreign_M for item in work])
-    same_M = torch.cat([_same(item, held) for item in work])
-    turns: list[Tensor] = []
-    first = 0
-    for item in work:
-        turns.append(item.turns_M + first)
-        first += int(item.turns_M.max()) + 1
-    turns_M = torch.cat(turns)
+    same_M = torch.cat([item.made_by(lambda version: version.number in held) for item in work])
     metrics = {"foreign_turns": float(len(torch.unique(turns_M[foreign_M])))}
     for prefix, group_M in (
         ("mismatch_", same_M & ~foreign_M),
@@ -95,10 +136,9 @@ def _groups(
     return metrics
 
 
-def _same(item: Microbatch, held: Collection[int]) -> Tensor:
-    """Tokens made by the weights that are held, as all of their turn before them: after a swap a stream may read older keys."""
-    held_M = torch.tensor([version.number in held for version in item.versions_M])
-    others_M = (~held_M).long().cumsum(0)
-    first_M = torch.searchsorted(item.turns_M, item.turns_M)  # each token's turn's first token
-    before_M = others_M[first_M] - (~held_M[first_M]).long()
-    return others_M == before_M
+def _release(work: Sequence[Microbatch]) -> dict[str, float]:
+    measured = [(item.logprobs_M, item.release_M) for item in work if item.release_M is not None]
+    if not measured:
+        return {}
+    now_M, release_M = (torch.cat(each) for each in zip(*measured, strict=True))
+    return {"kl_k1": float(k1(now_M, release_M).mean()), "kl_k3": float(k3(now_M, release_M).mean())}

@@ -1,6 +1,6 @@
 """fp32 master weights, their gradients and AdamW; the compute model holds the published rounding of the masters.
 
-Data flow: backward adds each parameter's gradient into `grads` (fp32, across micro-batches) -> `update` -> the masters move ->
+Data flow: backward adds each parameter's gradient into `sums` (fp32, across micro-batches) -> `update` -> the masters move ->
 `round_into_model` -> `publish`. The compute copy is always the rounding that is published, in bf16 and in fp32 compute alike:
 gradients are taken at the weights that people are served.
 
@@ -8,6 +8,8 @@ All masters lie in one flat tensor, so the norm, AdamW and a checkpoint are one 
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,29 +20,33 @@ from ostinato.core.weights import WeightArray, Weights
 from ostinato.model.tensors import DTYPES, named_tensors
 from ostinato.train.config import TrainConfig
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 
 class Masters:
-    """The trainable state of a model: flat fp32 weights, gradient sums and AdamW moments, with views by parameter name."""
+    """The trainable state of a model: flat fp32 weights, gradient sums and AdamW moments, with views by parameter name.
 
-    def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
-        self._model = model
-        self._served = torch.bfloat16 if config.publish == "bf16" else torch.float32
+    `served` is the dtype in which each of the model's tensors is published: an architecture may keep some in fp32 whatever the rest is.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: TrainConfig, served: Mapping[str, torch.dtype]) -> None:
+        self._model, self._served = model, served
+        self._decay = config.weight_decay
         self._parameters = dict(model.named_parameters())
         total = sum(p.numel() for p in self._parameters.values())
         self.flat = nn.Parameter(torch.empty(total, dtype=torch.float32), requires_grad=False)
         self.grads = torch.zeros(total, dtype=torch.float32)
-        self.weights = self._views(self.flat.data)
-        sinks = self._views(self.grads)
+        self.weights, self.sums = self._views(self.flat.data), self._views(self.grads)
         for name, parameter in self._parameters.items():
             self.weights[name].copy_(parameter.detach())
             parameter.requires_grad_(True)
-            parameter.register_post_accumulate_grad_hook(_Sink(sinks[name]))
+            parameter.register_post_accumulate_grad_hook(_Sink(self.sums[name]))
         self._optimizer = torch.optim.AdamW(
             [self.flat],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
-            weight_decay=config.weight_decay,
+            weight_decay=0.0,  # `update` decays the matrices
             fused=True,
         )
         self.moments = (torch.zeros_like(self.flat.data), torch.zeros_like(self.flat.data))
@@ -77,10 +83,18 @@ class Masters:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
         return float(torch.linalg.vector_norm(self.grads))
 
+    @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:
-        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding."""
+        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding.
+
+        Decoupled weight decay (Loshchilov and Hutter 2019) for matrices only: a norm's weight or a bias is not made simpler by being small.
+        """
         if scale != 1.0:
             self.grads.mul_(scale)
+        if self._decay:
+            for view in self.weights.values():
+                if view.dim() > 1:
+                    view.mul_(1 - learning_rate * self._decay)
         self.flat.grad = self.grads
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._optimizer.step()
@@ -91,8 +105,8 @@ class Masters:
     def round_into_model(self) -> None:
         """Write the published rounding of the masters into the compute model."""
         for name, parameter in self._parameters.items():
-            master = self.weights[name]
-            parameter.copy_(master if parameter.dtype == self._served else master.to(self._served))
+            master, served = self.weights[name], self._served[name]
+            parameter.copy_(master if parameter.dtype == served else master.to(served))
 
     @torch.no_grad()
     def take_from_model(self) -> None:
@@ -102,7 +116,7 @@ class Masters:
 
     @torch.no_grad()
     def put(self, weights: Weights) -> None:
-        """Write other weights (a reference release) into the compute model; `round_into_model` undoes it.
+        """Write other weights (a reference's) into the compute model; `round_into_model` undoes it.
 
         Raises BadWeights, with the model unchanged, if a tensor is missing or has another size.
         """
@@ -115,9 +129,9 @@ class Masters:
             parameter.copy_(torch.from_numpy(data).view(DTYPES[array.dtype]).view(parameter.shape))
 
     def publish(self) -> Weights:
-        """The masters in the published dtype as fresh bytes: a later step cannot change them."""
+        """The masters in the published dtypes as fresh bytes: a later step cannot change them."""
         return {
-            name: _bytes(self.weights.get(name, tensor), self._served)
+            name: _bytes(self.weights.get(name, tensor), self._served[name])
             for name, tensor in named_tensors(self._model).items()
         }
 
@@ -137,4 +151,4 @@ class _Sink:
 def _bytes(tensor: Tensor, dtype: torch.dtype) -> WeightArray:
     data = tensor.to(dtype, copy=True).contiguous().reshape(-1).view(torch.uint8).numpy()
     data.flags.writeable = False
-    return WeightArray("BF16" if dtype == torch.bfloat16 else "F32", tuple(tensor.shape), data)
+    return WeightArray(_NAMES[dtype], tuple(tensor.shape), data)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
-from ostinato.core.errors import BadWeights, NoSignal
+from ostinato.core.errors import BadWeights, Cancelled, NoSignal
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import TrainingBatch
-from ostinato.core.weights import Learned, Snapshot
+from ostinato.core.weights import Learned, Snapshot, Weights
+from ostinato.train.references import References
 from ostinato.train.trainer import PolicyTrainer
+
+_PATIENCE_S = 0.2  # between two looks at whether the step was cancelled, while weights are on their way
 
 
 class Stepper:
@@ -18,8 +22,10 @@ class Stepper:
 
     Args:
         trainer: takes steps.
-        snapshot: fetches the weights of the reference release, and of the release that training goes back to.
+        snapshot: fetches the weights of a version: a reference, or the release that training goes back to. Called when they are
+            needed, and not kept here.
         on_learned: told of each step.
+        anchor: the release that never changes, which training is kept near; asked once. None, or an answer of None: to none.
     """
 
     def __init__(
@@ -27,20 +33,63 @@ class Stepper:
         trainer: PolicyTrainer,
         snapshot: Callable[[PolicyVersion], Awaitable[Snapshot]],
         on_learned: Callable[[Learned], None],
+        anchor: Callable[[], Awaitable[PolicyVersion | None]] | None = None,
     ) -> None:
         self._trainer, self._snapshot, self._on_learned = trainer, snapshot, on_learned
+        self._anchor, self._anchored = anchor, False
+        self._anchor_policy: PolicyVersion | None = None
         self._pool = ThreadPoolExecutor(1)  # always the same one: each thread's heap keeps what a step freed
+        self._stop = threading.Event()
 
     async def step(self, batch: TrainingBatch) -> Learned:
-        """Take the step. A refused one counts, and leaves the weights alone. Raises NoSignal, BadWeights."""
+        """Take the step. A refused one counts, and leaves the weights alone. Raises NoSignal, BadWeights.
+
+        Cancelled, by `cancel` (raises Cancelled) or as a task, it ends within the time of a layer, or of the optimizer and the rounding
+        if it has come that far. A step that was cut short has changed nothing and does not count.
+        """
         row = batch.row
         if row.base is not None:
-            self._trainer.go_back((await self._snapshot(row.base)).weights, row.base.number)
-        reference = await self._snapshot(row.reference)
+            weights = (await self._snapshot(row.base)).weights
+            await asyncio.wrap_future(self._pool.submit(self._trainer.go_back, weights, row.base.number))
+        self._stop = stop = threading.Event()
+        references = References(release=row.reference, anchor=await self._anchor_version(), fetch=self._fetcher(stop))
+        work = asyncio.wrap_future(self._pool.submit(self._trainer.step, batch.samples, references, stop.is_set))
         try:
-            learned = await asyncio.wrap_future(self._pool.submit(self._trainer.step, batch.samples, reference))
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([work])  # the thread must not outlive this call: it would hold up the process's end
+            if not work.exception():
+                self._on_learned(work.result())
+            raise
         except (NoSignal, BadWeights):
             self._trainer.skip_step()
             raise
-        self._on_learned(learned)
-        return learned
+        self._on_learned(work.result())
+        return work.result()
+
+    def cancel(self) -> None:
+        """End the step in progress, if there is one. May be called from any thread."""
+        self._stop.set()
+
+    async def _anchor_version(self) -> PolicyVersion | None:
+        if self._anchor is not None and not self._anchored:
+            self._anchor_policy, self._anchored = await self._anchor(), True
+        return self._anchor_policy
+
+    def _fetcher(self, stop: threading.Event) -> Callable[[PolicyVersion], Weights]:
+        """A function for the trainer's thread that fetches weights on this event loop, unless `stop` comes first."""
+        loop = asyncio.get_running_loop()
+
+        async def snapshot(policy: PolicyVersion) -> Snapshot:
+            return await self._snapshot(policy)
+
+        def fetch(policy: PolicyVersion) -> Weights:
+            fetching = asyncio.run_coroutine_threadsafe(snapshot(policy), loop)
+            while not stop.is_set():
+                if wait([fetching], _PATIENCE_S).done:
+                    return fetching.result().weights
+            fetching.cancel()
+            raise Cancelled(f"the step was cancelled while it waited for the weights of {policy}")
+
+        return fetch

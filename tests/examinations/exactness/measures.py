@@ -204,7 +204,7 @@ class Examination:
         trainer = self._trainer()
         self._scored("packed", trainer, turns)
         self._padded(first, turns)
-        again = self._stepped("recompute", self._trainer(recompute=True), turns)
+        again = self._stepped("recompute", self._trainer(recompute_tokens=0), turns)
         self._stepped("micro", self._trainer(microbatch_tokens=200), turns)
         second = Snapshot(policy=PolicyVersion(number=1, hash="1" * 64), weights=self._stepped("step", trainer, turns))
         self.findings.stages["recompute"]["weights_differing"] = _differing_bytes(again, second.weights)

@@ -1,14 +1,11 @@
 """The baseline: it learns what can be known before a turn is sampled, and nothing else."""
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmarks.reward import baseline as script
 
 from ostinato.core.records import Finish, Turn
 from ostinato.reward.config import BaselineConfig
@@ -69,19 +66,7 @@ def test_a_restored_baseline_predicts_the_same_bits():
     assert len(baseline.snapshot()["users"]) == 7
 
 
-def benchmark() -> ModuleType:
-    path = Path(__file__).parents[3] / "benchmarks" / "baseline.py"
-    spec = importlib.util.spec_from_file_location("benchmark_baseline", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_baseline_beats_the_batch_mean_on_a_simulated_population():
-    script = benchmark()
     squares = script.measure(script.population(seed=11, batches=40))
     assert squares["ours"] <= 0.85 * squares["batch mean"]
     assert squares["oracle"] < squares["ours"] < squares["user mean"] < squares["batch mean"] < squares["none"]

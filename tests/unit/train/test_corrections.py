@@ -1,23 +1,24 @@
-"""Mask and drift against numbers worked out by hand: three turns, d = trainer - sampler."""
+"""Mask and drift against numbers worked out by hand, three turns, d = trainer - sampler, and against distributions that are known."""
 
 import math
 
 import pytest
 import torch
 
-from ostinato.train.losses import drift, policy_loss, sequence_mask, turn_means
+from ostinato.train.drift import drift
+from ostinato.train.losses import policy_loss, sequence_mask, turn_means
 
 torch.set_num_threads(1)
-LN2 = math.log(2)
-# turn 0: ratios 2 and 8, geometric mean 4; turn 1: 2 and 1/2, mean 1; turn 2: one token at 1/3
-D = torch.tensor([LN2, 3 * LN2, LN2, -LN2, -math.log(3)])
+# turn 0: ratios 1.5 and 8, geometric mean sqrt(12) = 3.46; turn 1: 1.6 and 1/1.6, mean 1; turn 2: one token at 1/3
+RATIOS = (1.5, 8.0, 1.6, 1 / 1.6, 1 / 3)
+D = torch.tensor([math.log(ratio) for ratio in RATIOS])
 TURNS = torch.tensor([0, 0, 1, 1, 2])
 BEHAVIOUR = torch.full((5,), -2.0)
 NOW = BEHAVIOUR + D
 
 
 def test_means_are_per_turn():
-    assert turn_means(D, TURNS).tolist() == pytest.approx([2 * LN2, 0.0, -math.log(3)])
+    assert turn_means(D, TURNS).tolist() == pytest.approx([math.log(12) / 2, 0.0, -math.log(3)])
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_means_are_per_turn():
     [
         (1.01, [False, False, True, True, False]),
         (2.0, [False, False, True, True, False]),
-        (3.5, [False, False, True, True, True]),
+        (3.4, [False, False, True, True, True]),
         (4.5, [True] * 5),
     ],
 )
@@ -48,7 +49,7 @@ def test_no_difference_masks_nothing_and_weighs_exactly_one():
 
 
 def test_masked_turns_leave_the_loss_and_the_denominator():
-    """With bound 2 only turn 1 stays: weights min(2, 2) = 2 and 1/2, advantage 0.5, two tokens of budget per turn."""
+    """With bound 2 only turn 1 stays: weights 1.6 and 1/1.6 = 0.625, advantage 0.5, two tokens of budget per turn."""
     logps = NOW.clone().requires_grad_(True)
     keep = sequence_mask(NOW, BEHAVIOUR, TURNS, bound=2.0)
     result = policy_loss(
@@ -59,11 +60,11 @@ def test_masked_turns_leave_the_loss_and_the_denominator():
         normaliser=1 * 2.0,  # one turn is left
         keep_M=keep,
     )
-    assert result.weights_M.tolist() == pytest.approx([0, 0, 2.0, 0.5, 0])
-    expected = -(2.0 * 0.5 * (-2 + LN2) + 0.5 * 0.5 * (-2 - LN2)) / 2
+    assert result.weights_M.tolist() == pytest.approx([0, 0, 1.6, 0.625, 0])
+    expected = -(1.6 * 0.5 * (-2 + math.log(1.6)) + 0.625 * 0.5 * (-2 - math.log(1.6))) / 2
     assert result.loss.item() == pytest.approx(expected)
     (grad,) = torch.autograd.grad(result.loss, logps)
-    assert grad.tolist() == pytest.approx([0, 0, -0.5, -0.125, 0])
+    assert grad.tolist() == pytest.approx([0, 0, -0.4, -0.15625, 0])
 
 
 def test_a_nan_stays_visible_under_the_mask():
@@ -82,30 +83,40 @@ def test_a_nan_stays_visible_under_the_mask():
 
 
 def test_drift_in_full():
+    """Worked out by hand from the five ratios; weights are cut at 2."""
     found = drift(NOW, BEHAVIOUR, cap=2.0, prefix="x_", turns_M=TURNS)
-    ratios = [2, 8, 2, 0.5, 1 / 3]
-    logs = [math.log(r) for r in ratios]
-    cut = [min(r, 2.0) for r in ratios]
     assert found == pytest.approx(
         {
             "x_tokens": 5.0,
             "x_differing": 5.0,
-            "x_k1": -sum(logs) / 5,
-            "x_k3": sum(r - 1 - d for r, d in zip(ratios, logs, strict=True)) / 5,
-            "x_chi2": sum(r * r for r in ratios) / 5 - 1,
-            "x_max_abs": 3 * LN2,
-            "x_p99.9_abs": 3 * LN2,
-            "x_over_ln2": found["x_over_ln2"],
-            "x_truncated": found["x_truncated"],
-            "x_ess": sum(cut) ** 2 / (5 * sum(w * w for w in cut)),
-            "x_log_ppl_abs_diff": (2 * LN2 + 0.0 + math.log(3)) / 3,
+            "x_k1": -0.277259,  # -(ln 1.5 + ln 8 + ln 1.6 - ln 1.6 - ln 3) / 5 = -ln(4) / 5
+            "x_k3": 1.134408,  # (12.058333 - 5 - ln 4) / 5
+            "x_chi2": 12.862347,  # (2.25 + 64 + 2.56 + 0.390625 + 0.111111) / 5 - 1
+            "x_max_abs": 2.079442,  # ln 8
+            "x_p99.9_abs": 2.079442,
+            "x_over_ln2": 0.4,  # 8 and 1/3
+            "x_truncated": 0.2,  # 8
+            "x_ess": 0.788326,  # 6.058333^2 / (5 * (2.25 + 4 + 2.56 + 0.390625 + 0.111111))
+            "x_log_ppl_abs_diff": 0.780355,  # (ln(12) / 2 + 0 + ln 3) / 3
         },
-        abs=1e-6,
+        abs=2e-6,
     )
-    assert drift(NOW, BEHAVIOUR, cap=2.5, prefix="")["truncated"] == 0.2
-    assert (
-        drift(BEHAVIOUR + torch.tensor([0.7, -0.7, 0.6, 0.0, -5.0]), BEHAVIOUR, cap=2.0, prefix="")["over_ln2"] == 0.6
-    )
+
+
+def test_drift_of_a_million_tokens_is_what_the_distributions_say():
+    """Tokens from a table, against sums over the table: KL, chi2 and the shares are expectations under who drew them."""
+    torch.manual_seed(0)
+    sampler, trainer = torch.randn(2, 50, dtype=torch.float64).log_softmax(1)
+    y = torch.multinomial(sampler.exp(), 1_000_000, replacement=True)
+    found = drift(trainer[y], sampler[y], cap=2.0, prefix="")
+    p, ratio = sampler.exp(), (trainer - sampler).exp()
+    cut = ratio.clamp(max=2.0)
+    assert found["k1"] == pytest.approx(float((p * (sampler - trainer)).sum()), rel=0.01)
+    assert found["k3"] == pytest.approx(float((p * (sampler - trainer)).sum()), rel=0.01)
+    assert found["chi2"] == pytest.approx(float((p * ratio**2).sum() - 1), rel=0.03)
+    assert found["over_ln2"] == pytest.approx(float(p[(ratio > 2) | (ratio < 0.5)].sum()), abs=0.003)
+    assert found["truncated"] == pytest.approx(float(p[ratio > 2].sum()), abs=0.003)
+    assert found["ess"] == pytest.approx(float((p * cut).sum() ** 2 / (p * cut**2).sum()), rel=0.01)
 
 
 def test_drift_of_equal_bits_is_zero_and_one_bit_is_one_difference():

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ostinato.train.losses import drift, effective_share, k3, policy_loss, rewards_to_go, token_logprobs
+from ostinato.train.drift import k3
+from ostinato.train.gradients import head as head_module
+from ostinato.train.gradients.head import token_logprobs
+from ostinato.train.losses import policy_loss, rewards_to_go
 
 torch.set_num_threads(1)
 ORACLE = json.loads((Path(__file__).parents[2] / "oracles" / "trl_losses.json").read_text())
@@ -75,20 +78,25 @@ def test_token_logprobs_equal_trl():
     case = ORACLE["cases"]["logprobs"]
     logits = torch.tensor(case["logits"], requires_grad=True)
     targets = torch.tensor(case["targets"])
-    found = token_logprobs(lambda x: x, logits, targets, torch.full((5,), case["temperature"]))
+    found = token_logprobs(lambda x: x.clone(), logits, targets, torch.full((5,), case["temperature"]))
     torch.testing.assert_close(found, torch.tensor(case["logprobs"]), atol=1e-5, rtol=0)
     (grad,) = torch.autograd.grad(found.sum(), logits)
     torch.testing.assert_close(grad, torch.tensor(case["grad"]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("vocabulary", [97, 112])  # with and without a rest after the last 16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_token_logprobs_in_chunks_equal_one_log_softmax(dtype: torch.dtype):
+def test_token_logprobs_in_chunks_equal_one_log_softmax(
+    dtype: torch.dtype, vocabulary: int, keep: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(head_module, "_CHUNK", 64)
     torch.manual_seed(0)
-    head = torch.randn(97, 16, dtype=dtype, requires_grad=True)
+    head = torch.randn(vocabulary, 16, dtype=dtype, requires_grad=True)
     hidden = torch.randn(150, 16, dtype=dtype, requires_grad=True)
-    targets, heat, grad = torch.randint(0, 97, (150,)), 0.5 + torch.rand(150), torch.randn(150)
+    targets, heat, grad = torch.randint(0, vocabulary, (150,)), 0.5 + torch.rand(150), torch.randn(150)
     plain = ((hidden @ head.T).float() / heat[:, None]).log_softmax(1).gather(1, targets[:, None])[:, 0]
-    found = token_logprobs(lambda x: x @ head.T, hidden, targets, heat, rows=64)
+    found = token_logprobs(lambda x: x @ head.T, hidden, targets, heat, keep=keep)
     torch.testing.assert_close(found, plain)
     expected, got = (torch.autograd.grad(x, (hidden, head), grad) for x in (plain, found))
     for one, other in zip(expected, got, strict=True):
@@ -103,8 +111,7 @@ def test_the_kl_penalty_is_the_reward_to_go_of_k1():
         advantages_M=torch.ones(3),
         turns_M=torch.tensor([0, 0, 1]),
         normaliser=1.0,
-        reference_M=reference,
-        beta=0.1,
+        penalties=[(reference, 0.1)],
     )
     assert result.advantages_M.tolist() == pytest.approx([1 - 0.1 * (0.5 - 1.0), 1 + 0.1, 1 - 0.1 * 0.2])
     assert result.weights_M.tolist() == [1.0, 1.0, 1.0]
@@ -114,51 +121,137 @@ def test_rewards_to_go_stay_inside_their_turn():
     assert rewards_to_go(torch.tensor([1.0, 2, 4, 8]), torch.tensor([5, 5, 5, 9])).tolist() == [7, 6, 4, 8]
 
 
-def test_effective_share_of_equal_weights_is_one_and_of_a_single_weight_one_over_n():
-    assert effective_share(torch.full((8,), 0.3)) == pytest.approx(1.0)
-    assert effective_share(torch.tensor([1.0, 0, 0, 0])) == pytest.approx(0.25)
-    assert effective_share(torch.zeros(4)) == 0.0
-
-
-def test_drift_of_equal_logprobs_is_exactly_zero_and_of_a_shift_is_known():
-    logps = torch.linspace(-3, -0.1, 50)
-    same = drift(logps, logps, cap=2.0, prefix="x_")
-    assert same["x_max_abs"] == same["x_k1"] == same["x_k3"] == same["x_truncated"] == 0.0
-    assert same["x_ess"] == pytest.approx(1.0)
-    moved = drift(logps + 1.0, logps, cap=2.0, prefix="x_")
-    assert moved["x_k1"] == pytest.approx(-1.0, abs=1e-5)
-    assert moved["x_k3"] == pytest.approx(torch.e - 2, abs=1e-5)
-    assert moved["x_truncated"] == 1.0
-
-
 # ---------------------------------------------------------------- the estimator against exact mathematics
 
 
-def test_single_rollout_gradient_points_where_the_exact_gradient_does():
-    """Two-token turns from softmax tables, one rollout each, sampled by an older policy than the one that learns."""
-    torch.manual_seed(3)
-    V, n = 5, 100_000
-    first, second = torch.randn(V, requires_grad=True), torch.randn(V, V, requires_grad=True)
-    reward = torch.randn(V, V)
-    old_first, old_second = (first + 0.05 * torch.randn(V)).detach(), (second + 0.05 * torch.randn(V, V)).detach()
-    joint = first.softmax(0)[:, None] * second.softmax(1)
-    exact = torch.cat([g.flatten() for g in torch.autograd.grad((joint * reward).sum(), (first, second))])
+NOISE = 0.8  # of the older policy's logits: enough that leaving its weights out, or turning them round, shows
 
-    a = torch.multinomial(old_first.softmax(0), n, replacement=True)
-    b = torch.multinomial(old_second.softmax(1)[a], 1)[:, 0]
-    logps = torch.stack([first.log_softmax(0)[a], second.log_softmax(1)[a, b]], 1).flatten()
-    behaviour = torch.stack([old_first.log_softmax(0)[a], old_second.log_softmax(1)[a, b]], 1).flatten()
-    scores = reward[a, b]
+
+def close(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Same direction and, within a tenth, the same length."""
+    cosine = torch.cosine_similarity(found, exact, dim=0)
+    return bool(cosine >= 0.99) and abs(found.norm() / exact.norm() - 1).item() < 0.1
+
+
+def as_recorded(now: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    return behaviour
+
+
+def without_weights(now: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """As if all were 1."""
+    return now
+
+
+def inverted(now: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+    """As if each were mu / pi."""
+    return 2 * now - behaviour
+
+
+def gradient(
+    logps: torch.Tensor, behaviour: torch.Tensor, scores: torch.Tensor, into: tuple, **settings
+) -> torch.Tensor:
+    """-dL with one advantage per turn, less the mean; turns have as many tokens as `logps` has columns."""
+    n, length = logps.shape
+    result = policy_loss(
+        logps.flatten(),
+        behaviour_M=behaviour.flatten(),
+        advantages_M=(scores - scores.mean()).repeat_interleave(length),
+        turns_M=torch.arange(n).repeat_interleave(length),
+        normaliser=float(n),
+        **settings,
+    )
+    return -torch.cat([g.flatten() for g in torch.autograd.grad(result.loss, into)])
+
+
+@pytest.mark.parametrize(("recorded", "right"), [(as_recorded, True), (without_weights, False), (inverted, False)])
+def test_turns_of_one_token_give_the_exact_gradient_from_an_older_policys_samples(recorded, right: bool):
+    """Here a token's weight is its whole turn's, so without truncation the estimator is unbiased. Eight contexts, six tokens."""
+    torch.manual_seed(3)
+    contexts, V, n = 8, 6, 100_000
+    policy, reward = torch.randn(contexts, V, requires_grad=True), torch.randn(contexts, V)
+    old = (policy + NOISE * torch.randn(contexts, V)).detach().log_softmax(1)
+    exact = torch.autograd.grad((policy.softmax(1) * reward).sum() / contexts, policy)[0].flatten()
+    x = torch.randint(0, contexts, (n,))
+    y = torch.multinomial(old.exp()[x], 1)[:, 0]
+    logps = policy.log_softmax(1)[x, y][:, None]
+    behaviour = recorded(logps.detach(), old[x, y][:, None])
+    found = gradient(logps, behaviour, reward[x, y], (policy,), cap=1e9)
+    assert close(found, exact) is right
+
+
+@pytest.mark.parametrize(("recorded", "right"), [(as_recorded, True), (without_weights, False), (inverted, False)])
+def test_turns_of_two_tokens_give_the_expectation_that_the_docstring_writes(recorded, right: bool):
+    """Two-token turns, one rollout each, weights truncated at 2; the expectation over the older policy is a sum over all 25 turns.
+
+    Truncated token weights are biased off-policy: the expectation is near the exact gradient's direction and not it.
+    """
+    torch.manual_seed(5)
+    V, n, cap = 5, 200_000, 2.0
+    tables = (torch.randn(V, requires_grad=True), torch.randn(V, V, requires_grad=True))
+    reward = torch.randn(V, V)
+    first, second = (table.log_softmax(-1) for table in tables)
+    old_first, old_second = ((table + NOISE * torch.randn_like(table)).detach().log_softmax(-1) for table in tables)
+    drawn = old_first.exp()[:, None] * old_second.exp()
+    w1, w2 = ((one - other).detach().exp().clamp(max=cap) for one, other in ((first, old_first), (second, old_second)))
+    advantage = reward - (drawn * reward).sum()
+    surrogate = (drawn * advantage * (w1[:, None] * first[:, None] + w2 * second)).sum()
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(surrogate, tables, retain_graph=True)])
+    joint = first.exp()[:, None] * second.exp()
+    exact = torch.cat([g.flatten() for g in torch.autograd.grad((joint * reward).sum(), tables, retain_graph=True)])
+    assert not close(expected, exact)
+    assert torch.cosine_similarity(expected, exact, dim=0) > 0.8
+
+    a = torch.multinomial(old_first.exp(), n, replacement=True)
+    b = torch.multinomial(old_second.exp()[a], 1)[:, 0]
+    logps = torch.stack([first[a], second[a, b]], 1)
+    behaviour = recorded(logps.detach(), torch.stack([old_first[a], old_second[a, b]], 1))
+    assert close(gradient(logps, behaviour, reward[a, b], tables, cap=cap), expected) is right
+
+
+def test_the_price_of_a_turn_is_the_kl_where_it_was():
+    """Two one-token turns of one episode, the second's context chosen by the first: the expected gradient is that of the sum of both
+    turns' KL with the way to the second one held fixed, and not that of the KL of the whole episode."""
+    torch.manual_seed(1)
+    V, beta = 4, 0.7
+    tables = (torch.randn(V, requires_grad=True), torch.randn(V, V, requires_grad=True))
+    references = (torch.randn(V).log_softmax(0), torch.randn(V, V).log_softmax(1))
+    first, second = (table.log_softmax(-1) for table in tables)
+    joint = (first[:, None] + second).detach().exp().flatten()
+    a, b = (index.flatten() for index in torch.meshgrid(torch.arange(V), torch.arange(V), indexing="ij"))
+    logps = torch.stack([first[a], second[a, b]], 1).flatten()
     result = policy_loss(
         logps,
-        behaviour_M=behaviour,
-        advantages_M=(scores - scores.mean()).repeat_interleave(2),
-        turns_M=torch.arange(n).repeat_interleave(2),
-        normaliser=float(n),
+        behaviour_M=logps.detach(),
+        advantages_M=torch.zeros(2 * V * V),
+        turns_M=torch.arange(2 * V * V),
+        normaliser=1.0,
+        shares_M=joint.repeat_interleave(2),  # the expectation: each way counts with its probability
+        penalties=[(torch.stack([references[0][a], references[1][a, b]], 1).flatten(), beta)],
     )
-    found = -torch.cat([g.flatten() for g in torch.autograd.grad(result.loss, (first, second))])
-    assert torch.cosine_similarity(found, exact, dim=0) >= 0.99
-    assert found.norm() == pytest.approx(exact.norm().item(), rel=0.1)
+    found = torch.cat([g.flatten() for g in torch.autograd.grad(result.loss, tables, retain_graph=True)])
+    kl_first = (first.exp() * (first - references[0])).sum()
+    kl_second = (second.exp() * (second - references[1])).sum(1)
+    of_turns = beta * (kl_first + first.exp().detach() @ kl_second)
+    of_episode = beta * (kl_first + first.exp() @ kl_second)
+    expected, other = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(kl, tables, retain_graph=True)])
+        for kl in (of_turns, of_episode)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert (found - other).abs().max() > 0.01
+
+
+def test_several_penalties_add_up():
+    logps, one, other = (torch.tensor(x) for x in ([-1.0, -2.0], [-1.5, -1.0], [-0.5, -2.5]))
+    result = policy_loss(
+        logps,
+        behaviour_M=logps,
+        advantages_M=torch.zeros(2),
+        turns_M=torch.tensor([0, 0]),
+        normaliser=1.0,
+        penalties=[(one, 0.1), (other, 0.2)],
+    )
+    assert result.advantages_M.tolist() == pytest.approx([-(0.05 - 0.1) - (-0.1 + 0.1), 0.1 - 0.1], abs=1e-7)
 
 
 @pytest.mark.parametrize(("p", "shows"), [(0.20, False), (0.23, False), (0.27, True), (0.30, True)])

@@ -1,8 +1,11 @@
-"""The documented example, and the saving on the workload that packing is for."""
+"""The documented example, and the saving on the workloads that packing is for."""
+
+import itertools
+import time
 
 import pytest
 
-from ostinato.train.packing import TokenTurn, microbatches, pack
+from ostinato.train.batch.packing import TokenTurn, microbatches, pack
 
 
 def test_the_documented_example():
@@ -34,6 +37,52 @@ def test_a_common_head_and_repeated_prompts_are_computed_once():
     split = [pack([turns[i] for i in batch]) for batch in microbatches(turns, 2048)]
     assert len(split) == 4
     assert sum(part.tokens for part in split) < 1.05 * packed.tokens
+
+
+def episode(start: int, *, turns: int, sampled: int = 100, tool: int = 100) -> list[TokenTurn]:
+    """An agent's episode: each prompt is the one before it, what was sampled, and what a tool answered."""
+    ids, prompt, made = iter(range(start, 10_000_000)), tuple(range(start)), []
+    for _ in range(turns):
+        made.append(TokenTurn(prompt=prompt, sampled=tuple(itertools.islice(ids, sampled))))
+        prompt += made[-1].sampled + tuple(itertools.islice(ids, tool))
+    return made
+
+
+def computed(turns: list[TokenTurn], budget: int, **limits: float) -> list[int]:
+    """Tokens of each micro-batch."""
+    return [pack([turns[i] for i in batch]).tokens for batch in microbatches(turns, budget, **limits)]
+
+
+@pytest.mark.parametrize(("start", "tree"), [(200, 2_499), (1_200, 3_499)])
+def test_an_episode_shares_its_prefixes_beyond_the_budget(start: int, tree: int):
+    turns = episode(start, turns=12)
+    assert pack(turns).tokens == tree
+    assert sum(computed(turns, 1024)) <= 1.1 * tree
+
+
+def test_samples_of_a_prompt_longer_than_the_budget_share_it():
+    turns = [
+        TokenTurn(prompt=tuple(range(1_200)), sampled=tuple(range(2_000 * i, 2_000 * i + 36))) for i in range(1, 17)
+    ]
+    assert computed(turns, 1024) == [1_200 + 16 * 35]
+
+
+def test_beyond_the_largest_size_half_may_be_computed_again():
+    turns = [
+        TokenTurn(prompt=tuple(range(500)), sampled=tuple(range(2_000 * i, 2_000 * i + 101))) for i in range(1, 31)
+    ]
+    assert computed(turns, 64) == [500 + 30 * 100]
+    assert computed(turns, 64, largest=1_500) == [1_500, 1_500, 1_500]
+
+
+def test_an_episode_of_32k_tokens_is_packed_in_time_that_grows_with_what_is_read():
+    turns = episode(1_200, turns=155)
+    read = sum(len(turn.path) for turn in turns)
+    started = time.process_time()
+    assert computed(turns, 1024) == [32_099]
+    assert (
+        time.process_time() - started < 4e-6 * read + 1.0
+    )  # 2.6 million tokens: a quadratic pass over the tree alone takes minutes
 
 
 @pytest.mark.parametrize(("prompt", "sampled"), [((), (1,)), ((1,), ())])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch

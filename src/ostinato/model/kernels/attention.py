@@ -62,7 +62,7 @@ def _softmax(scores_RT, r, first, seen, end) -> Any:
 
 
 @njit(inline="always")
-def _accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
+def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
     """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last may be unused ones).
 
     `ahead`, as large as b, is asked for on the way. The caller's `inner` and `width` are constants.
@@ -183,13 +183,13 @@ def attention(dim, block, share):
                 out[:used] = np.float32(0.0)
                 for b in range(start, common):  # the values are on their way while the keys are used
                     held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
-                    _accumulate(q, keys[held, head], part, used, dim, block, values[held, head])
+                    accumulate(q, keys[held, head], part, used, dim, block, values[held, head])
                 for i in range(count):
                     position, where = positions_N[at + i], where_N[at + i]
                     end = max(common, position // block + 1)
                     for b in range(max(start, common), end):
                         held, part = table[where + b], scores[i * pitch :, b * block : (b + 1) * block]
-                        _accumulate(q[i * pitch :], keys[held, head], part, apart, dim, block, values[held, head])
+                        accumulate(q[i * pitch :], keys[held, head], part, apart, dim, block, values[held, head])
                     seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
                     for g in range(share):
                         row = i * pitch + g
@@ -198,12 +198,12 @@ def attention(dim, block, share):
                 for b in range(start, common):
                     held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
                     coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-                    _accumulate(part, values[held, head], out, used, block, dim, coming)
+                    accumulate(part, values[held, head], out, used, block, dim, coming)
                 for i in range(count):
                     for b in range(max(start, common), positions_N[at + i] // block + 1):
                         held, part = table[where_N[at + i] + b], scores[i * pitch :, b * block : (b + 1) * block]
                         coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-                        _accumulate(part, values[held, head], out[i * pitch :], apart, block, dim, coming)
+                        accumulate(part, values[held, head], out[i * pitch :], apart, block, dim, coming)
                 _give(out, sums, at, count, head * share, share, pitch, out_NHD)
 
     return attend

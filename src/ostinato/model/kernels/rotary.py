@@ -8,7 +8,6 @@ it is that of `norm.rms_norm`.
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
 from ostinato.model.kernels.arithmetic import load, store

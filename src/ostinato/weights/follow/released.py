@@ -1,4 +1,4 @@
-"""What is live, as the trainer last saw it, and the weights of a version that it measures itself against."""
+"""What is live, as the trainer last saw it, and the weights of versions that it measures itself against."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from ostinato.weights.follow.follower import Follower
 
 
 class Released:
-    """Follows the ref `live`; fetches a version's weights and keeps the last one fetched."""
+    """Follows the ref `live`, and fetches a version's weights; what stays in memory of them is the follower's choice."""
 
     def __init__(self, follower: Follower, live: PolicyVersion) -> None:
         self.live = live
         self._follower = follower
-        self._held: Snapshot | None = None
 
     async def refresh(self) -> PolicyVersion:
         """Look at the ref again."""
@@ -26,6 +25,4 @@ class Released:
 
     async def snapshot(self, policy: PolicyVersion) -> Snapshot:
         """A version with its weights. Raises NotFound, Corrupt."""
-        if self._held is None or self._held.policy != policy:
-            self._held = Snapshot(policy=policy, weights=await self._follower.fetch(policy))
-        return self._held
+        return Snapshot(policy=policy, weights=await self._follower.fetch(policy))

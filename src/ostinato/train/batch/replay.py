@@ -20,8 +20,8 @@ from ostinato.core import routes as codec
 from ostinato.core.errors import BadRoutes
 from ostinato.core.records import Turn
 from ostinato.model.routing import Routing
+from ostinato.train.batch.packing import Packed
 from ostinato.train.config import TrainConfig
-from ostinato.train.packing import Packed
 
 _LOG = logging.getLogger(__name__)
 Ids = NDArray[np.integer]
@@ -81,6 +81,7 @@ class Experts:
             self._routing = None
         self._known: dict[str, Ids] = {}
         self._counts: Counter[str] = Counter()
+        self._replayed: Counter[str] = Counter()
 
     def admits(self, turn: Turn) -> bool:
         """True if the turn's routes can be replayed; else the reason is logged and counted."""
@@ -116,13 +117,18 @@ class Experts:
             return
         with self._routing.replay(routes.ids_NLk, plausible=self._plausible) as replay:
             yield
-        self._counts["router_routed"] += replay.routed
-        self._counts["router_flips"] += replay.flips
-        self._counts["router_implausible"] += replay.implausible
+        self._replayed["router_routed"] += replay.routed
+        self._replayed["router_flips"] += replay.flips
+        self._replayed["router_implausible"] += replay.implausible
+
+    def start_over(self) -> None:
+        """Forget what was replayed: the same micro-batches are going to be replayed again."""
+        self._replayed.clear()
 
     def settle(self) -> dict[str, float]:
         """The counts since the last call, and forgets the turns. Pairs of (token, layer), except `router_refused_*`: turns."""
-        found = {name: float(count) for name, count in self._counts.items()}
+        found = {name: float(count) for name, count in {**self._counts, **self._replayed}.items()}
         self._counts.clear()
+        self._replayed.clear()
         self._known.clear()
         return found

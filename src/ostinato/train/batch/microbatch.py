@@ -11,18 +11,18 @@ from torch import Tensor
 
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import Sample
-from ostinato.train.packing import Packed, TokenTurn, microbatches, pack
-from ostinato.train.replay import Routes
-from ostinato.train.tree_attention import TreeAttention
+from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
+from ostinato.train.batch.replay import Routes
+from ostinato.train.gradients.tree_attention import TreeAttention
 
 
 @dataclass(slots=True, kw_only=True)
 class Microbatch:
-    """One micro-batch: the packed tree and, for its M sampled tokens, what the loss reads; after the pass, what came out.
+    """One micro-batch: the packed tree and, for its M sampled tokens of S turns, what the loss reads; after the pass, what came out.
 
-    `turns_M` counts the micro-batch's turns from 0. `shares_M`: the turn's part of its episode. `foreign_M`: made under another
-    numerics contract than the trainer's. `keep_M`: not left out by the sequence mask. `routes`: the experts to replay, None for a
-    model without.
+    `turns_M` counts the micro-batch's turns from 0; `weights_S` are their parts of their episodes. `foreign_M`: made under another
+    numerics contract than the trainer's. `routes`: the experts to replay, None for a model without. `release_M` and `anchor_M`: the
+    log-probabilities under the release and under the anchor, where they were asked for. `keep_M`: not left out by the sequence mask.
     """
 
     packed: Packed
@@ -30,45 +30,65 @@ class Microbatch:
     temperatures_M: Tensor
     behaviour_M: Tensor
     advantages_M: Tensor
-    shares_M: Tensor
     turns_M: Tensor
+    weights_S: Tensor
     foreign_M: Tensor
-    versions_M: list[PolicyVersion]
+    versions_M: Sequence[PolicyVersion]
     routes: Routes | None = None
-    reference_M: Tensor | None = None
+    release_M: Tensor | None = None
+    anchor_M: Tensor | None = None
     logprobs_M: Tensor = field(default_factory=lambda: torch.empty(0))
     keep_M: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
 
     @property
-    def kept(self) -> int:
-        """Turns that the mask left in."""
-        return len(torch.unique(self.turns_M[self.keep_M]))
+    def shares_M(self) -> Tensor:
+        """Each token's turn's part of its episode."""
+        return self.weights_S[self.turns_M]
+
+    @property
+    def kept_S(self) -> Tensor:
+        """The turns that the mask left in; it takes a turn as a whole."""
+        kept_S = torch.zeros(len(self.weights_S), dtype=torch.bool)
+        kept_S[self.turns_M[self.keep_M]] = True
+        return kept_S
+
+    def made_by(self, policy: Callable[[PolicyVersion], bool]) -> Tensor:
+        """[M]: made by such a policy, as all of their turn before them: after a swap a stream may read keys of older weights."""
+        own_M = torch.tensor([policy(version) for version in self.versions_M])
+        others_M = (~own_M).long().cumsum(0)
+        first_M = torch.searchsorted(self.turns_M, self.turns_M)  # each token's turn's first token
+        before_M = others_M[first_M] - (~own_M[first_M]).long()
+        return others_M == before_M
 
 
 def make_microbatches(
     samples: Sequence[Sample],
     budget: int,
+    largest: int,
     foreign: Callable[[Turn], bool],
     routes: Callable[[Packed, Sequence[Turn]], Routes | None],
+    on_layer: Callable[[], None],
 ) -> list[Microbatch]:
-    """Cut samples into micro-batches of at most `budget` packed tokens."""
+    """Cut samples into micro-batches of about `budget` packed tokens (`packing.microbatches`).
+
+    `foreign` labels turns, `routes` lays out the experts that they are sent through, `on_layer` is called at each layer of each pass.
+    """
     tokens = token_turns([sample.turn for sample in samples])
     work: list[Microbatch] = []
-    for chosen in microbatches(tokens, budget):
+    for chosen in microbatches(tokens, budget, largest=largest):
         packed = pack([tokens[index] for index in chosen])
         turns = [samples[index].turn for index in chosen]
         credit = [samples[index].advantages for index in chosen]
-        shares = np.array([samples[index].weight for index in chosen], np.float32)
         labels = np.array([foreign(turn) for turn in turns], np.bool_)
         work.append(
             Microbatch(
                 packed=packed,
-                attend=TreeAttention(packed),
+                attend=TreeAttention(packed, on_layer=on_layer),
                 temperatures_M=temperatures(turns),
                 behaviour_M=torch.tensor([value for turn in turns for value in turn.logprobs], dtype=torch.float32),
                 advantages_M=torch.tensor([value for turn in credit for value in turn], dtype=torch.float32),
-                shares_M=torch.from_numpy(shares[packed.turns_M]),
                 turns_M=torch.from_numpy(packed.turns_M),
+                weights_S=torch.tensor([samples[index].weight for index in chosen], dtype=torch.float32),
                 foreign_M=torch.from_numpy(labels[packed.turns_M]),
                 versions_M=[version for turn in turns for version in turn.versions_T()],
                 routes=routes(packed, turns),

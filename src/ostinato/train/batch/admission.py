@@ -1,0 +1,52 @@
+"""Which samples can be learned from; the others fall out, counted by reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ostinato.core.errors import NoSignal
+from ostinato.core.numerics import Contract
+from ostinato.core.records import Turn
+from ostinato.core.samples import Sample
+from ostinato.train.batch.replay import Experts
+
+
+class Admission:
+    """Lets a sample in if it has tokens, an arithmetic that may be trained on, and routes that can be replayed.
+
+    Args:
+        contract: the trainer's; None: nobody measured it, and no turn is foreign.
+        refuse_foreign: leave turns of another contract out.
+        experts: knows which routes can be replayed.
+    """
+
+    def __init__(self, contract: Contract | None, *, refuse_foreign: bool, experts: Experts) -> None:
+        self._contract, self._refuse, self._experts = contract, refuse_foreign, experts
+
+    def foreign(self, turn: Turn) -> bool:
+        """True if the turn was made under another contract than the trainer's; unknown arithmetic is another one."""
+        return self._contract is not None and turn.numerics != self._contract.id
+
+    def admit(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
+        """The samples that can be learned from, and how many fell out for each reason. Raises NoSignal if none is left."""
+        full = [sample for sample in samples if sample.turn.prompt_ids and sample.turn.sampled_ids]
+        if not full:
+            raise NoSignal(f"none of {len(samples)} turns has a sampled token: hold such turns back, do not batch them")
+        own = [sample for sample in full if not (self._refuse and self.foreign(sample.turn))]
+        if not own:
+            raise NoSignal(
+                f"none of {len(full)} turns was made under the trainer's numerics contract "
+                f"{self._contract.id if self._contract else ''}: give engine and trainer the same one (`ostinato status` shows "
+                "both), or set train.foreign_numerics to 'label'"
+            )
+        routed = [sample for sample in own if self._experts.admits(sample.turn)]
+        if not routed:
+            raise NoSignal(
+                f"none of {len(own)} turns has routes that can be replayed; train.router_replay=false does without"
+            )
+        return routed, {
+            "turns": float(len(routed)),
+            "turns_empty": float(len(samples) - len(full)),
+            "refused_turns": float(len(full) - len(own)),
+            "router_refused": float(len(own) - len(routed)),
+        }

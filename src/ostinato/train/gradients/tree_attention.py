@@ -1,0 +1,171 @@
+"""Attention over a packed token tree: the `Attend` that the trainer hands to the model.
+
+The forward pass lays the tree out in blocks and calls the kernel that the engine calls, so its bits are the engine's. The backward
+pass goes through the same blocks again. Memory is a few numbers per token: nothing as large as queries x keys is ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ostinato.model.kernels.attention_gradient import attention_gradient, gather, queries_per_tile, spread_out
+from ostinato.model.paged import Blocks, Entry, Places, Reads, array
+from ostinato.model.threads import split
+from ostinato.train.batch.packing import Ints, Packed
+
+BLOCK = 32
+"""Tokens per block; any multiple of 16 gives the same bits."""
+_PARTS = (
+    2  # of the tiles; each adds to keys' gradients of its own, so that the sum is the same for every number of threads
+)
+
+
+def _nothing() -> None: ...
+
+
+class TreeAttention:
+    """Callable as the model's `attend`: ``(layer, q[N,H,D], k[N,KV,D], v[N,KV,D], scale, window) -> [N,H,D]``, under autograd.
+
+    `on_layer` is called before each layer, in the forward and in the backward pass; what it raises ends the pass.
+
+    Example: ``hidden(model, ids_N, positions_N, TreeAttention(packed))``.
+    """
+
+    def __init__(self, packed: Packed, *, on_layer: Callable[[], None] = _nothing) -> None:
+        self.layout = Layout(packed)
+        self._on_layer = on_layer
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """The same for every layer; `layer` is part of the seam and not used."""
+        del layer
+        self._on_layer()
+        result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self._on_layer)  # pyright: ignore[reportAssignmentType]
+        return result
+
+    __call__ = attend
+
+
+class Layout:
+    """The tree in blocks: full blocks of a shared prefix stand once, the block at a branch once per branch.
+
+    `positions_N`, and `where_N`: where in `table` the blocks of each token's path begin. Grows with the tokens, and by one number
+    per branch and block of its path.
+    """
+
+    def __init__(self, packed: Packed) -> None:
+        starts = np.flatnonzero(np.diff(packed.positions_N, prepend=packed.positions_N[0]) != 1)  # unbranched stretches
+        stops = np.append(starts[1:], packed.tokens)
+        branch = np.empty(int(packed.positions_N.max()) + 1, np.int64)  # the present path, from the root
+        table: list[int] = []  # its blocks
+        places: list[tuple[Ints, int]] = []
+        self._entries: list[Entry] = []
+        for a, b in zip(starts.tolist(), stops.tolist(), strict=True):
+            position = int(packed.positions_N[a])
+            end = position + b - a
+            branch[position:end] = np.arange(a, b)
+            del table[position // BLOCK :]
+            for start in range(position // BLOCK * BLOCK, end, BLOCK):
+                table.append(len(places))
+                places.append((branch[start : min(start + BLOCK, end)].copy(), len(places)))
+            self._entries.append(Entry(start=position, end=end, blocks=tuple(table)))
+        sizes = [len(tokens) for tokens, _ in places]
+        self.blocks = len(places)
+        self.places = Places(
+            np.concatenate([tokens for tokens, _ in places]),
+            np.repeat(np.arange(self.blocks), sizes),
+            np.concatenate([np.arange(size) for size in sizes]),
+        )
+        self.positions_N = packed.positions_N
+        tables = [len(entry.blocks) for entry in self._entries]
+        self.where_N = np.repeat(np.cumsum(tables) - tables, stops - starts)
+        self.table = np.array([block for entry in self._entries for block in entry.blocks], np.int64)
+        self._reads = Reads(self._entries, BLOCK)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
+        """[N, H, D] and the log-sum-exp [N, H]."""
+        held = Blocks(self.blocks, k.shape[1], BLOCK, k.shape[2], k.dtype)
+        held.write(k, v, self.places)
+        return self._reads.attend(q, held, scale, window)
+
+    def tiles(self, queries: int) -> Ints:
+        """[T, 2]: (first query, how many) of runs of at most `queries` neighbours on one path."""
+        found: list[tuple[int, int]] = []
+        first = 0
+        for entry in self._entries:
+            size = entry.end - entry.start
+            found += [(first + at, min(queries, size - at)) for at in range(0, size, queries)]
+            first += size
+        return np.array(found, np.int64)
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, grads: tuple[Tensor, Tensor], scale: float, window: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of q, k and v; `grads` are the output's gradient [N, H, D] and its inner product with the output [N, H]."""
+        kv, dim, share = k.shape[1], k.shape[2], q.shape[1] // k.shape[1]
+        run, tiles = attention_gradient(dim, BLOCK, share), self.tiles(queries_per_tile(share))
+        pairs = np.concatenate([[0], self.positions_N[tiles.sum(1) - 1].cumsum()])
+        cuts = np.searchsorted(pairs, np.linspace(0, pairs[-1], _PARTS + 1))
+        cuts[-1] = len(tiles)
+        keys, keys_by_dim = self._spread(k)
+        _, values_by_dim = self._spread(v)
+        dq = torch.zeros(q.shape, dtype=torch.float32)  # padding behind the tree gets no gradient
+        dk, dv = (np.zeros((_PARTS, self.blocks, kv, BLOCK, dim), np.float32) for _ in range(2))
+        qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, *grads))
+        paged = (lse.numpy(), deltas, keys, keys_by_dim, values_by_dim)
+        paths = (tiles, self.positions_N, self.where_N, self.table)
+
+        def work(first: int, last: int) -> None:
+            for unit in range(first, last):
+                head, part = divmod(unit, _PARTS)
+                where = (cuts[part], cuts[part + 1], np.float32(scale), window)
+                run(head, qs, dos, *paged, *paths, *where, dq.numpy(), dk[part], dv[part])
+
+        split(kv * _PARTS, work)
+        return dq.to(q.dtype), self._gather(dk, k), self._gather(dv, v)
+
+    def _spread(self, x: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        kv, dim = x.shape[1:]
+        by_token = np.zeros((self.blocks, kv, BLOCK, dim), np.float32)
+        by_dim = np.zeros((self.blocks, kv, dim, BLOCK), np.float32)
+        at = self.places
+        spread_out(array(x.contiguous()), at.tokens, at.blocks, at.offsets, by_token, by_dim)
+        return by_token, by_dim
+
+    def _gather(self, parts: NDArray[np.float32], like: Tensor) -> Tensor:
+        out, at = torch.empty(like.shape, dtype=like.dtype), self.places
+        gather(parts, at.tokens, at.blocks, at.offsets, np.zeros(like.shape, np.float32), array(out))
+        return out
+
+
+class _Tree(torch.autograd.Function):
+    """The kernel of the engine forward, and an explicit backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int,
+        layout: Layout,
+        on_layer: Callable[[], None],
+    ) -> Tensor:
+        out, lse = layout.forward(q, k, v, scale, window)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.rest = scale, window, layout, on_layer
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, out, lse = ctx.saved_tensors
+        scale, window, layout, on_layer = ctx.rest
+        on_layer()
+        delta = (grads[0].float() * out.float()).sum(-1)
+        return *layout.backward(q, k, v, lse, (grads[0], delta), scale, window), None, None, None, None

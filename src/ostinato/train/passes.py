@@ -1,0 +1,139 @@
+"""Forward and backward over the micro-batches of one step: gradients end up in the masters' sums, the rest on the micro-batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostinato.core.errors import NoSignal
+from ostinato.core.numerics import Contract
+from ostinato.model.memory import give_back
+from ostinato.train.batch.microbatch import Microbatch
+from ostinato.train.batch.replay import Experts
+from ostinato.train.config import TrainConfig
+from ostinato.train.losses import policy_loss, sequence_mask
+from ostinato.train.masters import Masters
+from ostinato.train.policy import Policy
+from ostinato.train.references import penalties
+
+_LOG = logging.getLogger(__name__)
+_GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percent
+
+
+class Laps:
+    """Seconds of a step's phases, added up by name."""
+
+    def __init__(self) -> None:
+        self._started = self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        """What passed since the last call belongs to this phase."""
+        now = time.perf_counter()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def metrics(self) -> dict[str, float]:
+        """`seconds` in all, and `seconds_<phase>`."""
+        named = {f"seconds_{name}": value for name, value in self._seconds.items()}
+        return {"seconds": self._last - self._started, **named}
+
+
+class BrokenPromise(NoSignal):
+    """The same weights under the same exact contract gave other bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """The loss over all turns, and whether the promise of exact mode was found broken."""
+
+    loss: float
+    broken: bool
+
+
+class Passes:
+    """Runs them. `contract`: the trainer's own arithmetic, None if nobody measured it."""
+
+    def __init__(
+        self, policy: Policy, masters: Masters, experts: Experts, contract: Contract | None, config: TrainConfig
+    ) -> None:
+        self._policy, self._masters, self._experts = policy, masters, experts
+        self._contract, self._config = contract, config
+
+    def run(
+        self, work: Sequence[Microbatch], *, held: Collection[int], step: int, anchor_beta: float, laps: Laps
+    ) -> Passed:
+        """All micro-batches. `held`: the policy numbers whose weights the trainer holds; `step`: the step about to be taken.
+
+        Where the engine's bits at the same weights are not the trainer's, an exact contract does not hold, and then nothing vouches for
+        any turn: the step is taken as in fast mode, or raises NoSignal (`train.broken_promise`).
+        """
+        exact = self._contract is not None and self._contract.mode == "exact"
+        try:
+            loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps)
+        except BrokenPromise as error:
+            if self._config.broken_promise == "refuse":
+                raise
+            _LOG.error("%s; this step is taken as in fast mode", error)
+            self._experts.start_over()
+            return Passed(loss=self._accumulate(work, None, step, anchor_beta, laps), broken=True)
+        return Passed(loss=loss, broken=False)
+
+    def _accumulate(
+        self, work: Sequence[Microbatch], promised: Collection[int] | None, step: int, anchor_beta: float, laps: Laps
+    ) -> float:
+        """`promised`: the policy numbers whose bits an exact contract promises; None without one. Returns the loss."""
+        normaliser = sum(float(item.weights_S.double().sum()) for item in work) * self._config.turn_tokens
+        total = 0.0
+        self._masters.clear_grads()
+        for number, item in enumerate(work, 1):
+            with self._experts.replaying(item.routes):  # the backward pass may recompute activations: routes alike
+                logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M)
+                item.logprobs_M = logprobs_M.detach()
+                if promised is not None:
+                    self._check_promise(item, promised, step)
+                item.keep_M = self._mask(item, exact=promised is not None)
+                result = policy_loss(
+                    logprobs_M,
+                    behaviour_M=item.behaviour_M,
+                    advantages_M=item.advantages_M,
+                    turns_M=item.turns_M,
+                    normaliser=normaliser,
+                    penalties=penalties(item, anchor_beta=anchor_beta, config=self._config),
+                    cap=self._config.importance_cap,
+                    keep_M=item.keep_M,
+                    shares_M=item.shares_M,
+                )
+                laps.end("forward")
+                result.loss.backward()
+            if number % _GIVE_BACK_EVERY == 0 or number == len(work):
+                give_back()
+            laps.end("backward")
+            total += float(result.loss.detach())
+        return total
+
+    def _mask(self, item: Microbatch, *, exact: bool) -> Tensor:
+        """The tokens that may teach. Turns of our own exact contract are never masked: their staleness is `judge`'s."""
+        keep_M = torch.ones(len(item.turns_M), dtype=torch.bool)
+        bound = self._config.sequence_mask
+        if bound is None or self._contract is None:
+            return keep_M
+        subject_M = item.foreign_M if exact else keep_M
+        if bool(subject_M.any()):
+            keep_M = ~subject_M | sequence_mask(item.logprobs_M, item.behaviour_M, item.turns_M, bound=bound)
+        return keep_M
+
+    def _check_promise(self, item: Microbatch, promised: Collection[int], step: int) -> None:
+        same_M = item.made_by(lambda version: version.number in promised) & ~item.foreign_M
+        d_M = (item.logprobs_M - item.behaviour_M)[same_M]
+        if differing := int((d_M != 0).sum()):
+            raise BrokenPromise(
+                f"step {step}: {differing} of {len(d_M)} tokens of the same weights under the exact contract "
+                f"{self._contract.id if self._contract else ''} differ from the engine's (largest |d| {float(d_M.abs().max()):.3g}): "
+                "the promise is broken. Run `ostinato doctor`, and set model.numerics to 'fast' until it holds"
+            )

@@ -1,0 +1,78 @@
+"""The compute model as a policy: packed token trees in, log-probabilities of their sampled tokens out, with or without gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ostinato.model.attention import hidden, logits
+from ostinato.model.config import quick_dtype
+from ostinato.model.experts import DEFAULT_ROWS, set_rows
+from ostinato.model.load import empty_model, load_model
+from ostinato.model.tensors import named_tensors
+from ostinato.train.batch.packing import Packed
+from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.head import token_logprobs
+from ostinato.train.gradients.tree_attention import TreeAttention
+
+KEPT_LOGITS = 256 << 20
+"""Bytes of a micro-batch's logits up to which they are kept for the backward pass; beyond it the head runs again, chunk by chunk."""
+
+
+def _arithmetic(choice: str) -> torch.dtype:
+    """bf16 or fp32; `auto` is what this CPU is quick in."""
+    if choice == "auto":
+        return quick_dtype()
+    return torch.bfloat16 if choice == "bf16" else torch.float32
+
+
+class Policy:
+    """A model's forward pass over packed trees, by the engine's arithmetic.
+
+    Args:
+        path: the model's directory.
+        config: in which dtype it computes, and from how many tokens on activations are computed again in the backward pass.
+        rows: the row rule.
+    """
+
+    def __init__(self, path: Path, config: TrainConfig, rows: int = DEFAULT_ROWS) -> None:
+        self._rows, self._recompute_tokens = rows, config.recompute_tokens
+        # eval mode: dropout would make the trainer's policy another one than the sampler's
+        self.model = load_model(path, _arithmetic(config.compute))
+        self.served = _served_dtypes(self.model, path, config)
+        set_rows(self.model, rows)
+        self._layers = _recomputable(self.model)
+        self._head = partial(logits, self.model, rows=rows)
+        head = cast("nn.Linear", self.model.get_output_embeddings())
+        self._row_bytes = head.out_features * head.weight.element_size()
+
+    def logprobs(self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor) -> Tensor:
+        """[M], fp32: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on."""
+        ids_N, positions_N = torch.from_numpy(packed.ids_N), torch.from_numpy(packed.positions_N)
+        for layer in self._layers:
+            layer.training = packed.tokens > self._recompute_tokens
+        states_ND = hidden(self.model, ids_N, positions_N, attend, rows=self._rows)
+        rows_MD = states_ND.index_select(0, torch.from_numpy(packed.rows_M))
+        keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
+        return token_logprobs(self._head, rows_MD, torch.from_numpy(packed.targets_M), temperatures_M, keep=keep)
+
+
+def _served_dtypes(model: PreTrainedModel, path: Path, config: TrainConfig) -> dict[str, torch.dtype]:
+    """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest is."""
+    served = torch.bfloat16 if config.publish == "bf16" else torch.float32
+    like = model if _arithmetic(config.compute) == served else empty_model(path, served)
+    return {name: tensor.dtype for name, tensor in named_tensors(like).items()}
+
+
+def _recomputable(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers, made ready to keep only their input for the backward pass while they (and not what is in them) are in training mode."""
+    # the first name came with transformers 5.22 and the second goes with 6
+    enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

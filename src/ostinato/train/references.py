@@ -1,0 +1,134 @@
+"""The policies that learning is held to: the last release by a price on every nat away from it, the anchor by a bound.
+
+Data flow: micro-batches -> `consult`, before the step's own passes -> each token's log-probability under the release, and under the
+anchor for a part of the tokens (for all, while the policy is further from it than it should be) -> the loss's penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import Weights
+from ostinato.train.batch.microbatch import Microbatch
+from ostinato.train.config import TrainConfig
+from ostinato.train.drift import k3
+from ostinato.train.losses import Penalty
+from ostinato.train.masters import Masters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """Which policies a step is held to, and where their weights come from.
+
+    `release`: the last one before users. `anchor`: the first one, which never changes: many small steps, each near the release before
+    it, can lead far away from that. `fetch` is called when some token needs a policy's weights; it may block.
+
+    Example: ``References(release=v17, anchor=v0, fetch=lambda policy: stored[policy])``
+    """
+
+    release: PolicyVersion | None = None
+    anchor: PolicyVersion | None = None
+    fetch: Callable[[PolicyVersion], Weights]
+
+
+Under = Callable[[PolicyVersion, Sequence[Microbatch]], list[Tensor]]
+"""The log-probabilities [M] of micro-batches' tokens under a policy."""
+
+
+def reader(
+    fetch: Callable[[PolicyVersion], Weights], masters: Masters, forward: Callable[[Microbatch], Tensor]
+) -> Under:
+    """Log-probabilities under other weights, which stand in the compute model meanwhile and are let go then.
+
+    A token that the policy made under the trainer's own arithmetic has its own, as captured; only for the others, and only if there are
+    any, are the weights fetched. Tokens of another contract are not taken at their word, nor those after a swap, which read keys
+    of older weights.
+    """
+
+    def under(policy: PolicyVersion, items: Sequence[Microbatch]) -> list[Tensor]:
+        own = [item.made_by(lambda version: version.hash == policy.hash) & ~item.foreign_M for item in items]
+        if all(bool(own_M.all()) for own_M in own):
+            return [item.behaviour_M for item in items]
+        masters.put(fetch(policy))
+        try:
+            return [
+                item.behaviour_M if bool(own_M.all()) else torch.where(own_M, item.behaviour_M, forward(item))
+                for item, own_M in zip(items, own, strict=True)
+            ]
+        finally:
+            masters.round_into_model()
+
+    return under
+
+
+def consult(
+    work: Sequence[Microbatch], references: References, under: Under, *, step: int, config: TrainConfig
+) -> float:
+    """Fill in `release_M` and `anchor_M`; returns the anchor's beta, 0 within `train.anchor_kl`.
+
+    The price beyond the bound is the slope of beta / (2 kl) max(0, KL - kl)^2: it sets in gently and grows with the excess. Whether
+    the policy is beyond it is read from what the sampler recorded, on the tokens that are looked at in this step: before the
+    step's own passes nothing newer is known, and the sampler is a few steps behind at most.
+    """
+    if references.release is not None and config.kl_beta:
+        for item, found_M in zip(work, under(references.release, work), strict=True):
+            item.release_M = found_M
+    if references.anchor is None or config.anchor_kl is None:
+        return 0.0
+    if references.anchor == references.release and config.kl_beta:
+        looked_at: Sequence[Microbatch] = work
+        for item in work:
+            item.anchor_M = item.release_M
+    else:
+        looked_at = _part(work, step, config.anchor_tokens)
+        _ask(references.anchor, looked_at, under)
+    beta = config.anchor_beta * max(0.0, distance(looked_at, captured=True) / config.anchor_kl - 1)
+    if beta:
+        _ask(references.anchor, [item for item in work if item.anchor_M is None], under)
+    return beta
+
+
+def _ask(anchor: PolicyVersion, items: Sequence[Microbatch], under: Under) -> None:
+    for item, found_M in zip(items, under(anchor, items), strict=True):
+        item.anchor_M = found_M
+
+
+def _part(work: Sequence[Microbatch], step: int, tokens: int) -> list[Microbatch]:
+    """Micro-batches with so many sampled tokens; each step begins with the next one, so that every part has its turn."""
+    chosen: list[Microbatch] = []
+    for number in range(len(work)):
+        if sum(len(item.turns_M) for item in chosen) >= tokens:
+            break
+        chosen.append(work[(step + number) % len(work)])
+    return chosen
+
+
+def distance(items: Sequence[Microbatch], *, captured: bool = False, cap: float = 1.0) -> float:
+    """KL(policy || anchor) in nats per token, where `anchor_M` is known; 0 if it is nowhere.
+
+    The policy is the trainer's, its samples weighted by importance up to `cap`; or, if `captured`, whatever drew them.
+    """
+    total = count = 0.0
+    for item in items:
+        if item.anchor_M is None:
+            continue
+        policy_M = item.behaviour_M if captured else item.logprobs_M
+        weights_M = (policy_M - item.behaviour_M).exp().clamp(max=cap).double() * item.shares_M
+        total += float((weights_M * k3(policy_M.double(), item.anchor_M.double())).sum())
+        count += float(weights_M.sum())
+    return total / count if count else 0.0
+
+
+def penalties(item: Microbatch, *, anchor_beta: float, config: TrainConfig) -> list[Penalty]:
+    """What the loss charges a micro-batch's tokens for."""
+    found: list[Penalty] = []
+    if item.release_M is not None:
+        found.append((item.release_M, config.kl_beta))
+    if item.anchor_M is not None and anchor_beta:
+        found.append((item.anchor_M, anchor_beta))
+    return found

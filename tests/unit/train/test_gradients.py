@@ -1,0 +1,138 @@
+"""What the backward pass computes by itself equals what autograd makes of the library's own modules, for every architecture we take."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig
+
+from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.load import load_model
+from ostinato.model.norms import RMSNorm
+from ostinato.testing.records import a_turn
+from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+from ostinato.train.batch.microbatch import temperatures, token_turns
+from ostinato.train.batch.packing import pack
+from ostinato.train.config import TrainConfig
+from ostinato.train.gradients import products
+from ostinato.train.gradients.products import sum_gradients_into
+from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.policy import Policy
+
+torch.set_num_threads(1)
+FP32 = TrainConfig(compute="fp32", publish="fp32")
+
+
+def turns():
+    """Two branches of one prompt and a turn of its own, with a padding token (259) among them."""
+    shared = list(range(5, 45))
+    return [
+        a_turn("a:0", prompt=shared, sampled=range(100, 140)),
+        a_turn("b:0", prompt=[*shared, 259, 7], sampled=range(60, 95)),
+        a_turn("c:0", prompt=[3, 259, 4], sampled=(9, 9, 1)),
+    ]
+
+
+def ours(path: Path, config: TrainConfig, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    policy = Policy(path, config)
+    sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
+    policy.model.requires_grad_(True)
+    sum_gradients_into(policy.model, sums)
+    packed = pack(token_turns(turns()))
+    found = policy.logprobs(packed, TreeAttention(packed), temperatures(turns()))
+    (found * coefficients).sum().backward()
+    for name, parameter in policy.model.named_parameters():
+        if parameter.grad is not None:
+            sums[name] += parameter.grad
+    return found.detach(), sums
+
+
+def theirs(path: Path, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Turn by turn, in fp32, with PyTorch's attention, cross-entropy and autograd."""
+    model, found = load_model(path, torch.float32, train=True).eval(), []
+    for turn in turns():
+        ids = torch.tensor(turn.prompt_ids + turn.sampled_ids)
+        states = hidden(model, ids[:-1], torch.arange(len(ids) - 1), CausalAttend([len(ids) - 1]))
+        rows = logits(model, states[len(turn.prompt_ids) - 1 :])
+        found.append(-F.cross_entropy(rows, torch.tensor(turn.sampled_ids), reduction="none"))
+    (torch.cat(found) * coefficients).sum().backward()
+    return torch.cat(found).detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def coefficients() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(sum(len(turn.sampled_ids) for turn in turns()))
+
+
+@pytest.mark.parametrize("recompute_tokens", [0, 10_000])
+@pytest.mark.parametrize("kind", [*SUPPORTED, "moe"])
+def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, tmp_path: Path):
+    path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_of(tmp_path / "zoo", SUPPORTED[kind]())
+    found, sums = ours(path, FP32.model_copy(update={"recompute_tokens": recompute_tokens}), coefficients())
+    expected, gradients = theirs(path, coefficients())
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    assert gradients
+    for name, gradient in gradients.items():
+        scale = gradient.abs().max().item()
+        torch.testing.assert_close(sums[name], gradient, atol=2e-4 * scale + 1e-6, rtol=1e-3, msg=name)
+
+
+def llama(path: Path, **changes) -> Path:
+    """Tied, with a padding token whose embedding is a constant."""
+    shape = {
+        "vocab_size": 260,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "pad_token_id": 259,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": True}
+    return tiny_of(path, LlamaConfig(**shape | heads | changes))
+
+
+@pytest.mark.parametrize(("changes", "fused"), [({}, 2), ({"hidden_act": "gelu"}, 0), ({"mlp_bias": True}, 0)])
+def test_only_swiglu_blocks_are_taken_for_swiglu(
+    changes: dict, fused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen = []
+    real = products._is_swiglu
+    monkeypatch.setattr(products, "_is_swiglu", lambda module: seen.append(real(module)) or seen[-1])
+    path = llama(tmp_path / "model", **changes)
+    found, sums = ours(path, FP32, coefficients())
+    assert sum(seen) == fused
+    expected, gradients = theirs(path, coefficients())
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(sums[name], gradient, atol=1e-4 * gradient.abs().max().item(), rtol=1e-3, msg=name)
+
+
+def test_the_gradients_of_bf16_are_those_of_fp32_to_its_precision(tmp_path: Path):
+    path = llama(tmp_path / "model")
+    _, sums = ours(path, TrainConfig(compute="bf16"), coefficients())
+    _, gradients = theirs(path, coefficients())
+    for name, gradient in gradients.items():
+        assert torch.cosine_similarity(sums[name].flatten(), gradient.flatten(), dim=0) > 0.99, name
+        assert sums[name].norm() == pytest.approx(gradient.norm().item(), rel=0.05), name
+
+
+def test_several_passes_add_up(tmp_path: Path):
+    path = llama(tmp_path / "model")
+    once, twice = ours(path, FP32, coefficients())[1], ours(path, FP32, 2 * coefficients())[1]
+    assert all(torch.allclose(2 * once[name], twice[name], rtol=1e-4, atol=1e-6) for name in once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norms_gradient_is_that_of_its_formula(dtype: torch.dtype):
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 300, 48).to(dtype)
+    weight = torch.nn.Parameter(torch.randn(48).to(dtype))
+    inputs = [x.requires_grad_(True), weight]
+    wide = [each.detach().double().requires_grad_(True) for each in inputs]
+    plain = wide[1] * wide[0] * (wide[0].pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
+    expected = torch.autograd.grad(plain, wide, grad.double())
+    found = torch.autograd.grad(RMSNorm(weight, 1e-5)(x), inputs, grad)
+    close = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other.double(), one, **close)
