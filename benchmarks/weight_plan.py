@@ -22,7 +22,7 @@ from statistics import NormalDist
 from rich.console import Console
 from rich.table import Table
 
-from ostinato.launch.commands.plan import size, totals, ways
+from ostinato.launch.commands.weights.plan import size, totals, ways
 from ostinato.weights.plan import FACTORS, SKIPS, Cores, Deployment, DeploymentPlan, Link, delta_bytes, mask_bits, plan
 
 RESULT = Path(__file__).parent / "results" / "weight_plan.json"

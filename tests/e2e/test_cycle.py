@@ -28,9 +28,10 @@ from ostinato.core.records import (
 )
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.launch.commands.replay import replay
+from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.progress import Progress
 from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle
 from ostinato.testing.tiny import tiny_model
@@ -53,6 +54,7 @@ def config_at(directory: Path) -> Config:
             "learn.publish_every=1",
             "learn.max_lead=2",
             "learn.checkpoint_every=100",
+            "evaluate.suite=demo",
         ],
     )
 
@@ -109,7 +111,7 @@ def worker_of(run: Run, live: PolicyVersion) -> TrainWorker:
         on_learned=progress.learned,
         on_published=progress.published,
     )
-    return TrainWorker(run, learning, progress)
+    return TrainWorker(run, learning, progress, Pulse())
 
 
 def evaluation(config: Config) -> Evaluation:

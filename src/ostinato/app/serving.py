@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +33,10 @@ async def open_serving(run: Run, model: Path) -> Serving:
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
-    renderer, contract = HFRenderer(model), engine_contract(config)
+    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread each: the worker hears that it should end
+    contract = await asyncio.to_thread(engine_contract, config)
     await stamp(run.log, contract)
-    engine = TorchEngine(build(model), renderer, config.engine, contract=contract)
+    engine = TorchEngine(await asyncio.to_thread(build, model), renderer, config.engine, contract=contract)
     settings = config.serve.model_copy(update={"admin_key": SecretStr(run.home.admin_key())})
     gateway = create_app(
         engine=engine,

@@ -7,14 +7,13 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ostinato.app.keeping import released
 from ostinato.app.storage import home, open_log, open_store
 from ostinato.config import Config
-from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.launch.commands.versions import find_version
+from ostinato.core.records import PolicyVersion
+from ostinato.launch.commands.weights.versions import find_version
 from ostinato.weights.keep import holding
 from ostinato.weights.keep.gc import Collected, Step, Tally, collect
-
-_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version is before users
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
@@ -50,13 +49,8 @@ async def _released(config: Config, console: Console) -> list[PolicyVersion]:
     if not home(config).log.exists():
         console.print(f"no log in {config.run.directory}: past releases are kept only where a ref or pin names them")
         return []
-    found: dict[PolicyVersion, None] = {}
     with open_log(config) as log:
-        async for _, row in log.read(0, {ReleaseEvent}):
-            if isinstance(row, ReleaseEvent) and row.action in _LIVE:
-                found.pop(row.policy, None)  # last in the order of when it was live
-                found[row.policy] = None
-    return list(found)[::-1][: config.collect.releases]
+        return await released(log, config.collect.releases)
 
 
 class _Screen:
