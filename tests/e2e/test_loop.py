@@ -9,7 +9,10 @@ from ostinato.evaluate.acceptance import by_arm
 from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.observe import RunObserver
 from ostinato.reward.ledger import account
+from ostinato.weights.keep.fsck import verify
 
+TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=1", "collect.grace_hours=0.002")
+"""Old versions go while the trainer publishes, the engine follows and the gate measures: seven seconds after they were written."""
 RATED = 150  # turns of each arm after the third release: enough to tell their acceptance apart
 
 
@@ -21,7 +24,7 @@ async def until(condition, timeout_s: float, what: str):
 
 
 async def test_reactions_become_better_weights_that_are_served(tmp_path, running, simulated_users):
-    run = await running(tmp_path)
+    run = await running(tmp_path, *TIDY)
     with open_run(run.config) as opened:
         log, observer = opened.log, RunObserver(home(run.config), opened.log)
 
@@ -55,6 +58,9 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         published = {line["number"]: line["hash"] for line in seen.published}
         assert roots
         assert {step: root for step, root in roots.items() if step in published} == published
+        kept = [ref for ref in await opened.store.refs() if ref.startswith("version/")]
+        assert len(kept) < len(roots) - 3, "what nothing needs was deleted meanwhile"
+        assert (await verify(opened.store)).problems == []
         live = await opened.follower.resolve("live")
         assert live is not None
         assert live.hash == roots[live.number], "what is served is what was trained"

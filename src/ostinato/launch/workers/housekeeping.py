@@ -43,20 +43,25 @@ async def housekeeping(config: Config, life: Life) -> None:
 async def _work(run: Run, life: Life) -> None:
     rounds = Rounds(run, life)
     life.pulse.begin("reading the log")
-    seen, _ = await summary.summarise(run.log, run.folds, run.log.newest())
+    seen, read = await summary.summarise(run.log, run.folds, run.log.newest())
+    if read:
+        await rounds.attempt("the summary", lambda: _keep(run, seen))
     while True:
         with life.pulse.during("tidying up", run.config.supervise.work_s):
             await rounds.tidy()
         until = asyncio.get_running_loop().time() + run.config.housekeeping.every_s
         while (left := until - asyncio.get_running_loop().time()) > 0:
             life.pulse.begin("waiting for the next round")
-            await rounds.attempt("the summary", lambda: _keep_summary(run, seen))
+            await rounds.attempt("the summary", lambda: _refresh(run, seen))
             await asyncio.sleep(min(SUMMARY_S, left))
 
 
-async def _keep_summary(run: Run, seen: summary.Summary) -> str:
-    if await summary.catch_up(seen, run.log):
-        await summary.keep(seen, run.folds)
+async def _refresh(run: Run, seen: summary.Summary) -> str:
+    return await _keep(run, seen) if await summary.catch_up(seen, run.log) else ""
+
+
+async def _keep(run: Run, seen: summary.Summary) -> str:
+    await summary.keep(seen, run.folds)
     return ""
 
 

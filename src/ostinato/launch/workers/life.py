@@ -73,14 +73,22 @@ async def _main(work: Callable[[Life], Coroutine[Any, Any, None]], pulse: Pulse,
     life = Life(stopping=until_stopped(), pulse=pulse)
     if sender is not None:
         sender.start()
-    await work(life)
+    telling = asyncio.create_task(_tell(life))
+    try:
+        await work(life)
+    finally:
+        telling.cancel()
+
+
+async def _tell(life: Life) -> None:
+    await life.stopping.wait()
+    logger.info("told to end while %s", life.pulse.sign().doing)
 
 
 def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
     """Say why the worker ends, on its output and to the supervisor. Returns the exit code."""
     cause = first_cause(error)
     if isinstance(cause, Stopped):
-        logger.info("told to end while %s", pulse.sign().doing)
         return 0
     expected = isinstance(cause, OstinatoError)
     if expected:
