@@ -11,8 +11,9 @@ from ostinato.launch.views.observe import RunObserver
 from ostinato.reward.ledger import account
 from ostinato.weights.keep.fsck import verify
 
-TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=1", "collect.grace_hours=0.002")
-"""Old versions go while the trainer publishes, the engine follows and the gate measures: seven seconds after they were written."""
+TIDY = ("housekeeping.every_s=2", "collect.keep=3", "collect.releases=100", "collect.grace_hours=0.002")
+"""What never shipped goes while the trainer publishes, the engine follows and the gate measures: seven seconds after it was written.
+What was live stays, because steps were measured against it and are taken again below."""
 RATED = 150  # turns of each arm after the third release: enough to tell their acceptance apart
 
 
@@ -60,6 +61,7 @@ async def test_reactions_become_better_weights_that_are_served(tmp_path, running
         assert {step: root for step, root in roots.items() if step in published} == published
         kept = [ref for ref in await opened.store.refs() if ref.startswith("version/")]
         assert len(kept) < len(roots) - 3, "what nothing needs was deleted meanwhile"
+        assert "deleted" in (home(run.config).root / "logs" / "housekeeping.log").read_text()
         assert (await verify(opened.store)).problems == []
         live = await opened.follower.resolve("live")
         assert live is not None

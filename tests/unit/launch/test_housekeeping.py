@@ -9,8 +9,8 @@ import pytest
 
 from ostinato.app.storage import open_run
 from ostinato.config import load
-from ostinato.core.errors import Corrupt, Unavailable
-from ostinato.core.records import ReleaseEvent
+from ostinato.core.errors import Corrupt, NotFound, Unavailable
+from ostinato.core.records import Batch, ReleaseEvent
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.status import disk_use
 from ostinato.launch.views.progress import last_lines
@@ -57,25 +57,25 @@ class Busy:
 
     def __init__(self, run) -> None:
         self._run, self._publisher = run, VersionPublisher(run.store, run.config.publish)
-        self._base = None
+        self.base = None
         self.step = 0
 
     async def work(self, steps: int) -> None:
         for _ in range(steps):
             ref = "candidate" if self.step % 2 else "live"
-            done = await self._publisher.publish(self.step, weights(self.step), run="r", base=self._base, ref=ref)
+            done = await self._publisher.publish(self.step, weights(self.step), run="r", base=self.base, ref=ref)
             if ref == "live":
                 event = ReleaseEvent(
                     id=str(self.step),
                     action="shipped",
                     policy=done.policy,
-                    previous=self._base,
+                    previous=self.base,
                     reason="",
                     detail={},
                     at=1.0,
                 )
                 await self._run.log.append(event)
-            self._base = done.policy
+            self.base = done.policy
             log = self._run.home.worker_log("serve")
             log.parent.mkdir(exist_ok=True)
             with log.open("a") as file:
@@ -101,6 +101,23 @@ async def test_the_disk_of_a_run_that_goes_on_stays_bounded(run, life):
     assert len(said) == 8
     assert "deleted" in said[-1]["weights"]
     assert "serve.log" in said[-1]["logs"]
+
+
+async def test_what_a_restarted_trainer_takes_again_stays(run, life):
+    """A batch names the release that it was measured against; a checkpoint may be older than that release's place in the ledger."""
+    busy = Busy(run)
+    await busy.work(1)
+    old = busy.base
+    for step in range(1, 4):
+        await run.log.append(Batch(step=step, turns=(f"t{step}",), credits=((0.1,),), reference=old, at=1.0))
+    await busy.work(20)
+    await Rounds(run, life).tidy()
+    await run.follower.fetch(old)
+    for step in range(4, 40):
+        await run.log.append(Batch(step=step, turns=(f"t{step}",), credits=((0.1,),), reference=busy.base, at=1.0))
+    await Rounds(run, life).tidy()
+    with pytest.raises(NotFound):
+        await run.follower.fetch(old)
 
 
 async def test_collection_can_be_left_to_others(settings, life):
