@@ -6,27 +6,27 @@ import difflib
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.engine.config import EngineConfig
-from ostinato.evaluate.gate import GateConfig
-from ostinato.evaluate.runner import RunnerConfig
+from ostinato.evaluate.config import GateConfig, RunnerConfig
 from ostinato.model.config import ModelConfig
 from ostinato.record.config import RecordConfig
-from ostinato.release.controller import ReleaseConfig
+from ostinato.release.config import ReleaseConfig
 from ostinato.reward.config import RewardConfig
 from ostinato.serve.config import ServeConfig
 from ostinato.train.config import TrainConfig
-from ostinato.weights.follow.follower import FollowerConfig
-from ostinato.weights.keep.gc import CollectConfig
-from ostinato.weights.publish.publisher import PublisherConfig
-from ostinato.weights.relay.store import RelayConfig
-from ostinato.weights.store.bucket import BucketConfig
+from ostinato.weights.follow.config import FollowerConfig
+from ostinato.weights.keep.config import CollectConfig
+from ostinato.weights.publish.config import PublisherConfig
+from ostinato.weights.relay.config import RelayConfig
+from ostinato.weights.store.config import BucketConfig
 from ostinato.worlds.sandbox import SandboxConfig as SandboxConfig
 
 
@@ -36,7 +36,6 @@ class RunConfig(BaseModel, frozen=True, extra="forbid"):
     directory: Path = Field(
         default=Path("runs/default"), description="Holds the log, the weight store, checkpoints, keys and worker logs."
     )
-    seed: int = Field(default=0, description="Seeds training, simulated users and evaluation draws.")
 
 
 class ListenConfig(BaseModel, frozen=True, extra="forbid"):
@@ -54,8 +53,11 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     checkpoint_every: int = Field(
         default=5, ge=1, description="Steps between two checkpoints; the steps since are taken again after a crash."
     )
+    keep_checkpoints: int = Field(default=2, ge=1, description="How many checkpoints stay, the newest ones.")
     max_lead: int = Field(
-        default=6, ge=1, description="Steps the trainer may be ahead of what is live before it waits for the gate."
+        default=6,
+        ge=1,
+        description="Steps the trainer may be ahead of what is live. Then it offers what it learned and waits for the gate.",
     )
     poll_s: float = Field(
         default=0.5, gt=0, description="Pause between looks at the log while too few turns are ready."
@@ -65,11 +67,66 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
 class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     """What a candidate must prove, and on what."""
 
-    suite: str = Field(default="demo", description="A JSONL task file, or 'demo' for the copilot's held-out functions.")
+    suite: str = Field(
+        default="",
+        description="A JSONL task file, or 'demo' for the copilot's held-out functions. Empty: nothing is measured, so nothing ships "
+        "by itself (`ostinato ship` does it by hand).",
+    )
     items: int = Field(default=0, ge=0, description="Use only the first so many items; 0: all.")
     grade_timeout_s: float = Field(default=4.0, gt=0, description="Wall seconds for one answer's hidden tests.")
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")
+
+
+class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
+    """When `ostinato up` takes a worker for hung, and when it gives up on one."""
+
+    silence_s: float = Field(
+        default=30.0, gt=0, description="A worker that gives no sign of life for so long is killed and started again."
+    )
+    start_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Longest start of a worker: download, self-test and loading of the model, version 0.",
+    )
+    work_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Longest single piece of work: an optimizer step with its publication, a collection of garbage.",
+    )
+    engine_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Longest step of the engine while it has requests; then the gateway starts again.",
+    )
+    stop_s: float = Field(
+        default=20.0, gt=0, description="Seconds in which a worker ends when it is told to; then it is killed."
+    )
+    tries: int = Field(
+        default=5, ge=1, description="Failures of one worker within `window_s` after which `up` gives up."
+    )
+    window_s: float = Field(
+        default=600.0, gt=0, description="A worker that ran well for so long starts from no failures."
+    )
+    longest_wait_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Longest pause before a failed worker is started again; the first is half a second.",
+    )
+
+
+class HousekeepingConfig(BaseModel, frozen=True, extra="forbid"):
+    """What `ostinato up` tidies up by itself, and how often."""
+
+    every_s: float = Field(default=3600.0, gt=0, description="Seconds between two rounds.")
+    collect: bool = Field(
+        default=True, description="Delete versions of the weights that nothing needs, by the rules in `collect`."
+    )
+    log_mb: float = Field(
+        default=16.0,
+        gt=0,
+        description="A worker's output or progress lines beyond this many MB are set aside; one such part is kept.",
+    )
 
 
 class Config(BaseModel, frozen=True, extra="forbid"):
@@ -89,15 +146,49 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     follow: FollowerConfig = Field(default_factory=FollowerConfig, description="How engines follow refs.")
     collect: CollectConfig = Field(default_factory=CollectConfig, description="What garbage collection keeps.")
     relay: RelayConfig = Field(default_factory=RelayConfig, description="A relay, and the cache of a follower.")
+    supervise: SuperviseConfig = Field(default_factory=SuperviseConfig, description="When `up` restarts and gives up.")
+    housekeeping: HousekeepingConfig = Field(default_factory=HousekeepingConfig, description="What `up` tidies up.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")
 
 
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """', did you mean X?' or the list of what there is."""
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid here: {', '.join(sorted(valid))}"
+def keys(model: type[BaseModel], before: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key that can be set, as a dotted path with its field, in the order of the tree."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys(kind, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", field
+
+
+def nearest(asked: str, known: Sequence[str]) -> str | None:
+    """The key that was probably meant, wherever it stands in the tree; None if none comes close.
+
+    Example: ``nearest("train.lr", ["train.clip", "train.learning_rate"]) == "train.learning_rate"``
+    """
+    best = max(known, key=lambda name: _likeness(asked, name), default=None)
+    return best if best is not None and _likeness(asked, best) >= _ALIKE else None
+
+
+_ALIKE = 0.55
+
+
+def _likeness(asked: str, known: str) -> float:
+    """From 0 to 1. The last part says most; it may be the initials of its words (lr) or one of them (rate)."""
+    (section, _, leaf), (known_section, _, known_leaf) = asked.rpartition("."), known.rpartition(".")
+    words = known_leaf.split("_")
+    alike = _ratio(leaf, known_leaf)
+    if len(leaf) > 1 and leaf == "".join(word[0] for word in words if word):
+        alike = max(alike, 0.9)
+    if leaf in words or (len(leaf) > 2 and known_leaf.startswith(leaf)):
+        alike = max(alike, 0.8)
+    return 0.75 * alike + 0.25 * _ratio(section, known_section)
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -122,46 +213,63 @@ def put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    for key in path:
-        field = model.model_fields.get(str(key))
-        kind = field.annotation if field else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return []
-        model = kind
-    return list(model.model_fields)
+def leaves(tree: Mapping[str, Any], before: str = "") -> list[str]:
+    """The dotted paths of a tree's values. Example: ``leaves({"a": {"b": 1, "c": 2}}) == ["a.b", "a.c"]``"""
+    found: list[str] = []
+    for key, value in tree.items():
+        below = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        found += leaves(below, f"{before}{key}.") if below else [f"{before}{key}"]
+    return found
 
 
 def explain(model: type[BaseModel], error: ValidationError, origin: str) -> BadConfig:
     """One line per mistake, each with the key and the way out."""
+    known = dict(keys(model))
     lines: list[str] = []
     for item in error.errors():
-        path = [str(part) for part in item["loc"]]
+        path, given = ".".join(str(part) for part in item["loc"]), item["input"]
         if item["type"] == "extra_forbidden":
-            lines.append(f"unknown key {'.'.join(path)!r}; {nearest(path[-1], _fields_at(model, path[:-1]))}")
+            below = leaves(cast("dict[str, Any]", given), f"{path}.") if isinstance(given, dict) else []
+            lines += [_unknown(name, list(known)) for name in below or [path]]
         else:
-            lines.append(f"{'.'.join(path)}: {item['msg']} (got {item['input']!r})")
+            secret = any(path.startswith(name) and "Secret" in str(field.annotation) for name, field in known.items())
+            lines.append(f"{path}: {item['msg']}" + ("" if secret else f" (got {given!r})"))
     return BadConfig(f"{origin}: " + "; ".join(lines))
 
 
-def read_tree(
-    path: Path | None, overrides: Sequence[str], base: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], str]:
-    """The raw tree and where it came from, before checking. Raises BadConfig on an unreadable file."""
-    tree: dict[str, Any] = json.loads(json.dumps(base or {}))
-    origin = "defaults"
-    if path is not None:
-        origin = str(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-            tree |= json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        except FileNotFoundError:
-            raise BadConfig(f"no configuration file at {path}; leave --config out to run on defaults") from None
-        except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise BadConfig(f"{path}: not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
+def _unknown(name: str, known: Sequence[str]) -> str:
+    close = nearest(name, known)
+    if close is not None:
+        return f"unknown key {name!r}; did you mean {close!r}?"
+    section = name.rpartition(".")[0]
+    here = [key for key in known if key.startswith(f"{section}.")] or sorted({key.partition(".")[0] for key in known})
+    return f"unknown key {name!r}; valid here: {', '.join(key.removeprefix(f'{section}.') for key in here)}"
+
+
+def read_file(path: Path | None) -> dict[str, Any]:
+    """A configuration file's raw tree; without a path an empty one. Raises BadConfig on a file that is missing or unreadable."""
+    if path is None:
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise BadConfig(f"no configuration file at {path}; leave --config out to run on defaults") from None
+    except OSError as error:
+        raise BadConfig(f"{path} cannot be read: {error.strerror}; check --config") from error
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: not valid {path.suffix.lstrip('.') or 'TOML'}: {error}") from error
+
+
+def origins(path: Path | None, overrides: Sequence[str]) -> dict[str, str]:
+    """Where each key that is set comes from. Example: ``{"train.clip": "ostinato.toml", "listen.port": "--set"}``"""
+    found = dict.fromkeys(leaves(read_file(path)), str(path))
     for override in overrides:
-        put(tree, *parse_override(override))
-    return tree, origin
+        name, value = parse_override(override)
+        found |= dict.fromkeys(
+            leaves(value, f"{'.'.join(name)}.") if isinstance(value, dict) else [".".join(name)], "--set"
+        )
+    return found
 
 
 def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -169,20 +277,29 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
 
     Example: ``load(Path("ostinato.toml"), ["train.learning_rate=1e-5"])``
     """
-    tree, origin = read_tree(path, overrides)
+    tree = read_file(path)
+    for override in overrides:
+        put(tree, *parse_override(override))
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise explain(Config, error, origin) from None
+        raise explain(Config, error, str(path or "defaults")) from None
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved configuration as JSON, secrets included, readable by its owner only: what the workers are started with."""
+    """Write the resolved configuration as JSON, secrets included, readable by its owner only: what the workers are started with.
+
+    The file appears whole or stays as it was. Raises StorageFull.
+    """
     text = json.dumps(config.model_dump(mode="json") | {"serve": _with_secrets(config.serve)}, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        partial.replace(path)
+    except OSError as error:
+        raise StorageFull(f"{path} cannot be written: {error.strerror}; make run.directory writable") from error
 
 
 def _with_secrets(serve: ServeConfig) -> dict[str, Any]:

@@ -10,12 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from ostinato.app.storage import home, open_run
+from ostinato.app.storage import home
 from ostinato.config import load
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import address, workers
-from ostinato.launch.placing.local import WorkerProcess, supervise
-from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.commands.up import Launched, launch
+from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 
 LIKED = "^[a-z]"
@@ -40,23 +39,24 @@ class Run:
     """A run and its workers. `url` is fixed over restarts."""
 
     config: object
-    crew: list[WorkerProcess]
-    stopping: asyncio.Event
+    launched: Launched
     events: list[tuple[str, str]]
-    supervisor: asyncio.Task
     url: str
+    _open: contextlib.AsyncExitStack
 
     async def stop(self):
-        self.stopping.set()
-        await self.supervisor
+        await self._open.aclose()
 
-    def worker(self, name: str) -> WorkerProcess:
+    @property
+    def crew(self):
+        return [watched.worker for watched in self.launched.supervisor.watched]
+
+    def worker(self, name: str):
         return next(worker for worker in self.crew if worker.name == name)
 
 
-async def start(directory: Path, *overrides: str) -> Run:
-    model = tiny_model(directory / "model")
-    suite = directory / "suite.jsonl"
+def write_suite(path: Path) -> Path:
+    """Held-out prompts that are answered well with a lower-case letter."""
     items = [
         {
             "id": f"i{n}",
@@ -68,44 +68,54 @@ async def start(directory: Path, *overrides: str) -> Run:
         }
         for n in range(40)
     ]
-    suite.write_text("".join(json.dumps(item) + "\n" for item in items))
-    config = load(
-        None,
-        [
-            f"run.directory='{directory / 'run'}'",
-            f"model.source='{model}'",
-            "model.dtype='float32'",
-            "listen.port=0",
-            "serve.control_share=0.25",
-            "reward.options={window=0.3}",
-            "reward.settle_s=0.1",
-            "reward.max_staleness=12",
-            "learn.batch=32",
-            "learn.checkpoint_every=3",
-            "learn.publish_every=2",
-            "learn.max_lead=8",
-            "learn.poll_s=0.1",
-            "train.compute='fp32'",
-            "train.publish='fp32'",
-            "train.learning_rate=2e-3",
-            "train.turn_tokens=6",
-            f"evaluate.suite='{suite}'",
-            "evaluate.gate.margin=0.2",
-            "evaluate.runner.retry_pause_s=0.1",
-            "release.poll_s=0.2",
-            "release.outcomes.maturity_s=0.3",
-            "follow.interval_s=0.2",
-            *overrides,
-        ],
-    )
-    with open_run(config) as opened:
-        await prepare(opened, lambda _: None)
-    crew = workers(config)
-    stopping, events = asyncio.Event(), []
-    supervisor = asyncio.create_task(supervise(crew, stopping, lambda who, what: events.append((who, what))))
-    url = await address(home(config).address)
-    await ready(url, ("live", "control"))
-    return Run(config, crew, stopping, events, supervisor, url)
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return path
+
+
+def settings(directory: Path, *overrides: str) -> list[str]:
+    """A run on the tiny model with everything quick, as `--set` words."""
+    model = tiny_model(directory / "model")
+    return [
+        f"run.directory='{directory / 'run'}'",
+        f"model.source='{model}'",
+        "model.dtype='float32'",
+        "listen.port=0",
+        "serve.control_share=0.25",
+        "reward.options={window=0.3}",
+        "reward.settle_s=0.1",
+        "reward.max_staleness=12",
+        "learn.batch=32",
+        "learn.checkpoint_every=3",
+        "learn.publish_every=2",
+        "learn.max_lead=8",
+        "learn.poll_s=0.1",
+        "train.compute='fp32'",
+        "train.publish='fp32'",
+        "train.learning_rate=2e-3",
+        "train.turn_tokens=6",
+        f"evaluate.suite='{write_suite(directory / 'suite.jsonl')}'",
+        "evaluate.gate.margin=0.2",
+        "evaluate.runner.retry_pause_s=0.1",
+        "release.poll_s=0.2",
+        "release.outcomes.maturity_s=0.3",
+        "follow.interval_s=0.2",
+        "supervise.longest_wait_s=1.0",
+        *overrides,
+    ]
+
+
+async def start(directory: Path, *overrides: str) -> Run:
+    config = load(None, settings(directory, *overrides))
+    events, stack = [], contextlib.AsyncExitStack()
+    stack.enter_context(hold(home(config).root, "up"))
+    launched = await stack.enter_async_context(launch(config, lambda who, what: events.append((who, what))))
+    try:
+        async with asyncio.timeout(180):
+            url = await launched.during(ready(launched.home, ("live", "control")))
+    except BaseException:
+        await stack.aclose()
+        raise
+    return Run(config, launched, events, url, stack)
 
 
 async def user(name: str, url: str, acked: Acked, until: asyncio.Event) -> None:
@@ -155,6 +165,11 @@ async def crowd(run: Run, count: int = 12):
 @pytest.fixture
 def running():
     return start
+
+
+@pytest.fixture
+def quick_settings():
+    return settings
 
 
 @pytest.fixture

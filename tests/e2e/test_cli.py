@@ -1,23 +1,28 @@
 """The command line as a person meets it: help that helps, errors with a way out, looking at a run and taking a release back."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from ostinato.app.proving import open_releases
-from ostinato.app.storage import open_run
+from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.weights import Learned
 from ostinato.launch.workers.prepare import prepare
 from ostinato.model.load import load_model
 from ostinato.model.tensors import weights_of
+from ostinato.record.lock import hold
 from ostinato.testing.tiny import tiny_model
 from ostinato.weights.publish.candidates import Candidates
 from ostinato.weights.publish.publisher import VersionPublisher
 
-COMMANDS = ["up", "demo", "serve", "train", "release", "eval", "status", "log", "rollback", "weights", "doctor"]
+COMMANDS = [
+    *("up", "demo", "serve", "train", "release", "housekeeping", "config", "eval", "status", "log", "ship", "rollback"),
+    *("weights", "doctor"),
+]
 
 
 def ostinato(*words, code=0):
@@ -58,7 +63,7 @@ def test_each_commands_help_explains_its_options(command):
 
 def test_a_wrong_key_is_one_line_with_the_right_one():
     text = ostinato("status", "--set", "lern.batch=3", code=2)
-    assert "did you mean 'learn'" in text
+    assert "did you mean 'learn.batch'" in text
 
 
 def test_a_run_that_does_not_exist_is_said_so(tmp_path):
@@ -102,13 +107,18 @@ def model_dtype():
 
 async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path):
     assert "shipped" in ostinato("log", "--kind", "releases", *shipped)
-    assert "balanced" in ostinato("status", *shipped)
+    text = ostinato("status", *shipped)
+    assert "0 turns = 0 trained" in text
+    assert "no `ostinato up` has run here" in text
     chain = ostinato("weights", "log", *shipped)
     assert [line.split()[0] for line in chain.splitlines()[1:4]] == ["v2", "v1", "v0"]
     assert "v1" in ostinato("rollback", "--reason", "test", *shipped)
     assert "rolled_back" in ostinato("log", "--kind", "releases", *shipped)
     assert "v7 was never released" in ostinato("rollback", "7", *shipped, code=2)
     assert "v0" in ostinato("rollback", "0", *shipped)
+    assert "is live already" in ostinato("ship", "v0", *shipped, code=2)
+    assert "live is v2" in ostinato("ship", *shipped), "the candidate, unless another is named"
+    assert "by hand" in ostinato("log", "--kind", "releases", *shipped)
     assert "sound" in ostinato("weights", "fsck", *shipped)
     target = tmp_path / "out"
     ostinato("weights", "export", str(target), *shipped)
@@ -116,7 +126,64 @@ async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path)
     assert "not empty" in ostinato("weights", "export", str(target), *shipped, code=2)
 
 
-def test_doctor_looks_at_every_part(tmp_path):
-    text = ostinato("doctor", "--set", f"run.directory={tmp_path}", "--set", "listen.port=0")
-    for part in ("Python", "torch", "SQLite", "sandbox", "model", "memory", "disk", "port"):
-        assert part in text
+def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
+    model, run = tiny_model(tmp_path / "model"), tmp_path / "run"
+    fast = ["--set", f"run.directory={run}", "--set", f"model.source={model}", "--set", "listen.port=0"]
+    text = ostinato("doctor", *fast, "--set", "model.dtype=float32", "--set", "evaluate.suite=demo")
+    parts = ("Python", "torch", "SQLite", "sandbox", "model", "numerics", "suite", "memory", "disk", "port")
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("✓")]
+    assert found == list(parts)
+    assert "each can be graded here" in text
+    assert not run.exists(), "it only looks"
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wrong = {
+            "run.directory": tmp_path / "file" / "run",
+            "model.source": "/no/such/model",
+            "listen.port": taken.getsockname()[1],
+            "evaluate.suite": "/no/such/suite.jsonl",
+        }
+        text = ostinato(
+            "doctor", *(word for key, value in wrong.items() for word in ("--set", f"{key}={value}")), code=1
+        )
+    failed = {line.split()[1]: line for line in text.splitlines() if line.startswith("✗")}
+    assert set(failed) >= {"model", "suite", "disk", "port"}
+    for part, remedy in (
+        ("model", "give one, or a hub name"),
+        ("suite", "check evaluate.suite"),
+        ("disk", "name another place"),
+        ("port", "set listen.host and listen.port"),
+    ):
+        assert remedy in failed[part]
+
+
+def test_a_second_demo_does_not_remove_the_running_one(tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / "demo").write_text("")
+    (place / "log.db").write_text("precious")
+    words = (
+        "demo",
+        "--directory",
+        str(place),
+        "--out",
+        str(tmp_path),
+        "--set",
+        f"model.source={tiny_model(tmp_path / 'm')}",
+    )
+    with hold(place, "up"):
+        text = ostinato(*words, code=2)
+        assert f"another up process (pid {os.getpid()}) already uses" in text
+        assert (place / "log.db").read_text() == "precious"
+    (place / "demo").unlink()
+    assert "not an earlier demo's" in ostinato(*words, code=2)
+    assert (place / "log.db").read_text() == "precious"
+
+
+def test_a_run_is_looked_at_while_another_process_writes_to_it(shipped):
+    words = [word for word in shipped if word != "--set"]
+    config = load(None, words)
+    with open_log(config), hold(config.run.directory, "up"), hold(config.run.directory, "housekeeping"):
+        assert "0 turns" in ostinato("status", *shipped)
+        assert "shipped" in ostinato("log", *shipped)
+        assert "would delete" in ostinato("weights", "gc", "--dry-run", *shipped)

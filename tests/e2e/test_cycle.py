@@ -28,9 +28,10 @@ from ostinato.core.records import (
 )
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.launch.commands.replay import replay
+from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.progress import Progress
 from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.train import TrainWorker
 from ostinato.loop import Prover, cycle
 from ostinato.testing.tiny import tiny_model
@@ -54,6 +55,7 @@ def config_at(directory: Path) -> Config:
             "learn.publish_every=1",
             "learn.max_lead=2",
             "learn.checkpoint_every=100",
+            "evaluate.suite=demo",
         ],
     )
 
@@ -110,7 +112,7 @@ def worker_of(run: Run, live: PolicyVersion) -> TrainWorker:
         on_learned=progress.learned,
         on_published=progress.published,
     )
-    return TrainWorker(run, learning, progress)
+    return TrainWorker(run, learning, progress, Pulse())
 
 
 def evaluation(config: Config) -> Evaluation:
@@ -181,3 +183,54 @@ async def test_a_trainer_goes_back_when_all_that_is_newer_was_refused(seeded):
         assert again.parts.trainer.step_count == 3
         assert again.parts.candidates.last.hash == published, "a restarted trainer goes back alike"
         assert (await replay(run, model_path(config)))[3] == published
+
+
+def rarely(config: Config, **learn) -> Config:
+    """A trainer that would publish only every eighth step, but may be two steps ahead at most."""
+    return config.model_copy(update={"learn": config.learn.model_copy(update={"publish_every": 8, **learn})})
+
+
+async def test_a_trainer_that_must_wait_offers_what_it_learned(seeded):
+    config, _, base = seeded
+    with open_run(rarely(config)) as run:
+        worker = worker_of(run, base)
+        await worker.resume()
+        await worker.learn()
+        await worker.learn()
+        await worker.parts.stored.settle()
+        assert await run.follower.resolve("candidate") is None, "the eighth step is far away"
+        assert not await worker.may_learn()
+        offered = await run.follower.resolve("candidate")
+        assert offered is not None
+        assert offered.number == 2
+        await open_releases(run).ship(offered, "test")
+        assert await worker.may_learn()
+
+
+async def test_one_killed_before_it_could_offer_offers_after_its_restart(seeded):
+    config, _, base = seeded
+    with open_run(rarely(config, checkpoint_every=2)) as run:
+        worker = worker_of(run, base)
+        await worker.resume()
+        await worker.learn()
+        await worker.learn()
+        learned = worker.parts.candidates.last
+        assert await run.follower.resolve("candidate") is None
+        again = worker_of(run, base)
+        await again.resume()
+        assert again.parts.trainer.step_count == 2, "nothing is taken again after a checkpoint"
+        assert not await again.may_learn()
+        assert again.parts.source.base is None, "what was learned is not thrown away"
+        assert await run.follower.resolve("candidate") == learned
+
+
+async def test_a_trainer_whose_steps_were_all_refused_does_not_wait_for_ever(seeded):
+    config, _, base = seeded
+    with open_run(rarely(config)) as run:
+        worker = worker_of(run, base)
+        await worker.resume()
+        for _ in range(config.learn.max_lead):
+            worker.parts.trainer.skip_step()
+        assert await worker.may_learn()
+        assert worker.parts.source.base == base
+        assert await run.follower.resolve("candidate") is None, "there is nothing to offer"

@@ -10,7 +10,7 @@ from collections import Counter
 
 from ostinato.app.storage import home, model_path, open_log, open_run, open_store
 from ostinato.core.records import Signal, Turn
-from ostinato.launch.commands.replay import replay
+from ostinato.launch.commands.weights.replay import replay
 from ostinato.launch.views.progress import Lines
 from ostinato.reward.accounting import recount
 from ostinato.weights.keep.fsck import verify
@@ -38,7 +38,7 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
     finally:
         await run.stop()
     assert sum(killed.values()) == KILLS
-    assert len(killed) == 3
+    assert len(killed) == 4
 
     with open_log(run.config) as log:
         rows = [row async for _, row in log.read(0, {Turn, Signal})]

@@ -9,7 +9,6 @@ import aiohttp
 from ostinato.app.storage import home, open_run, open_store
 from ostinato.config import load
 from ostinato.launch.commands.demo import ready
-from ostinato.launch.commands.up import address
 from ostinato.launch.workers.prepare import prepare
 from ostinato.testing.serving import serving
 from ostinato.testing.tiny import tiny_model
@@ -44,8 +43,8 @@ async def test_a_gateway_that_can_only_read_a_relay_follows_the_releases_of_the_
             env=os.environ | {"NO_COLOR": "1"},
         )
         try:
-            gateway = await address(home(load(None, region)).address)
-            await ready(gateway, ("live", "control"))
+            async with asyncio.timeout(120):
+                gateway = await ready(home(load(None, region)), ("live", "control"))
             assert await live_at(gateway) == base.hash
             weights = await follower.fetch(base)
             name, array = next(iter(weights.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +35,12 @@ async def open_serving(run: Run, model: Path) -> Serving:
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
-    renderer, contract = HFRenderer(model), engine_contract(config)
+    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread each: the worker hears that it should end
+    contract = await asyncio.to_thread(engine_contract, config)
     run.log.derive_text(spelling(renderer))
     await stamp(run.log, contract)
-    engine = TorchEngine(build(model, compute_dtype(config.model)), renderer, config.engine, contract=contract)
+    weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
+    engine = TorchEngine(weights, renderer, config.engine, contract=contract)
     gateway = create_app(
         engine=engine,
         renderer=renderer,

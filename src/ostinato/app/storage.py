@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.record.folds import FileFolds
-from ostinato.record.log import SqlLog
-from ostinato.weights.follow.follower import Follower
-from ostinato.weights.follow.journal import Journal
-from ostinato.weights.relay.store import RelayStore
-from ostinato.weights.store.directory import DirectoryStore
-from ostinato.weights.store.interface import KeptStore, RefStore
-from ostinato.weights.store.opening import open_url
+from ostinato.core.errors import StorageFull
+from ostinato.record.lock import hold
+
+if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor, must not load what opens them
+    from ostinato.record.folds import FileFolds
+    from ostinato.record.log import SqlLog
+    from ostinato.weights.follow.follower import Follower
+    from ostinato.weights.store.interface import KeptStore, RefStore
 
 EVALUATION_REF = "evaluation"
 SERVED_REFS = ("live", "control", "canary", EVALUATION_REF)
@@ -65,6 +67,11 @@ class Home:
         """The name under which this run publishes: its directory's."""
         return self.root.resolve().name
 
+    @property
+    def workers(self) -> Path:
+        """What `ostinato up` last said of its workers."""
+        return self.root / "workers.json"
+
     def worker_log(self, worker: str) -> Path:
         """A worker's output."""
         return self.root / "logs" / f"{worker}.log"
@@ -76,52 +83,81 @@ class Home:
     def admin_key(self) -> str:
         """The run's own key, made once; lets the release worker name a weight slot.
 
-        Several processes may ask at once, and any may be killed: the file appears whole or not at all, and an empty one, which a
-        power cut can leave, is replaced.
+        Several processes may ask at once, and any may be killed: the file appears whole, and one that a power cut or a person left
+        empty or cut short is replaced.
         """
         path = self.root / "admin.key"
-        with contextlib.suppress(FileNotFoundError):
-            if key := path.read_text().strip():
+        if key := _whole_key(path):
+            return key
+        with hold(self.root, "admin-key", wait_s=10.0):
+            if key := _whole_key(path):  # another process was quicker
                 return key
-        partial = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            if path.exists() and not path.read_text().strip():
-                partial.replace(path)
-            else:
-                with contextlib.suppress(FileExistsError):  # another process was quicker: its key holds
-                    os.link(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
-        return path.read_text().strip()
+            key = secrets.token_urlsafe(_KEY_BYTES)
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(key)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        return key
+
+
+_KEY_BYTES = 32
+
+
+def _whole_key(path: Path) -> str | None:
+    """The key in the file, unless there is none or it is damaged."""
+    try:
+        key = path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{43}", key) else None
 
 
 def home(config: Config) -> Home:
-    """The run's directory, made if need be."""
-    config.run.directory.mkdir(parents=True, exist_ok=True)
-    return Home(config.run.directory)
+    """The run's directory, made if need be. Raises StorageFull."""
+    place = config.run.directory
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFull(f"run.directory {place} cannot be made: {error.strerror}; name another place") from error
+    return Home(place)
 
 
 def open_log(config: Config) -> SqlLog:
     """The run's log. Raises BadConfig for one that this version does not read."""
+    from ostinato.record.log import SqlLog
+
     return SqlLog.open(home(config).log, wall_clock, config.record)
+
+
+def open_folds(config: Config) -> FileFolds:
+    """What was folded from the run's log."""
+    from ostinato.record.folds import FileFolds
+
+    return FileFolds(home(config).folds)
 
 
 def open_store(config: Config) -> KeptStore:
     """The run's weight store: a directory, or what `weights.url` names."""
+    from ostinato.weights.store.directory import DirectoryStore
+    from ostinato.weights.store.opening import open_url
+
     return open_url(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
 
 
 def open_follower(config: Config) -> Follower:
     """Reads versions out of the run's weight store."""
+    from ostinato.weights.follow.follower import Follower
+
     return Follower(open_store(config), config.follow)
 
 
 def open_cached_store(config: Config) -> RefStore:
     """The run's weight store for one who only reads, through the directory `follow.cache` if that is set."""
+    from ostinato.weights.relay.store import RelayStore
+    from ostinato.weights.store.directory import DirectoryStore
+
     store = open_store(config)
     if config.follow.cache is None:
         return store
@@ -130,6 +166,9 @@ def open_cached_store(config: Config) -> RefStore:
 
 def open_cached_follower(config: Config) -> Follower:
     """The engine's follower: reads through its cache, and keeps a journal of what was served."""
+    from ostinato.weights.follow.follower import Follower
+    from ostinato.weights.follow.journal import Journal
+
     return Follower(open_cached_store(config), config.follow, Journal(home(config).root / "follow.json"))
 
 
@@ -148,13 +187,15 @@ class Run:
 @contextlib.contextmanager
 def open_run(config: Config) -> Generator[Run]:
     """The run's log and weights. The log is closed at the end."""
+    from ostinato.weights.follow.follower import Follower
+
     place, store = home(config), open_store(config)
     with open_log(config) as log:
         yield Run(
             config=config,
             home=place,
             log=log,
-            folds=FileFolds(place.folds),
+            folds=open_folds(config),
             store=store,
             follower=Follower(store, config.follow),
         )

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.evaluate.graders import pattern
-from ostinato.evaluate.runner import Grader
 from ostinato.evaluate.suites import Item
 from ostinato.worlds.grader import python_tests
 from ostinato.worlds.sandbox import Sandbox
 
+if TYPE_CHECKING:
+    from ostinato.evaluate.runner import Grader
+
+
+GRADERS = ("python_tests", "pattern")
+
+
+def check_item(item: Item) -> None:
+    """Raise BadConfig unless the item's grader exists and can work with it."""
+    if item.grader == "pattern":
+        pattern(item, "")
+    elif item.grader == "python_tests":
+        head, tests = item.data.get("head"), item.data.get("tests")
+        if not isinstance(head, str) or re.match(r"def \w+\(", head) is None:
+            raise BadConfig(
+                f"suite item {item.id!r}: grader 'python_tests' needs a 'head' that starts with 'def name('"
+            )
+        if not isinstance(tests, str) or not tests.strip():
+            raise BadConfig(f"suite item {item.id!r}: grader 'python_tests' needs 'tests', Python source with asserts")
+    else:
+        raise BadConfig(f"suite item {item.id!r}: no grader {item.grader!r}; there are {' and '.join(GRADERS)}")
+
 
 def open_grader(config: Config) -> Grader:
-    """Grades one answer to a suite item: in the sandbox, or by pattern. Raises BadConfig for a grader that does not exist."""
+    """Grades one answer to a suite item: in the sandbox, or by pattern. Raises BadConfig for an item that cannot be graded."""
     sandbox = Sandbox(config.sandbox)
 
     async def grade(item: Item, text: str) -> float:
+        check_item(item)
         if item.grader == "pattern":
             return pattern(item, text)
-        if item.grader == "python_tests":
-            data = item.data
-            return await python_tests(data["head"], text, data["tests"], sandbox, config.evaluate.grade_timeout_s)
-        raise BadConfig(f"suite item {item.id!r}: no grader {item.grader!r}; there are 'python_tests' and 'pattern'")
+        return await python_tests(item.data["head"], text, item.data["tests"], sandbox, config.evaluate.grade_timeout_s)
 
     return grade

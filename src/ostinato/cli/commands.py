@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
+from rich.text import Text
 
 from ostinato import __version__
 from ostinato.cli.options import Common, console, run_to_end
@@ -25,7 +26,10 @@ app.command(weights)
 
 @app.command
 def up(common: Common | None = None) -> None:
-    """Start gateway, trainer and release worker, and keep them running until Ctrl-C."""
+    """Start gateway, trainer, release worker and housekeeping, and keep them running until Ctrl-C.
+
+    A worker that dies or hangs is started again. One that cannot run ends the command: its reason is printed, and the exit code is 2.
+    """
     from ostinato.launch.commands.up import up as run
 
     run_to_end(run((common or Common()).load(), console))
@@ -57,7 +61,7 @@ def demo(
     from ostinato.launch.commands.demo import demo_overrides
 
     config = (common or Common()).load(*demo_overrides(seed, directory))
-    run_to_end(run(config, minutes=minutes, out=out, console=Console()))
+    run_to_end(run(config, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
 @app.command
@@ -65,35 +69,75 @@ def serve(common: Common | None = None) -> None:
     """Run the gateway and the embedded engine (a worker of `up`)."""
     import uvloop
 
+    from ostinato.launch.workers.life import live
     from ostinato.launch.workers.serve import serve as run
 
-    run_to_end(run((common or Common()).load()), uvloop.new_event_loop)
+    config = (common or Common()).load()
+    live(lambda life: run(config, life), loop_factory=uvloop.new_event_loop)
 
 
 @app.command
 def train(common: Common | None = None) -> None:
     """Run the trainer (a worker of `up`)."""
+    from ostinato.launch.workers.life import live
     from ostinato.launch.workers.train import train as run
 
-    run_to_end(run((common or Common()).load()))
+    config = (common or Common()).load()
+    live(lambda life: run(config, life), expendable=500)
 
 
 @app.command
 def release(common: Common | None = None) -> None:
     """Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`)."""
+    from ostinato.launch.workers.life import live
     from ostinato.launch.workers.release import release as run
 
-    run_to_end(run((common or Common()).load()))
+    config = (common or Common()).load()
+    live(lambda life: run(config, life), expendable=300)
+
+
+@app.command
+def housekeeping(common: Common | None = None) -> None:
+    """Delete what nothing needs and set long logs aside, now and then (a worker of `up`)."""
+    from ostinato.launch.workers.housekeeping import housekeeping as run
+    from ostinato.launch.workers.life import live
+
+    config = (common or Common()).load()
+    live(lambda life: run(config, life), expendable=300)
+
+
+@app.command(name="config")
+def show_config(
+    prefix: str = "", *, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None
+) -> None:
+    """List every key: its type, default and value here, where that came from, and what it means.
+
+    Parameters
+    ----------
+    prefix
+        Only the keys below it: `ostinato config train`, `ostinato config evaluate.gate`.
+    json
+        As JSON, for programs.
+    """
+    from ostinato.launch.commands.config import list_keys
+
+    options = common or Common()
+    list_keys(options.load(), options.config, options.overrides, prefix, Console(), as_json=json)
 
 
 @app.command(name="eval")
-def evaluate(*, slot: str = "live", draws: int = 1, common: Common | None = None) -> None:
+def evaluate(
+    *,
+    slot: Literal["live", "canary", "control", "evaluation"] = "live",
+    draws: int = 1,
+    common: Common | None = None,
+) -> None:
     """Run the evaluation suite against a slot of the running gateway and print the score with its interval.
 
     Parameters
     ----------
     slot
-        live, canary, control or candidate.
+        Whose weights answer; `evaluation` holds the candidate that is being judged.
     draws
         Samples per item.
     """
@@ -104,7 +148,7 @@ def evaluate(*, slot: str = "live", draws: int = 1, common: Common | None = None
 
 @app.command
 def status(common: Common | None = None) -> None:
-    """What is live, what was learned, how people react: one screen."""
+    """Workers, alarms, what is live, what was learned, how people react: one screen."""
     from ostinato.launch.commands.status import show_status
 
     run_to_end(show_status((common or Common()).load(), Console()))
@@ -128,9 +172,25 @@ def show_log(
     last
         How many.
     """
-    from ostinato.launch.commands.status import print_log
+    from ostinato.launch.commands.log import print_log
 
     run_to_end(print_log((common or Common()).load(), kind, last, Console()))
+
+
+@app.command
+def ship(version: str = "candidate", *, reason: str = "by hand", common: Common | None = None) -> None:
+    """Put a version before users without asking the gate; `ostinato rollback` takes it back.
+
+    Parameters
+    ----------
+    version
+        A ref, a number such as v12, or the first digits of a root.
+    reason
+        Kept in the ledger.
+    """
+    from ostinato.launch.commands.release import ship as run
+
+    run_to_end(run((common or Common()).load(), version, reason, Console()))
 
 
 @app.command
@@ -151,7 +211,7 @@ def rollback(number: int | None = None, *, reason: str = "by hand", common: Comm
 
 @app.command
 def doctor(common: Common | None = None) -> None:
-    """Check this machine: Python, torch, SQLite, CPU features, sandbox, model, disk, port. Each failure names its remedy."""
+    """Check this machine and this configuration, part by part. Each failure names its remedy."""
     from ostinato.launch.commands.doctor import examine
 
     if not examine((common or Common()).load(), Console()):
@@ -164,7 +224,7 @@ def _explain(error: BaseException) -> None:
         for inner in error.exceptions:
             _explain(inner)
     elif isinstance(error, OstinatoError):
-        console.print(f"[bold red]error[/] {error}", highlight=False)
+        console.print(Text.assemble(("error", "bold red"), " ", str(error)), soft_wrap=True)
     else:
         raise error
 

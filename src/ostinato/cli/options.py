@@ -1,4 +1,7 @@
-"""The options that every command takes, and how a command runs."""
+"""The options that every command takes, and how a command runs.
+
+Nothing here, nor in the other files of this room, imports what a command does before the command is run: help comes at once.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from ostinato.config import Config, load
+if TYPE_CHECKING:
+    from ostinato.config import Config
 
 console = Console(stderr=True)
 
@@ -24,10 +28,12 @@ class Common:
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None
     """TOML file; none: defaults."""
     overrides: Annotated[tuple[str, ...], Parameter(name=["--set"], negative="")] = ()
-    """Override one key, as in --set train.lr=1e-5; may be repeated."""
+    """Override one key, as in --set train.learning_rate=1e-5; may be repeated. `ostinato config` lists them."""
 
     def load(self, *more: str) -> Config:
         """The checked configuration."""
+        from ostinato.config import load
+
         return load(self.config, (*more, *self.overrides))
 
 

@@ -16,7 +16,7 @@ weights = App(name="weights", help="Look into the weight store: every version, b
 @weights.command(name="log")
 def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
     """The chain of versions behind a ref: number, hash, kind, bytes."""
-    from ostinato.launch.commands.weights import print_chain
+    from ostinato.launch.commands.weights.chain import print_chain
 
     run_to_end(print_chain((common or Common()).load(), ref, Console()))
 
@@ -30,7 +30,7 @@ def show(version: str = "live", *, common: Common | None = None) -> None:
     version
         A ref, a number such as v12, or the first digits of a root.
     """
-    from ostinato.launch.commands.versions import show_version
+    from ostinato.launch.commands.weights.versions import show_version
 
     run_to_end(show_version((common or Common()).load(), version, Console()))
 
@@ -48,7 +48,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
     html
         Also write a page with every tensor.
     """
-    from ostinato.launch.commands.versions import diff_versions
+    from ostinato.launch.commands.weights.versions import diff_versions
 
     run_to_end(diff_versions((common or Common()).load(), one, other, html, Console()))
 
@@ -56,7 +56,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
 @weights.command
 def fsck(common: Common | None = None) -> None:
     """Verify every object that a ref can reach."""
-    from ostinato.launch.commands.weights import check_store
+    from ostinato.launch.commands.weights.chain import check_store
 
     run_to_end(check_store((common or Common()).load(), Console()))
 
@@ -98,7 +98,7 @@ def gc(
     grace_hours
         Delete nothing younger (default: collect.grace_hours, 24). Longer than any publication takes.
     """
-    from ostinato.launch.commands.gc import collect_garbage
+    from ostinato.launch.commands.weights.gc import collect_garbage
 
     named = {"keep": keep, "grace_hours": grace_hours}
     config = (common or Common()).load(*(f"collect.{key}={value}" for key, value in named.items() if value is not None))
@@ -116,7 +116,7 @@ def pin(name: str, version: str, *, common: Common | None = None) -> None:
     version
         A ref, a number such as v12, or the first digits of a root.
     """
-    from ostinato.launch.commands.gc import pin_version
+    from ostinato.launch.commands.weights.gc import pin_version
 
     run_to_end(pin_version((common or Common()).load(), name, version, Console()))
 
@@ -130,7 +130,7 @@ def unpin(name: str, *, common: Common | None = None) -> None:
     name
         The pin's name; a wrong one lists those that there are.
     """
-    from ostinato.launch.commands.gc import unpin_version
+    from ostinato.launch.commands.weights.gc import unpin_version
 
     run_to_end(unpin_version((common or Common()).load(), name, Console()))
 
@@ -146,7 +146,7 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     ref
         Which version.
     """
-    from ostinato.launch.commands.weights import export_model
+    from ostinato.launch.commands.weights.chain import export_model
 
     run_to_end(export_model((common or Common()).load(), ref, target, Console()))
 
@@ -173,7 +173,7 @@ def pull(
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated. For http: a header.
     """
-    from ostinato.launch.commands.transfers import pull as run
+    from ostinato.launch.commands.weights.transfers import pull as run
 
     run_to_end(run((common or Common()).load(), url, ref, to, option, console))
 
@@ -200,7 +200,7 @@ def push(
     option
         A setting of the other store, as in --option aws_region=eu-west-1; may be repeated.
     """
-    from ostinato.launch.commands.transfers import push as run
+    from ostinato.launch.commands.weights.transfers import push as run
 
     run_to_end(run((common or Common()).load(), url, ref, to, option, console))
 
@@ -217,7 +217,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     listen
         HOST:PORT (default: relay.host and relay.port, 127.0.0.1:8330).
     """
-    from ostinato.launch.commands.transfers import relay as run
+    from ostinato.launch.commands.weights.transfers import relay as run
 
     run_to_end(run((common or Common()).load(), listen, console))
 
@@ -255,7 +255,7 @@ def weights_plan(
     keep
         Versions that stay in the store.
     """
-    from ostinato.launch.commands.plan import print_plan
+    from ostinato.launch.commands.weights.plan import print_plan
     from ostinato.weights.plan import Deployment, Link
 
     deployment = Deployment(parameters=parameters, changed=changed, shards=shards, keep=keep)
@@ -287,7 +287,7 @@ def drive_vllm(
     store
         How the server names the weight store, if it sees it elsewhere than this command does.
     """
-    from ostinato.launch.commands.vllm import drive
+    from ostinato.launch.commands.weights.vllm import drive
 
     run_to_end(drive((common or Common()).load(), url, ref, kv, store, console))
 
@@ -295,6 +295,6 @@ def drive_vllm(
 @weights.command
 def replay(common: Common | None = None) -> None:
     """Train again from the log alone and compare every version bit for bit with what was published."""
-    from ostinato.launch.commands.replay import replay_run
+    from ostinato.launch.commands.weights.replay import replay_run
 
     run_to_end(replay_run((common or Common()).load(), Console()))

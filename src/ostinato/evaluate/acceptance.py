@@ -7,7 +7,7 @@ compared, users are the unit, because a user stays in one arm and has a taste of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ostinato.core.records import Arm, Person, Reward, Turn
@@ -34,7 +34,7 @@ def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
     groups: dict[Arm, list[bool]] = defaultdict(list)
     for turn, reward in rated:
         groups[turn.arm].append(reward.value > 0)
-    return {arm: _point(accepted) for arm, accepted in groups.items()}
+    return {arm: share_of(accepted) for arm, accepted in groups.items()}
 
 
 def live_minus_control(rated: Iterable[Rated]) -> Estimate:
@@ -58,6 +58,7 @@ def _share(tally: Tally) -> float:
     return sum(value for value, _ in tally.values()) / count if count else 0.0
 
 
-def _point(accepted: list[bool]) -> Acceptance:
+def share_of(accepted: Sequence[bool]) -> Acceptance:
+    """Of turns, at least one, which were accepted."""
     lower, upper = wilson(sum(accepted), len(accepted))
     return Acceptance(turns=len(accepted), acceptance=sum(accepted) / len(accepted), lower=lower, upper=upper)

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 import aiohttp
 from blake3 import blake3
-from pydantic import BaseModel, Field
 
 from ostinato.core.errors import Conflict, Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.answers import read_answers, read_health, refusal
+from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.suites import Item, Suite
 
 Grader = Callable[[Item, str], Awaitable[float]]
@@ -30,33 +30,6 @@ Grader = Callable[[Item, str], Awaitable[float]]
 
 MAX_RESPONSE_BYTES = 16 * 2**20
 _T = TypeVar("_T")
-
-
-class RunnerConfig(BaseModel, frozen=True, extra="forbid"):
-    """How hard the gateway is driven and how long we wait for it."""
-
-    model: str = Field(
-        default="default", min_length=1, max_length=512, description="Model name that the gateway serves."
-    )
-    concurrency: int = Field(default=16, ge=1, le=1024, description="Requests in flight.")
-    samples_per_request: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        description="Draws of one item per request. Part of what a draw means: changing it resamples.",
-    )
-    request_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Seconds for one request, its queueing included."
-    )
-    slot_timeout_s: float = Field(
-        default=120.0, gt=0.0, description="Seconds for a slot to serve the expected version."
-    )
-    deadline_s: float = Field(default=3600.0, gt=0.0, description="Seconds for a whole run.")
-    retry_pause_s: float = Field(default=0.5, gt=0.0, description="First pause after a failed try; doubles up to 8 s.")
-    attempts: int = Field(default=8, ge=1, le=100, description="Tries per request before the run is given up.")
-    seed: int = Field(
-        default=0, ge=0, le=2**31 - 1, description="Shifts all item seeds: another sample of the same suite."
-    )
 
 
 class WrongVersion(Unavailable):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special  # scipy.stats would take a second to import
 
 from ostinato.core.records import Person
 from ostinato.core.report import ItemScore
@@ -101,8 +101,8 @@ def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, u
     sample = differences_I if informative >= FEW_INFORMATIVE else np.append(differences_I, [1.0, -1.0])
     centre, df = float(sample.mean()), sample.size - 1
     error = float(sample.std(ddof=1)) / math.sqrt(sample.size)
-    lower = max(-1.0, centre - float(stats.t.ppf(1.0 - lower_alpha, df)) * error)
-    upper = min(1.0, centre + float(stats.t.ppf(1.0 - upper_alpha, df)) * error)
+    lower = max(-1.0, centre - float(special.stdtrit(df, 1.0 - lower_alpha)) * error)
+    upper = min(1.0, centre + float(special.stdtrit(df, 1.0 - upper_alpha)) * error)
     return Estimate(mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=error, df=float(df), n=n)
 
 
@@ -126,7 +126,7 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
         lower, upper = mean * (1.0 - unseen), mean + unseen * (1.0 - mean)
         return Estimate(mean=mean, lower=lower, upper=upper, error=unseen, df=math.inf, n=n)
     error = float(means_I.std(ddof=1)) / math.sqrt(n)
-    half = float(stats.t.ppf(1.0 - alpha / 2, n - 1)) * error
+    half = float(special.stdtrit(n - 1, 1.0 - alpha / 2)) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
@@ -140,7 +140,9 @@ def mcnemar(gained: int, lost: int) -> float:
         raise ValueError(f"counts must not be negative: gained={gained}, lost={lost}")
     if gained + lost == 0:
         return 1.0
-    return float(stats.binomtest(gained, gained + lost, 0.5).pvalue)
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost, 0.5).pvalue)
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -149,7 +151,7 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
         raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
     if n == 0:
         return 0.0, 1.0
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    z = float(special.ndtri(0.5 + confidence / 2))
     share, z2 = successes / n, z * z / n
     centre = (share + z2 / 2) / (1 + z2)
     half = z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
@@ -178,7 +180,7 @@ def clustered_difference(treated: Tally, control: Tally, confidence: float = 0.9
     for mean, residual_U, side in ((mean_t, residual_t_U, treated), (mean_c, residual_c_U, control)):
         variance += _agresti_caffo(mean, len(side)) if float(np.abs(residual_U).max()) < 1e-12 else 0.0
     error = math.sqrt(variance)
-    half = float(stats.t.ppf(0.5 + confidence / 2, smaller - 1)) * error
+    half = float(special.stdtrit(smaller - 1, 0.5 + confidence / 2)) * error
     mean = mean_t - mean_c
     return Estimate(mean=mean, lower=mean - half, upper=mean + half, error=error, df=float(smaller - 1), n=len(users))
 
@@ -215,7 +217,7 @@ def power(items: int, variance: float, margin: float, *, effect: float = 0.0, al
     if variance <= 0.0:
         return 1.0 if effect + margin > 0 else 0.0
     signal = (effect + margin) / math.sqrt(variance / items)
-    return float(stats.norm.cdf(signal - float(stats.norm.ppf(1.0 - alpha))))
+    return float(special.ndtr(signal - float(special.ndtri(1.0 - alpha))))
 
 
 def required_items(
@@ -230,5 +232,5 @@ def required_items(
     """
     if effect + margin <= 0.0:
         raise ValueError(f"effect {effect} is not above -margin {-margin}: no suite can prove it; widen the margin")
-    z = float(stats.norm.ppf(1.0 - alpha)) + float(stats.norm.ppf(power))
+    z = float(special.ndtri(1.0 - alpha)) + float(special.ndtri(power))
     return max(1, math.ceil(variance * (z / (effect + margin)) ** 2))

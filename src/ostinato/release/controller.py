@@ -13,15 +13,14 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from pydantic import BaseModel, Field
-
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import Report, Verdict
 from ostinato.core.seams import Clock, Evals, Log
-from ostinato.release.guard import Compare, GuardConfig
+from ostinato.release.config import ReleaseConfig
+from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
-from ostinato.release.outcomes import OutcomeConfig, Outcomes
+from ostinato.release.outcomes import Outcomes
 from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -63,35 +62,12 @@ class Judge(Evals, Protocol):
         ...
 
 
-class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
-    """How candidates come before users, and when they are taken back."""
-
-    poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the refs when nothing is due.")
-    evaluation_ref: str = Field(
-        default="candidate",
-        min_length=1,
-        max_length=64,
-        description="Ref whose slot serves the version being evaluated. Another name than 'candidate' pins it while newer ones arrive.",
-    )
-    canary_share: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=1.0,
-        description="Above 0, a candidate is first tried on the canary arm (serve deals this share).",
-    )
-    canary_outcomes: int = Field(default=200, ge=1, description="Outcomes on the canary arm that end the trial.")
-    canary_timeout_s: float = Field(
-        default=3600.0, gt=0.0, description="Seconds after which a trial without harm ends anyway."
-    )
-    guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
-    outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
-
-
 class ReleaseController:
     """Judges candidates, moves refs, keeps the ledger. Implements the `Releases` seam.
 
-    `evals` and `compare` may be None for a controller that only rolls back (the command line). `trouble` says why the last
-    step of `run` failed, or None.
+    `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
+    ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. With `canary`
+    a candidate is first tried on the canary arm. `trouble` says why the last step of `run` failed, or None.
     """
 
     def __init__(
@@ -103,6 +79,9 @@ class ReleaseController:
         config: ReleaseConfig,
         clock: Clock,
         compare: Compare | None = None,
+        *,
+        evaluation_ref: str = "candidate",
+        canary: bool = False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
         self.trouble: str | None = None
@@ -110,6 +89,8 @@ class ReleaseController:
         self._versions = versions
         self._evals = evals
         self._config = config
+        self._evaluation_ref = evaluation_ref
+        self._canary = canary
         self._clock = clock
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
         self._lock = asyncio.Lock()
@@ -147,6 +128,20 @@ class ReleaseController:
             if target == self.live:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
             return await self._take_back(target, reason, {})
+
+    async def ship(self, policy: PolicyVersion, reason: str) -> ReleaseEvent:
+        """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
+
+        Raises:
+            NotFound: it was never published.
+            BadRequest: it is live already.
+            Conflict: live was moved by someone else at this moment; look again.
+        """
+        async with self._lock:
+            await self._reconcile()
+            if policy == self.live:
+                raise BadRequest(f"{policy} is live already; name another version", field="to")
+            return await self._ship(policy, self.live, reason)
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent:
         """Record a report and act on it: ship (or start a canary), block, or for EXTEND nothing more."""
@@ -223,7 +218,7 @@ class ReleaseController:
         if newest is None:
             return None
         begun = state.verdict
-        pinned = self._config.evaluation_ref != "candidate" or (begun is not None and begun[0] == newest[0])
+        pinned = self._evaluation_ref != "candidate" or (begun is not None and begun[0] == newest[0])
         if begun is not None and begun[1] == state.live and begun[2] == "EXTEND" and pinned:
             return begun[0]
         return None if state.settled(newest[0]) else newest[0]
@@ -232,8 +227,8 @@ class ReleaseController:
         if not self._restored:
             evals.restore(self.ledger.evidence)
             self._restored = True
-        if self._config.evaluation_ref != "candidate":
-            await self._point(self._config.evaluation_ref, candidate)
+        if self._evaluation_ref != "candidate":
+            await self._point(self._evaluation_ref, candidate)
         try:
             report = await evals.run(candidate, against=self.live)
         except Conflict:
@@ -259,7 +254,7 @@ class ReleaseController:
             await self.ledger.append(
                 "shipped", policy, state.live, state.reason if judged else "found the live ref moved by hand"
             )
-        if self.ledger.state.canary is None and self._config.canary_share > 0:
+        if self.ledger.state.canary is None and self._canary:
             await self._point("canary", policy)
         return self.ledger.state
 
@@ -269,7 +264,7 @@ class ReleaseController:
         candidate, live, verdict = state.verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
-        if self._config.canary_share > 0 and self._watch is not None:
+        if self._canary and self._watch is not None:
             # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
             event = await self.ledger.append("canary", candidate, live, state.reason)
             await self._point("canary", candidate)
@@ -278,7 +273,7 @@ class ReleaseController:
 
     async def _try_canary(self, candidate: PolicyVersion, state: State) -> ReleaseEvent | None:
         live = self.live
-        if self._watch is None or self._config.canary_share <= 0:
+        if self._watch is None or not self._canary:
             return await self._ship(candidate, live, f"{state.reason}; canary stage switched off")
         await self._point("canary", candidate)
         now = self._clock()

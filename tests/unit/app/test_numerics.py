@@ -16,7 +16,9 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract, differences
 from ostinato.engine.embedded.packed import prepack
 from ostinato.launch.commands import doctor
-from ostinato.launch.commands.status import apart, parts, print_log, show_status
+from ostinato.launch.commands.log import print_log
+from ostinato.launch.commands.status import show_status
+from ostinato.launch.views.contracts import apart, parts
 from ostinato.model import selftest
 from ostinato.model.selftest import ExactnessVerdict, Finding
 from ostinato.testing.engine import CONTRACT

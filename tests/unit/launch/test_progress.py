@@ -1,6 +1,7 @@
+import os
 import resource
 
-from ostinato.launch.views.progress import Lines, Progress
+from ostinato.launch.views.progress import Lines, Progress, last_lines, older
 
 
 def test_lines_that_a_kill_or_a_full_disk_tore_are_lost_alone(tmp_path):
@@ -20,3 +21,51 @@ def test_lines_that_a_kill_or_a_full_disk_tore_are_lost_alone(tmp_path):
     Progress(path).write("three")
     assert [line["kind"] for line in lines.new()] == ["one", "two", "three"]
     assert lines.new() == []
+
+
+def test_long_files_are_set_aside_and_nobody_who_follows_misses_a_line(tmp_path):
+    path = tmp_path / "train.jsonl"
+    progress, lines = Progress(path, most_bytes=2_000), Lines(path)
+    seen = []
+    for number in range(500):
+        progress.write("step", step=number)
+        if number % 7 == 0:
+            seen += lines.new()
+    seen += lines.new()
+    assert [line["step"] for line in seen] == list(range(500))
+    size = sum(each.stat().st_size for each in tmp_path.iterdir())
+    assert size < 2 * 2_100
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["train.1.jsonl", "train.jsonl"]
+    fresh = [line["step"] for line in Lines(path).new()]
+    assert fresh == list(range(fresh[0], 500)), "who comes late sees what is left, in order"
+
+
+def test_a_file_that_somebody_cut_is_read_from_where_it_begins_now(tmp_path):
+    path = tmp_path / "train.jsonl"
+    progress, lines = Progress(path), Lines(path)
+    for number in range(10):
+        progress.write("step", step=number)
+    assert len(lines.new()) == 10
+    os.truncate(path, 0)
+    assert lines.new() == []
+    progress.write("step", step=10)
+    assert [line["step"] for line in lines.new()] == [10]
+
+
+def test_what_is_no_line_is_passed_over(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'\xff\xfe\n[1]\n"step"\n{"no": "kind"}\n{"kind": "step"}\n')
+    assert Lines(path).new() == [{"kind": "step"}]
+    assert last_lines(path) == [{"kind": "step"}]
+    assert last_lines(tmp_path / "none.jsonl") == []
+
+
+def test_the_last_lines_of_a_long_file_are_read_alone(tmp_path):
+    path = tmp_path / "train.jsonl"
+    progress = Progress(path)
+    for number in range(2_000):
+        progress.write("step", step=number)
+    found = [line["step"] for line in last_lines(path, most_bytes=1_000)]
+    assert found == list(range(found[0], 2_000))
+    assert 10 < len(found) < 30
+    assert not older(path).exists()

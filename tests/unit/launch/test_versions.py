@@ -8,7 +8,7 @@ from ostinato.app.storage import open_store
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.versions import diff_versions, picture, show_version
+from ostinato.launch.commands.weights.versions import diff_versions, picture, show_version
 from ostinato.web.weights_page import Row, render, shade
 from ostinato.weights.publish.publisher import VersionPublisher
 from ostinato.weights.version.compare import Change

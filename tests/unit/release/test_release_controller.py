@@ -121,9 +121,19 @@ class Time:
         return self.now
 
 
-def controller(disk, judge=None, time=None, compare=None, **config):
+def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", canary=False, **config):
     judge = judge if judge is not None else FakeJudge()
-    return ReleaseController(disk, disk, disk, judge, ReleaseConfig(**config), time or Time(), compare)
+    return ReleaseController(
+        disk,
+        disk,
+        disk,
+        judge,
+        ReleaseConfig(**config),
+        time or Time(),
+        compare,
+        evaluation_ref=evaluation_ref,
+        canary=canary,
+    )
 
 
 @pytest.fixture
@@ -240,6 +250,37 @@ async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(dis
     with pytest.raises(NotFound, match="never published"):
         await control.rollback(version(77), "where")
     assert (await control.rollback(V8, "a person wants it after all")).policy == V8
+
+
+async def test_a_person_ships_what_no_gate_judged(disk):
+    control = ReleaseController(disk, disk, disk, None, ReleaseConfig(), Time())
+    await control.bootstrap(V0)
+    disk.publish(V3)
+    assert await control.step() is None, "without a judge nothing ships by itself"
+    event = await control.ship(V3, "ann looked at it")
+    assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, "ann looked at it")
+    assert disk.refs["live"] == "m3"
+    assert control.ledger.state.releases == (V0, V3)
+    with pytest.raises(BadRequest, match="is live already"):
+        await control.ship(V3, "again")
+    with pytest.raises(NotFound, match="never published"):
+        await control.ship(version(77), "where")
+
+
+async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
+    control = await started(disk, FakeJudge({3: [Verdict.BLOCK]}))
+    disk.publish(V3)
+    await settle(control)
+    assert V3.hash in control.ledger.state.refused
+    await control.ship(V3, "the suite is wrong")
+    assert control.ledger.state.refused == frozenset()
+    trial = controller(disk, FakeJudge(), Time(), clustered_difference, canary=True)
+    disk.publish(V5)
+    assert (await trial.step()).action == "canary"
+    disk.publish(V8)
+    await control.ship(V8, "in a hurry")
+    assert (await trial.ledger.refresh()).canary is None
+    assert trial.live == V8
 
 
 async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk):
@@ -429,9 +470,7 @@ async def test_live_that_is_as_good_stays(disk):
 
 async def canary(disk, loss):
     time = Time()
-    control = controller(
-        disk, FakeJudge(), time, clustered_difference, canary_share=0.3, canary_outcomes=150, **GUARDED
-    )
+    control = controller(disk, FakeJudge(), time, clustered_difference, canary=True, canary_outcomes=150, **GUARDED)
     await control.bootstrap(V0)
     disk.publish(V3)
     assert (await control.step()).action == "canary"
@@ -441,7 +480,7 @@ async def canary(disk, loss):
     await serve(disk, Arm.CANARY, V3, [rate - loss for rate in RATES], 20, time.now)
     time.now += 6
     return control, await controller(
-        disk, FakeJudge(), time, clustered_difference, canary_share=0.3, canary_outcomes=150, **GUARDED
+        disk, FakeJudge(), time, clustered_difference, canary=True, canary_outcomes=150, **GUARDED
     ).step()  # fmt: skip
 
 
@@ -465,7 +504,7 @@ async def test_harmful_canary_is_taken_back(disk):
 
 async def test_canary_that_nobody_meets_ends_at_its_deadline(disk):
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, canary_share=0.1, canary_timeout_s=60)
+    control = controller(disk, FakeJudge(), time, clustered_difference, canary=True, canary_timeout_s=60)
     await control.bootstrap(V0)
     disk.publish(V3)
     await control.step()

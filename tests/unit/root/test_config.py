@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from ostinato.config import Config, load, parse_override, save
+from ostinato.config import Config, load, origins, parse_override, save
 from ostinato.core.errors import BadConfig
 
 
@@ -38,10 +38,17 @@ def test_overrides_are_toml_or_words(text, expected):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.lerning_rate=1", "unknown key 'train.lerning_rate'; did you mean 'learning_rate'?"),
-        ("trian.learning_rate=1", "unknown key 'trian'; did you mean 'train'?"),
-        ("evaluate.gate.margn=0.1", "unknown key 'evaluate.gate.margn'; did you mean 'margin'?"),
-        ("train.qqqqqqqq=1", "unknown key 'train.qqqqqqqq'; valid here:"),
+        ("train.lerning_rate=1", "unknown key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
+        ("train.lr=1e-5", "unknown key 'train.lr'; did you mean 'train.learning_rate'?"),
+        ("trian.learning_rate=1", "unknown key 'trian.learning_rate'; did you mean 'train.learning_rate'?"),
+        ("learn.learning_rate=1", "unknown key 'learn.learning_rate'; did you mean 'train.learning_rate'?"),
+        ("train.batch=1", "unknown key 'train.batch'; did you mean 'learn.batch'?"),
+        ("gate.margin=0.1", "unknown key 'gate.margin'; did you mean 'evaluate.gate.margin'?"),
+        ("evaluate.gate.margn=0.1", "unknown key 'evaluate.gate.margn'; did you mean 'evaluate.gate.margin'?"),
+        ("release.canary_share=0.1", "unknown key 'release.canary_share'; did you mean 'serve.canary_share'?"),
+        ("port=1", "unknown key 'port'; did you mean 'listen.port'?"),
+        ("train.qqqqqqqq=1", "unknown key 'train.qqqqqqqq'; valid here: learning_rate, "),
+        ("qqqqqqqq=1", "unknown key 'qqqqqqqq'; valid here: "),
         ("train.learning_rate=-1", "train.learning_rate: Input should be greater than 0 (got -1)"),
         ("learn.batch=many", "learn.batch: Input should be a valid integer"),
         ("nonsense", "write it as section.key=value"),
@@ -61,6 +68,23 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("[train\n")
     with pytest.raises(BadConfig, match=r"broken\.toml: not valid toml"):
         load(broken)
+
+
+def test_a_wrong_secret_is_not_repeated():
+    with pytest.raises(BadConfig) as caught:
+        load(None, ["serve.api_keys='sk-0123456789abcdef'"])
+    assert "serve.api_keys" in str(caught.value)
+    assert "sk-0123456789" not in str(caught.value)
+
+
+def test_where_a_key_comes_from(tmp_path):
+    path = tmp_path / "ostinato.toml"
+    path.write_text('[learn]\nbatch = 32\n[weights]\noptions = { aws_region = "eu" }\n')
+    assert origins(path, ["learn.batch=7", "reward.options={window=3.0}"]) == {
+        "learn.batch": "--set",
+        "weights.options.aws_region": str(path),
+        "reward.options.window": "--set",
+    }
 
 
 def test_saved_and_loaded_is_the_same_and_private(tmp_path):

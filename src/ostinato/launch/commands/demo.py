@@ -12,10 +12,12 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 from rich.live import Live
+from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from ostinato.app.proving import open_runner
-from ostinato.app.storage import home, open_follower, open_log, open_run
+from ostinato.app.storage import Home, home, open_follower, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, Conflict, Unavailable
@@ -25,19 +27,20 @@ from ostinato.demo import tasks as demo_tasks
 from ostinato.demo.users import Outcome, UserStats, make_users, run_users
 from ostinato.demo.users import UsersConfig as UsersConfig
 from ostinato.evaluate.statistics import Estimate, mean_difference, paired_items, suite_mean
-from ostinato.launch.commands.up import address, workers
-from ostinato.launch.placing.local import supervise
+from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.status import DEMO_MARKER
+from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import RunObserver
 from ostinato.launch.views.screen import panel
-from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.workers.release import gateway
+from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
 from ostinato.web.report import render
 from ostinato.web.run_report import RunReport
 from ostinato.worlds.grader import python_tests
 from ostinato.worlds.sandbox import Sandbox
 
-MARKER = "demo"
 FINAL_DRAWS = 2
 FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not be the one that chose
 
@@ -47,7 +50,6 @@ def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
     place = directory or Path("runs") / f"demo-{seed}"
     return (
         f"run.directory='{place}'",
-        f"run.seed={seed}",
         "listen.port=0",
         "serve.control_share=0.2",
         f"serve.arm_salt='demo-{seed}'",
@@ -60,6 +62,7 @@ def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "learn.max_lead=8",
         "train.learning_rate=3e-5",
         "train.turn_tokens=40",
+        "evaluate.suite=demo",
         "evaluate.items=96",
         "evaluate.gate.margin=0.1",
         "evaluate.gate.first_draws=2",
@@ -69,17 +72,26 @@ def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
     )
 
 
-def fresh(config: Config) -> None:
-    """Empty the run's directory, but only if it is an earlier demo's. Raises BadConfig otherwise."""
+def check_emptied(config: Config) -> None:
+    """Raise BadConfig if the run's directory holds something that is not an earlier demo's."""
     place = config.run.directory
-    if place.exists() and any(place.iterdir()):
-        if not (place / MARKER).exists():
-            raise BadConfig(
-                f"run.directory {place} is not empty and not an earlier demo's; give --directory another place"
-            )
-        shutil.rmtree(place)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / MARKER).write_text("made by `ostinato demo`; emptied by the next one\n")
+    if place.exists() and not (place / DEMO_MARKER).exists() and any(not is_lock(path) for path in place.iterdir()):
+        raise BadConfig(f"run.directory {place} is not empty and not an earlier demo's; give --directory another place")
+
+
+def empty(place: Path) -> None:
+    """Remove what an earlier demo left, but not the locks: who holds one must not lose it."""
+    for path in place.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif not is_lock(path):
+            path.unlink()
+    (place / DEMO_MARKER).write_text("made by `ostinato demo`; emptied by the next one\n")
+
+
+def is_lock(path: Path) -> bool:
+    """True for a lock of the run."""
+    return path.name.startswith(".") and path.name.endswith(".lock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,55 +104,64 @@ class HeldOutResult:
     items: int
 
 
-async def demo(config: Config, *, minutes: float, out: Path, console: Console) -> None:
-    """Run the whole loop for `minutes` of simulated traffic and write report.html and report.json into `out`."""
-    fresh(config)
+async def demo(config: Config, *, seed: int, minutes: float, out: Path, console: Console) -> None:
+    """Run the whole loop for `minutes` of simulated traffic and write report.html and report.json into `out`.
+
+    Raises Conflict if the same demo is running, WorkerFailed if a worker fails for good.
+    """
+    await check_start(config)
+    check_emptied(config)
     out.mkdir(parents=True, exist_ok=True)
-    with console.status("preparing the model and the weight store") as status, open_run(config) as run:
-        await prepare(run, status.update)
-    stopping = asyncio.Event()
-    events: list[str] = []
-    crew = asyncio.ensure_future(supervise(workers(config), stopping, lambda who, what: events.append(f"{who} {what}")))
-    try:
-        with console.status("waiting for the gateway") as status:
-            url = await address(home(config).address)
-            await ready(url, ("live", "control"))
-        with open_log(config) as log:
-            await _run(config, minutes, out, console, RunObserver(home(config), log), url, log)
-    finally:
-        stopping.set()
-        await crew
-    died = [event for event in events if "died" in event]
-    for event in died:
-        console.print(f"[red]{event}[/]", highlight=False)
+    ends: list[str] = []
+
+    def say(worker: str, what: str) -> None:
+        if "starts again" in what:
+            ends.append(f"{worker} {what}")
+
+    with hold(home(config).root, "up"):
+        empty(config.run.directory)
+        async with launch(config, say) as launched:
+            with console.status("starting") as status:
+                url = await launched.during(_served(launched, status))
+            with open_log(config) as log:
+                observer = RunObserver(home(config), log)
+                await launched.during(_run(config, seed, minutes, out, console, observer, url, log))
+    for end in ends:
+        console.print(Text(end, "red"))
 
 
-async def ready(url: str, slots: tuple[str, ...], timeout_s: float = 180.0) -> None:
-    """Wait until the gateway serves these slots. Raises Unavailable naming what is missing."""
-    missing: object = "any answer"
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"{url}/health") as response:
-                        loaded = (await response.json()).get("slots", {})
-                        missing = [slot for slot in slots if slot not in loaded]
-                        if not missing:
-                            return
-                await asyncio.sleep(0.5)
-    raise Unavailable(f"the gateway at {url} did not come up in {timeout_s:g} s; still missing: {missing}")
+async def _served(launched: Launched, status: Status) -> str:
+    """Wait until the gateway serves what the demo needs, and show what is waited for."""
+    waiting = asyncio.ensure_future(ready(launched.home, ("live", "control")))
+    while not waiting.done():
+        status.update(f"serve: {launched.doing('serve')}")
+        await asyncio.wait({waiting}, timeout=0.5)
+    return await waiting
+
+
+async def ready(place: Home, slots: tuple[str, ...]) -> str:
+    """The URL of the run's gateway, once it serves these slots."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            url = await gateway(place)
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=10)) as response:
+                    loaded = (await response.json()).get("slots", {})
+                    if all(slot in loaded for slot in slots):
+                        return url
+            await asyncio.sleep(0.2)
 
 
 async def _run(
-    config: Config, minutes: float, out: Path, console: Console, observer: RunObserver, url: str, log: Log
+    config: Config, seed: int, minutes: float, out: Path, console: Console, observer: RunObserver, url: str, log: Log
 ) -> None:
     start = wall_clock()
-    stats = await traffic(config, url, minutes, observer, console)
+    stats = await traffic(config, seed, url, minutes, observer, console)
     end = wall_clock()
     with console.status("waiting for the last feedback to mature"):
         await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
     with console.status("measuring base and final model on the held-out suite, with draws the gate never saw"):
-        result = await measure_held_out(config, url)
+        result = await measure_held_out(config, seed, url)
     seen = await observer.look()
     found = await account(log, config=config.reward)
     difference = result.difference
@@ -156,7 +177,7 @@ async def _run(
     ]
     page = RunReport(
         title="Inline copilot with simulated users",
-        seed=config.run.seed,
+        seed=seed,
         minutes=round((end - start) / 60, 1),
         model=config.model.served_as,
         users=len({outcome.user for outcome in stats.outcomes}),
@@ -181,7 +202,9 @@ async def _run(
     show(page, out, console)
 
 
-async def traffic(config: Config, url: str, minutes: float, observer: RunObserver, console: Console) -> UserStats:
+async def traffic(
+    config: Config, seed: int, url: str, minutes: float, observer: RunObserver, console: Console
+) -> UserStats:
     """Simulated users at work, and the screen that follows them."""
     tasks, _ = demo_tasks.split(demo_tasks.load())
     sandbox = Sandbox(config.sandbox)
@@ -194,31 +217,28 @@ async def traffic(config: Config, url: str, minutes: float, observer: RunObserve
         """The screen reads the log instead: it shows what the platform knows, not what the users know."""
 
     crowd = UsersConfig(model=config.model.served_as)
-    seed = config.run.seed
     started = time.monotonic()
     working = asyncio.ensure_future(
         run_users(url, make_users(tasks, crowd, seed), tasks, grade, minutes * 60, seed, crowd, happened)
     )
-    with Live(console=console, refresh_per_second=2, transient=False) as live:
-        while not working.done():
-            seen = await observer.look()
-            passed = time.monotonic() - started
-            live.update(
-                panel(
-                    seen,
-                    wall_clock(),
-                    f"{passed / 60:.1f} of {minutes:g} min, {crowd.count} simulated users on {url}",
-                )
-            )
-            await asyncio.wait({working}, timeout=1.0)
+    try:
+        with Live(console=console, refresh_per_second=2, transient=False) as live:
+            while not working.done():
+                seen = await observer.look()
+                passed = (time.monotonic() - started) / 60
+                head = f"{passed:.1f} of {minutes:g} min, {crowd.count} simulated users on {url}"
+                live.update(panel(seen, wall_clock(), head))
+                await asyncio.wait({working}, timeout=1.0)
+    finally:
+        working.cancel()
     return working.result()
 
 
-async def measure_held_out(config: Config, url: str) -> HeldOutResult:
+async def measure_held_out(config: Config, seed: int, url: str) -> HeldOutResult:
     """Base (the frozen control slot) and the live release on the same items and fresh seeds."""
     follower = open_follower(config)
     settings = config.evaluate.model_copy(
-        update={"runner": config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + config.run.seed})}
+        update={"runner": config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})}
     )
     runner = open_runner(config.model_copy(update={"evaluate": settings}), url)
     base = await follower.resolve("control")

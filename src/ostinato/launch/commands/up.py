@@ -1,71 +1,150 @@
-"""`ostinato up`: the three workers under one supervisor."""
+"""`ostinato up`: the workers under one supervisor, from the first check to the last worker's end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
-from pathlib import Path
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.text import Text
 
-from ostinato.app.storage import home, open_run
+from ostinato.app.storage import Home, home
 from ostinato.config import Config, save
-from ostinato.launch.placing.local import WorkerProcess, own_command, supervise
-from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.commands.checks import check_start
+from ostinato.launch.placing.address import read_address, remove_address
+from ostinato.launch.placing.board import Board
+from ostinato.launch.placing.judging import Limits
+from ostinato.launch.placing.port import bind, url_of
+from ostinato.launch.placing.process import WorkerProcess, own_command
+from ostinato.launch.placing.sign import LISTEN_FD
+from ostinato.launch.placing.supervision import Event, Supervisor
+from ostinato.record.lock import hold
 
-WORKERS = ("serve", "train", "release")
+WORKERS = ("serve", "train", "release", "housekeeping")
+_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_T = TypeVar("_T")
 
 
-def workers(config: Config, names: tuple[str, ...] = WORKERS) -> list[WorkerProcess]:
-    """The workers of a run, started with its resolved configuration."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A crew at work. `url` is where the gateway will answer, `running` ends when the crew does."""
+
+    home: Home
+    url: str
+    supervisor: Supervisor
+    running: asyncio.Task[None]
+
+    async def during(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What `work` returns, unless a worker fails for good first. Raises WorkerFailed."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self.running}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await self.running  # raises why it ended
+        finally:
+            task.cancel()
+        return await task
+
+    def doing(self, worker: str) -> str:
+        """What a worker does now, in words."""
+        watched = next(each for each in self.supervisor.watched if each.worker.name == worker)
+        sign = watched.worker.sign
+        if not watched.worker.running:
+            return f"down: {watched.reason}" if watched.reason else "starting"
+        return "starting" if sign is None else sign.doing
+
+
+def crew(config: Config, listener: socket.socket) -> list[WorkerProcess]:
+    """The workers of a run, not started yet. The serving one answers on `listener`."""
     place = home(config)
-    if config.listen.port == 0:  # fixed now, so that a gateway that starts again is found where it was
-        config = config.model_copy(
-            update={"listen": config.listen.model_copy(update={"port": free_port(config.listen.host)})}
-        )
-    save(config, place.config)
-    place.address.unlink(missing_ok=True)  # of an earlier start: nobody must talk to a port that is gone
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    fd = listener.fileno()
     return [
-        WorkerProcess(name, own_command(name, "--config", str(place.config)), place.worker_log(name), env=threads)
-        for name in names
+        WorkerProcess(
+            name,
+            own_command(name, "--config", str(place.config)),
+            place.worker_log(name),
+            env=_THREADS | ({LISTEN_FD: str(fd)} if name == "serve" else {}),
+            fds=(fd,) if name == "serve" else (),
+        )
+        for name in WORKERS
     ]
 
 
-def free_port(host: str) -> int:
-    """A TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
+@contextlib.asynccontextmanager
+async def launch(config: Config, say: Event) -> AsyncGenerator[Launched]:
+    """A run's workers, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`.
 
-
-async def address(path: Path, timeout_s: float = 120.0) -> str:
-    """The gateway's URL, as soon as it has written it. Raises TimeoutError."""
-    async with asyncio.timeout(timeout_s):
-        while not path.exists():
-            await asyncio.sleep(0.1)
-    return path.read_text().strip()
+    The port is bound first, and stays bound while the worker that answers on it is started again. Raises BadConfig if it is taken.
+    """
+    place, settings = home(config), config.supervise
+    limits = Limits(
+        silence_s=settings.silence_s,
+        stop_s=settings.stop_s,
+        tries=settings.tries,
+        window_s=settings.window_s,
+        longest_wait_s=settings.longest_wait_s,
+    )
+    with bind(config.listen.host, config.listen.port) as listener:
+        remove_address(place.address)  # of an earlier start that was killed
+        place.admin_key()
+        supervisor = Supervisor(crew(config, listener), limits, say, lambda: save(config, place.config))
+        board = Board(place.workers, supervisor.watched)
+        running = asyncio.create_task(supervisor.run())
+        writing = asyncio.create_task(board.keep())
+        try:
+            yield Launched(home=place, url=url_of(listener), supervisor=supervisor, running=running)
+        finally:
+            supervisor.stop()
+            (end,) = await asyncio.gather(running, return_exceptions=True)
+            writing.cancel()
+            board.write(str(end) if isinstance(end, BaseException) else "stopped")
+            remove_address(place.address)
 
 
 async def up(config: Config, console: Console) -> None:
-    """Run until Ctrl-C."""
-    with console.status("preparing the model and the weight store") as status, open_run(config) as run:
-        await prepare(run, status.update)
+    """Run until Ctrl-C or SIGTERM. Raises Conflict if the run is up already, WorkerFailed if a worker fails for good."""
+    await check_start(config)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
     def say(worker: str, what: str) -> None:
-        console.print(f"[bold]{worker:8}[/] {what}", highlight=False)
+        console.print(Text.assemble((f"{worker:12}", "bold"), " ", what), soft_wrap=True)
 
-    async def announce() -> None:
-        url = await address(home(config).address)
-        console.print(
-            f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)\n", highlight=False
-        )
+    with hold(home(config).root, "up"):
+        if not config.evaluate.suite:
+            say(
+                "release",
+                "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
+            )
+        async with launch(config, say) as launched:
+            console.print(f"taken {launched.url}; it answers once the model is loaded", highlight=False)
+            announcing = asyncio.create_task(_announce(launched, config.model.served_as, console))
+            try:
+                await launched.during(_set(stopping))
+            finally:
+                announcing.cancel()
 
-    async with asyncio.TaskGroup() as group:
-        announcing = group.create_task(announce())
-        await supervise(workers(config), stopping, say)
-        announcing.cancel()
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _announce(launched: Launched, model: str, console: Console) -> None:
+    """Show what the serving worker does until it answers, however long that takes."""
+    shown, started = "", asyncio.get_running_loop().time()
+    with console.status("starting") as status:
+        while (url := read_address(launched.home.address)) is None:
+            doing = launched.doing("serve")
+            waited = asyncio.get_running_loop().time() - started
+            status.update(f"serve: {doing} ({waited:.0f} s)")
+            if doing != shown and not console.is_terminal:
+                console.print(Text.assemble((f"{'serve':12}", "bold"), " ", doing), soft_wrap=True)
+            shown = doing
+            await asyncio.sleep(0.2)
+    console.print(f"\nserving [bold]{url}/v1[/]  model [bold]{model}[/]  (Ctrl-C stops)\n", highlight=False)

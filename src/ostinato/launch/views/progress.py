@@ -5,21 +5,38 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.weights import Learned, Swap
-from ostinato.weights.publish.publisher import Published
+
+if TYPE_CHECKING:
+    from ostinato.weights.publish.publisher import Published
 
 logger = logging.getLogger(__name__)
 
 
-class Progress:
-    """Appends lines to one file; a full disk loses a line, never the work."""
+KEPT_BYTES = 16 << 20
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+
+def kept_bytes(config: Config) -> int:
+    """How long a file of lines may become before it is set aside."""
+    return int(1e6 * config.housekeeping.log_mb)
+
+
+def older(path: Path) -> Path:
+    """Where lines are set aside. Example: train.jsonl -> train.1.jsonl"""
+    return path.with_suffix(f".1{path.suffix}")
+
+
+class Progress:
+    """Appends lines to one file; a full disk loses a line, never the work. A file beyond `most_bytes` becomes the older part."""
+
+    def __init__(self, path: Path, most_bytes: int = KEPT_BYTES) -> None:
+        self._path, self._most_bytes = path, most_bytes
         self._torn = True  # the last line may be half a line: an earlier process, or a disk that filled within it
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -28,7 +45,10 @@ class Progress:
             with self._path.open("a", encoding="utf-8") as file:
                 torn, self._torn = self._torn and file.tell() > 0, True
                 file.write("\n" * torn + json.dumps({"kind": kind, "at": wall_clock(), **fields}) + "\n")
+                full = file.tell() > self._most_bytes
             self._torn = False
+            if full:
+                self._path.replace(older(self._path))
         except OSError as error:
             logger.warning("progress line lost: %s", error)
 
@@ -65,24 +85,46 @@ class Progress:
 
 
 class Lines:
-    """Reads the lines that were added since the last look; a line still being written waits for the next look."""
+    """Reads the lines that were added since the last look; a line still being written waits for the next look.
+
+    A file is known by its first line, so that one that was set aside meanwhile is read to its end.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = 0
+        self._read: dict[bytes, int] = {}  # first line -> bytes read
 
     def new(self) -> list[dict[str, Any]]:
         """Complete new lines, oldest first. Half a line that a full disk or a killed process left is passed over."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
         found: list[dict[str, Any]] = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+        read: dict[bytes, int] = {}
+        for path in (older(self._path), self._path):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                first = file.readline()
+                file.seek(self._read.get(first, 0))
+                data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]
+                read[first] = self._read.get(first, 0) + len(whole)
+                found += _parsed(whole)
+        self._read = read
         return found
+
+
+def last_lines(path: Path, most_bytes: int = 1 << 17) -> list[dict[str, Any]]:
+    """The newest lines of a file, oldest first."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+            return _parsed(file.read())
+    except FileNotFoundError:
+        return []
+
+
+def _parsed(data: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and "kind" in value:
+                found.append(cast("dict[str, Any]", value))
+    return found

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.core.records import Arm, ReleaseEvent
+from ostinato.core.records import Arm
 from ostinato.evaluate.acceptance import Acceptance, by_arm
 from ostinato.launch.views.observe import Observed
 
@@ -26,27 +28,41 @@ def bar(point: Acceptance) -> Text:
     return text
 
 
-def arms_table(seen: Observed, now: float) -> Table:
-    """Acceptance per arm over the last two minutes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRow:
+    """One arm on the screen: what of it was accepted, and the newest policy that answered in it."""
+
+    arm: str
+    point: Acceptance
+    newest: int | None
+
+
+def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
+    """Acceptance per arm. `who` heads the arms, `when` says of which turns."""
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for name in ("simulated users of", "acceptance, last 2 min", "", "95%", "turns", "policy"):
+    for name in (who, f"acceptance, {when}", "", "95%", "turns", "policy"):
         table.add_column(name)
-    recent = seen.between(now - RECENT_S, now + 1.0)
-    points = by_arm(recent)
-    for arm in (Arm.LIVE, Arm.CANARY, Arm.CONTROL):
-        if arm not in points:
-            continue
-        point = points[arm]
-        newest = next((turn.oldest for turn, _ in reversed(recent) if turn.arm is arm), None)
+    for row in sorted(rows, key=lambda row: _ORDER.index(row.arm)):
+        point = row.point
         table.add_row(
-            arm.value + (" (frozen)" if arm is Arm.CONTROL else ""),
+            row.arm + (" (frozen)" if row.arm == Arm.CONTROL else ""),
             bar(point),
             f"{100 * point.acceptance:.0f}%",
             f"{100 * point.lower:.0f} to {100 * point.upper:.0f}",
             str(point.turns),
-            f"v{newest}",
+            "-" if row.newest is None else f"v{row.newest}",
         )
     return table
+
+
+_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.CONTROL.value, Arm.EVAL.value)
+
+
+def recent_arms(seen: Observed, now: float) -> list[ArmRow]:
+    """The arms over the last two minutes."""
+    recent = seen.between(now - RECENT_S, now + 1.0)
+    newest = {turn.arm: turn.oldest for turn, _ in recent}
+    return [ArmRow(arm=arm.value, point=point, newest=newest[arm]) for arm, point in by_arm(recent).items()]
 
 
 def step_line(step: dict[str, Any]) -> str:
@@ -57,31 +73,36 @@ def step_line(step: dict[str, Any]) -> str:
     )
 
 
-def release_line(event: ReleaseEvent) -> Text:
+def release_line(action: str, number: int, reason: str) -> Text:
     """One line of the ledger."""
-    style = {"shipped": "bold green", "blocked": "yellow", "rolled_back": "bold red"}.get(event.action, "dim")
-    return Text.assemble((f"{event.action:11}", style), f" v{event.policy.number}  {event.reason}")
+    style = {"shipped": "bold green", "blocked": "yellow", "rolled_back": "bold red"}.get(action, "dim")
+    return Text.assemble((f"{action:11}", style), f" v{number}  {reason}")
+
+
+def published_line(line: dict[str, Any]) -> str:
+    """The last publication."""
+    return f"{line['form']} v{line['number']}: {line['bytes'] / 1e6:.2f} MB of {line['full_bytes'] / 1e6:.0f} MB"
+
+
+def swap_line(line: dict[str, Any]) -> str:
+    """The last hot swap of the live slot."""
+    return f"last swap: v{line['number']}, pause {1e3 * line['pause_s']:.2f} ms, {line['streams']} streams"
 
 
 def panel(seen: Observed, now: float, head: str) -> RenderableType:
-    """The whole screen."""
-    parts: list[RenderableType] = [Text(head, "bold"), arms_table(seen, now)]
+    """The demo's whole screen."""
+    parts: list[RenderableType] = [
+        Text(head, "bold"),
+        arms_table(recent_arms(seen, now), "simulated users of", "last 2 min"),
+    ]
     if seen.steps:
         parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))
     if seen.published:
-        last = seen.published[-1]
-        parts.append(
-            Text(f"delta v{last['number']}: {last['bytes'] / 1e6:.2f} MB of {last['full_bytes'] / 1e6:.0f} MB", "dim")
-        )
+        parts.append(Text(published_line(seen.published[-1]), "dim"))
     live = [swap for swap in seen.swaps if swap["slot"] == "live"]
     if live:
-        parts.append(
-            Text(
-                f"last swap: v{live[-1]['number']}, pause {1e3 * live[-1]['pause_s']:.2f} ms, {live[-1]['streams']} streams",
-                "dim",
-            )
-        )
-    parts.extend(release_line(event) for event in seen.releases[-6:])
+        parts.append(Text(swap_line(live[-1]), "dim"))
+    parts.extend(release_line(event.action, event.policy.number, event.reason) for event in seen.releases[-6:])
     held = ", ".join(f"{count} {reason}" for reason, count in seen.held.most_common(4))
     parts.append(
         Text(f"{seen.turns} turns, {seen.tokens} tokens, {seen.signals} signals; held back: {held or 'none'}", "dim")

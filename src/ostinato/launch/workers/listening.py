@@ -8,7 +8,9 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ostinato.launch.placing.port import url_of
 
 from ostinato.serve.wire.protocol import BoundedHttp
 
@@ -21,15 +23,6 @@ class Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; the port may be 0. The protocol is named, or asyncio would leave Nagle's delay on."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(512)
-    return listener
-
-
 async def listen(
     asgi: ASGIApp,
     listener: socket.socket,
@@ -38,10 +31,19 @@ async def listen(
     *,
     lifespan: bool = True,
 ) -> None:
-    """Serve on a bound socket until told to stop. `say` gets the URL when the socket accepts."""
-    host, port = listener.getsockname()[:2]
+    """Serve on a bound socket until told to stop. `say` gets the URL when the socket accepts. Raises what its start-up raised."""
+    failed: list[BaseException] = []
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await asgi(scope, receive, send)
+        except BaseException as error:
+            if scope["type"] == "lifespan":  # uvicorn only logs it
+                failed.append(error)
+            raise
+
     settings = uvicorn.Config(
-        asgi,
+        watched,
         http=BoundedHttp,
         log_level="warning",
         lifespan="on" if lifespan else "off",
@@ -49,9 +51,11 @@ async def listen(
     )
     server = Server(settings)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
-    say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    say(url_of(listener))
     stop = asyncio.ensure_future(stopping.wait())
     await asyncio.wait({running, stop}, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     stop.cancel()
     await running
+    if failed:
+        raise failed[0]

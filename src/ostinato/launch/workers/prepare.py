@@ -1,20 +1,24 @@
-"""What must stand before the workers start: the model on disk, version 0 in the weight store, the refs that name it."""
+"""What must stand before a run can be served or trained: the model on disk, version 0 in the weight store, the refs that name it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from ostinato.app.proving import open_releases
 from ostinato.app.storage import Run, model_path
+from ostinato.core.errors import Conflict
 from ostinato.record.lock import hold
 from ostinato.weights.publish.publisher import VersionPublisher
+
+_AGAIN_S = 0.2
 
 
 async def prepare(run: Run, say: Callable[[str], None]) -> Path:
     """Make the run ready and return the model's directory. Does nothing the second time; safe in several processes at once."""
-    with hold(run.home.root, "prepare", wait_s=300.0):
+    async with _alone(run.home.root, say):
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
             await _publish_base(run, path, say)
@@ -22,6 +26,30 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
         assert base is not None
         await open_releases(run).bootstrap(base)
     return path
+
+
+async def prepared(run: Run) -> None:
+    """Wait until another worker has made the run ready: for one that needs no model of its own."""
+    while await run.store.read_ref("live") is None:
+        await asyncio.sleep(_AGAIN_S)
+
+
+@contextlib.asynccontextmanager
+async def _alone(root: Path, say: Callable[[str], None]) -> AsyncGenerator[None]:
+    """One process at a time; the others wait as long as it takes."""
+    told = False
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(hold(root, "prepare"))
+            except Conflict:
+                if not told:
+                    say("waiting for another worker to make the run ready")
+                told = True
+            else:
+                yield
+                return
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def _publish_base(run: Run, path: Path, say: Callable[[str], None]) -> None:

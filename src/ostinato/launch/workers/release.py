@@ -5,27 +5,43 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ostinato.app.proving import open_evaluation, open_releases
+from ostinato.app.proving import check_suite, note_suite, open_evaluation, open_releases
 from ostinato.app.storage import Home, home, open_run
 from ostinato.config import Config
-from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.stopping import until_stopped
+from ostinato.launch.placing.address import read_address
+from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.prepare import prepared
+from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
 
 logger = logging.getLogger(__name__)
 
 
-def gateway_url(place: Home) -> str | None:
-    """Where the run's gateway listens, or None before it has said so."""
-    return place.address.read_text().strip() if place.address.exists() else None
+async def release(config: Config, life: Life) -> None:
+    """Judge candidates until told to stop. Without a suite nothing ships by itself; what is live is guarded all the same.
 
-
-async def release(config: Config) -> None:
-    """Judge candidates until told to stop. Raises Conflict if another release worker holds the run."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    Raises BadConfig for a suite that cannot be graded, Conflict if another release worker holds the run.
+    """
     with hold(home(config).root, "release"), open_run(config) as run:
-        await prepare(run, logger.info)
-        stopping = until_stopped()
-        while (url := gateway_url(run.home)) is None and not stopping.is_set():
-            await asyncio.sleep(0.5)
-        await open_releases(run, open_evaluation(config, url or "")).run(stopping)
+        say = life.starting(config)
+        suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
+        say("waiting for version 0")
+        await unless(life.stopping, prepared(run))
+        await note_suite(run)
+        evaluation = None
+        if suite is None:
+            life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
+        else:
+            say("waiting for the gateway")
+            evaluation = open_evaluation(config, await unless(life.stopping, gateway(run.home)))
+            life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
+        controller = open_releases(run, evaluation)
+        life.pulse.trouble = lambda: controller.trouble
+        await controller.run(life.stopping)
+
+
+async def gateway(place: Home) -> str:
+    """Where the run's gateway listens, as soon as one does."""
+    while (url := read_address(place.address)) is None:
+        await asyncio.sleep(0.2)
+    return url

@@ -3,47 +3,74 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
+import socket
 
 from ostinato.app.serving import Serving, open_serving
-from ostinato.app.storage import SERVED_REFS, Home, Run, home, open_run
+from ostinato.app.storage import SERVED_REFS, Run, home, open_run
 from ostinato.config import Config
+from ostinato.core.errors import Unavailable
+from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
-from ostinato.launch.views.progress import Progress
-from ostinato.launch.workers.listening import bind, listen
+from ostinato.launch.placing.address import remove_address, write_address
+from ostinato.launch.placing.port import bind, handed_down
+from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.stopping import until_stopped
+from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
 from ostinato.serve.auth import check_bind
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_S = 5.0  # an engine that hangs is not waited for
+_LOOK_S = 1.0
 
-async def serve(config: Config) -> None:
-    """Serve until told to stop. Raises BadConfig for an open address without keys, Conflict if the run is served already."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+
+async def serve(config: Config, life: Life) -> None:
+    """Serve until told to stop; the address is taken before the model is loaded.
+
+    Raises BadConfig for an open address without keys or one that is taken, Conflict if the run is served already, Unavailable if the
+    engine failed or hangs.
+    """
     check_bind(config.listen.host, config.serve.api_keys)
-    with hold(home(config).root, "serve"), open_run(config) as run:
-        path = await prepare(run, logger.info)
-        stopping = until_stopped()
-        serving = await open_serving(run, path)
-        await _run(run, serving, stopping)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold(home(config).root, "serve"))
+        listener = handed_down() or bind(config.listen.host, config.listen.port)
+        run = stack.enter_context(open_run(config))
+        path = await unless(life.stopping, prepare(run, life.starting(config)))
+        life.starting(config)("loading the model")
+        serving = await unless(life.stopping, open_serving(run, path))
+        await _run(run, serving, listener, life)
 
 
-async def _run(run: Run, serving: Serving, stopping: asyncio.Event) -> None:
-    engine = serving.engine
+async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) -> None:
+    engine, address = serving.engine, run.home.address
     contract = engine.contract()
     if contract is not None:
         logger.info("numerics contract %s (%s)", contract.id, contract.mode)
+
+    def say(url: str) -> None:
+        write_address(address, url)
+        life.pulse.begin(f"serving on {url}")
+        logger.info("serving on %s", url)
+
     await engine.start()
-    async with asyncio.TaskGroup() as group:
-        following = group.create_task(follow(serving, Progress(run.home.progress("serve"))))
-        try:
-            await _listen(run.config, run.home, serving, stopping)
-        finally:
-            following.cancel()
-            await engine.close()
+    try:
+        async with asyncio.TaskGroup() as group:
+            beside = [
+                group.create_task(follow(serving, Progress(run.home.progress("serve"), kept_bytes(run.config)))),
+                group.create_task(attend(engine, run.config.supervise.engine_s)),
+            ]
+            await listen(serving.gateway, listener, life.stopping, say)
+            for task in beside:
+                task.cancel()
+    finally:
+        remove_address(address)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.close(), _CLOSE_S)
 
 
 async def follow(serving: Serving, progress: Progress) -> None:
@@ -57,13 +84,15 @@ async def follow(serving: Serving, progress: Progress) -> None:
     await serving.follower.watch(SERVED_REFS, load)
 
 
-async def _listen(config: Config, place: Home, serving: Serving, stopping: asyncio.Event) -> None:
-    address = place.address
-
-    def say(url: str) -> None:
-        partial = address.with_suffix(f".{os.getpid()}")
-        partial.write_text(url)
-        partial.replace(address)
-        logger.info("serving on %s", url)
-
-    await listen(serving.gateway, bind(config.listen.host, config.listen.port), stopping, say)
+async def attend(engine: Engine, longest_s: float) -> None:
+    """Until cancelled. Raises Unavailable once the engine is dead, or has requests and has not ended a step for `longest_s`."""
+    loop = asyncio.get_running_loop()
+    steps, since = -1.0, loop.time()
+    while True:
+        stats = engine.stats()  # raises Unavailable for a dead one
+        busy = stats.get("running", 0.0) + stats.get("waiting", 0.0) > 0
+        if not busy or stats.get("steps", 0.0) != steps:
+            steps, since = stats.get("steps", 0.0), loop.time()
+        if loop.time() - since > longest_s:
+            raise Unavailable(f"the engine has not ended a step for {loop.time() - since:.0f} s, with requests waiting")
+        await asyncio.sleep(_LOOK_S)

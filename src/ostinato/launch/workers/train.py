@@ -14,15 +14,34 @@ from ostinato.app.learning import Learning, open_learning
 from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import Run, home, open_run
 from ostinato.config import Config
-from ostinato.core.errors import BadWeights, NoSignal
-from ostinato.launch.views.progress import Progress
+from ostinato.core.errors import BadWeights, Corrupt, NoSignal, NotFound
+from ostinato.core.records import PolicyVersion
+from ostinato.core.samples import TrainingBatch
+from ostinato.core.seams import Trainer
+from ostinato.core.weights import Learned
+from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepare
-from ostinato.launch.workers.stopping import until, until_stopped
+from ostinato.launch.workers.pulse import Pulse
+from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
 from ostinato.record.lock import hold
 from ostinato.train import checkpoint
+from ostinato.weights.version.content import version_ref, weights_root
 
 logger = logging.getLogger(__name__)
+
+
+class Told:
+    """The loop's `Trainer`, which says when it takes a step."""
+
+    def __init__(self, inner: Trainer, pulse: Pulse, longest_s: float) -> None:
+        self._inner, self._pulse, self._longest_s = inner, pulse, longest_s
+
+    async def step(self, batch: TrainingBatch) -> Learned:
+        """As the inner one."""
+        with self._pulse.during(f"taking step {batch.row.step}", self._longest_s):
+            return await self._inner.step(batch)
 
 
 class TrainWorker:
@@ -31,8 +50,11 @@ class TrainWorker:
     `parts` is what it was built of.
     """
 
-    def __init__(self, run: Run, learning: Learning, progress: Progress) -> None:
-        self.parts, self._run, self._progress = learning, run, progress
+    def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Pulse) -> None:
+        self._longest_s = run.config.supervise.work_s
+        told = Told(learning.learner.trainer, pulse, self._longest_s)
+        self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
+        self._run, self._progress, self._pulse = run, progress, pulse
         self._settings = run.config.learn
 
     async def resume(self) -> None:
@@ -42,13 +64,19 @@ class TrainWorker:
         if found is not None:
             parts.trainer.restore(found)
             logger.info("resumed at step %d", found.step)
-        parts.candidates.last = await parts.released.candidate() or parts.released.live
+        parts.candidates.last = await self._present() or await parts.released.candidate() or parts.released.live
         async for batch in parts.desk.history(parts.trainer.step_count):
             logger.info("taking recorded step %d again", batch.row.step)
             with self._refusals():
                 await parts.stored.begin(await parts.learner.trainer.step(batch))
-        with self._refusals():
-            await parts.stored.settle()
+        await self._settle()
+
+    async def _present(self) -> PolicyVersion | None:
+        """The stored version that the trainer's present weights are, or None."""
+        root = await asyncio.to_thread(weights_root, self.parts.trainer.weights().weights)
+        with contextlib.suppress(NotFound, Corrupt):
+            return await self._run.follower.resolve(version_ref(root))
+        return None
 
     async def learn(self) -> None:
         """One step, stored beside the next, if the trainer may go on; then a checkpoint, if one is due."""
@@ -58,11 +86,14 @@ class TrainWorker:
             await asyncio.sleep(self._settings.poll_s)
             return
         with self._refusals():
+            self._pulse.begin(f"waiting for {self._settings.batch} turns to learn from")
             await parts.stored.begin(await step(parts.learner))
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
-                await parts.stored.settle()  # what a checkpoint is past is never published again
-                state = replace(parts.trainer.state(), cursor=self._run.log.newest())
-                await asyncio.to_thread(checkpoint.save, self._run.home.checkpoints, state)
+                with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
+                    await parts.stored.settle()  # what a checkpoint is past is never published again
+                    state = replace(parts.trainer.state(), cursor=self._run.log.newest())
+                    keep = self._settings.keep_checkpoints
+                    await asyncio.to_thread(checkpoint.save, self._run.home.checkpoints, state, keep=keep)
                 await parts.desk.save()
 
     @contextlib.contextmanager
@@ -75,42 +106,59 @@ class TrainWorker:
             logger.warning("after step %d: refused: %s", count, error)
             self._progress.write("refused", step=count, why=str(error))
 
+    async def _settle(self) -> None:
+        """Wait until what was learned is stored."""
+        with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
+            await self.parts.stored.settle()
+
     async def may_learn(self) -> bool:
-        """False while the trainer is as far ahead of what is live as allowed; goes back when all that is newer was refused."""
+        """False while the trainer is as far ahead of what is live as allowed; goes back when all that is newer was refused.
+
+        Before it waits it offers what it learned last, whether or not a candidate is due, or nobody could ever let it go on.
+        """
         parts = self.parts
         live = await parts.released.refresh()
-        if parts.desk.lineage.lag(parts.trainer.step_count, live.number) < self._settings.max_lead:
+        ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
+        if ahead < self._settings.max_lead:
             return True
-        with self._refusals():
-            await parts.stored.settle()
-        state = await parts.releases.refresh()
-        newest = await parts.released.candidate()
-        if newest is not None and newest.hash in state.refused:
+        await self._settle()
+        newest = parts.candidates.last
+        if newest is None or newest.hash == live.hash:
+            logger.warning("every step since %s was refused: training goes back to it", live)
+            parts.source.base = live
+            return True
+        await parts.candidates.offer()
+        if newest.hash in (await parts.releases.refresh()).refused:
             logger.warning("%s was refused and %s is live: training goes back to it", newest, live)
             parts.source.base = live
             return True
+        self._pulse.begin(f"waiting for a verdict on {newest}, {ahead} steps ahead of {live}")
         return False
 
 
-async def train(config: Config) -> None:
+async def train(config: Config, life: Life) -> None:
     """Train until told to stop. Raises Conflict if the run is trained already."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     torch.set_num_threads(config.train.threads)
     with hold(home(config).root, "train"), open_run(config) as run:
-        path = await prepare(run, logger.info)
-        stopping = until_stopped()
-        live = await run.follower.resolve("live")
-        assert live is not None
-        contract = trainer_contract(config)
-        logger.info("numerics contract %s (%s)", contract.id, contract.mode)
-        progress = Progress(run.home.progress("train"))
-        learning = open_learning(
-            run, path, live, contract, on_learned=progress.learned, on_published=progress.published
-        )
-        await until(stopping, _work(TrainWorker(run, learning, progress)))
+        await unless(life.stopping, _train(run, life))
 
 
-async def _work(worker: TrainWorker) -> None:
+async def _train(run: Run, life: Life) -> None:
+    config, say = run.config, life.starting(run.config)
+    path = await prepare(run, say)
+    say("loading the model")
+    live = await run.follower.resolve("live")
+    assert live is not None
+    contract = await asyncio.to_thread(trainer_contract, config)
+    logger.info("numerics contract %s (%s)", contract.id, contract.mode)
+    progress = Progress(run.home.progress("train"), kept_bytes(config))
+
+    def build() -> Learning:
+        torch.set_num_threads(config.train.threads)
+        return open_learning(run, path, live, contract, on_learned=progress.learned, on_published=progress.published)
+
+    worker = TrainWorker(run, await asyncio.to_thread(build), progress, life.pulse)
+    say("resuming from the last checkpoint")
     try:
         await worker.resume()
         while True:

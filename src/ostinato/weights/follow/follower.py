@@ -12,14 +12,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, Field
 
 from ostinato.core.errors import NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Snapshot, Weights
+from ostinato.weights.follow.config import FollowerConfig
 from ostinato.weights.follow.export import write_model
 from ostinato.weights.follow.journal import Journal
 from ostinato.weights.follow.rebuild import rebuild
@@ -31,25 +29,6 @@ logger = logging.getLogger(__name__)
 
 OnChange = Callable[[str, Snapshot], Awaitable[object]]
 OnError = Callable[[str, Exception], None]
-
-
-class FollowerConfig(BaseModel, frozen=True, extra="forbid"):
-    """How a follower holds weights."""
-
-    keep: int = Field(
-        default=3, ge=1, le=64, description="How many versions stay in memory to build the next ones from."
-    )
-    trusted: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")], ...] = Field(
-        default=(),
-        description="Public keys; a version that none of them signed is refused. Empty: signatures are not looked at.",
-    )
-    interval_s: float = Field(default=1.0, gt=0, description="Seconds between two looks at the refs.")
-    cache: Path | None = Field(
-        default=None, description="A directory of this engine alone that keeps objects it read, up to relay.max_bytes."
-    )
-    max_bytes: int = Field(
-        default=2**38, gt=0, description="A version that declares more bytes of weights than this is refused."
-    )
 
 
 def _log_error(ref: str, error: Exception) -> None:

@@ -18,32 +18,15 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, Field
-
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NotFound, OstinatoError
 from ostinato.core.records import PolicyVersion
+from ostinato.weights.keep.config import CollectConfig
 from ostinato.weights.keep.marking import Node, Rules, Starts, expired, marked, starts, versions_of
 from ostinato.weights.store.interface import KeptStore, ListedObject, ListedRef
 from ostinato.weights.version.chain import Manifests
 from ostinato.weights.version.content import VERSIONS
 
 logger = logging.getLogger(__name__)
-
-
-class CollectConfig(BaseModel, frozen=True, extra="forbid"):
-    """What garbage collection keeps besides what the refs name."""
-
-    keep: int = Field(default=20, ge=1, description="The newest versions that are kept, by number.")
-    releases: int = Field(default=10, ge=0, description="The last versions that were live and are kept.")
-    grace_hours: float = Field(
-        default=24.0,
-        ge=0,
-        description="Nothing younger is deleted; longer than any publication takes. 0 only while nobody publishes.",
-    )
-    lease_s: float = Field(
-        default=3600.0, gt=0, description="A follower's lease counts this long after it was renewed."
-    )
-    parallel: int = Field(default=8, ge=1, le=64, description="Requests under way at once.")
 
 
 @dataclass(frozen=True, slots=True)

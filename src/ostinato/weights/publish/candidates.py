@@ -49,6 +49,12 @@ class Candidates:
         self._on_published(done)
         return done.policy
 
+    async def offer(self) -> PolicyVersion | None:
+        """Name the version that was stored last as the candidate, whether or not one is due; None before the first."""
+        if self.last is not None:
+            await self._publisher.name(self.last, "candidate")
+        return self.last
+
 
 class Overlapped:
     """Publishes beside the trainer: one version is stored while the next step is computed."""

@@ -13,10 +13,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import BaseModel, Field
+from typing import Any
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
@@ -24,6 +21,7 @@ from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Weights
 from ostinato.weights.follow.rebuild import rebuild
 from ostinato.weights.publish.base import Base, kept
+from ostinato.weights.publish.config import PublisherConfig
 from ostinato.weights.publish.history import History
 from ostinato.weights.version.chain import Loaded, Manifests
 from ostinato.weights.version.content import (
@@ -35,49 +33,13 @@ from ostinato.weights.version.content import (
     root_of,
     version_ref,
 )
-from ostinato.weights.version.manifest import FORMAT, MAX_LINKS, About, Manifest, Route, about, stored
+from ostinato.weights.version.manifest import FORMAT, About, Manifest, Route, about, stored
 from ostinato.weights.version.packing import Coding, OldChunk, PackedVersion, write_packs
 from ostinato.weights.version.signing import Signer
 
 logger = logging.getLogger(__name__)
 
 _PAST_BYTES = 1 << 30  # the way back to the last versions is forgotten beyond this
-
-
-class PublisherConfig(BaseModel, frozen=True, extra="forbid"):
-    """When a full snapshot is due, and how payloads are stored."""
-
-    anchor_every: int = Field(default=25, ge=1, le=MAX_LINKS, description="A full snapshot after this many deltas.")
-    skips: tuple[Annotated[int, Field(ge=2, le=256)], ...] = Field(
-        default=(4, 16),
-        max_length=8,
-        description="Every so many versions a delta over as many, for followers that are behind; [] for none.",
-    )
-    anchor_share: float = Field(
-        default=0.4,
-        gt=0,
-        description="A full snapshot once the deltas since the last one exceed this share of the model's bytes.",
-    )
-    level: int = Field(default=1, ge=1, le=3, description="zstd level.")
-    object_bytes: int = Field(
-        default=1 << 26, ge=1 << 12, le=1 << 29, description="Payloads are packed into objects of about this size."
-    )
-    verify: bool = Field(
-        default=True, description="Decode every payload before it is stored and compare it with the weights."
-    )
-    finite: bool = Field(default=True, description="Refuse weights that hold NaN or infinity.")
-    key: Path | None = Field(
-        default=None, description="File with the key that signs versions (`ostinato weights key`)."
-    )
-    threads: int = Field(default=2, ge=1, le=64, description="Threads that code chunks.")
-    scratch: Path | None = Field(
-        default=None,
-        description="An existing directory on a disk with room for two copies of the weights. The trainer's publisher keeps the "
-        "last ones there and not in memory. None: the run's directory.",
-    )
-    max_bytes: int = Field(
-        default=2**38, gt=0, description="A base that declares more bytes of weights than this is refused."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +126,13 @@ class VersionPublisher:
                 await self._store.move_ref(ref, expected, version.root)
             self._last = await self._kept(Loaded(written.hash, written.manifest, weights))
         return _published(written, full_bytes(weights), time.perf_counter() - started)
+
+    async def name(self, policy: PolicyVersion, ref: str) -> None:
+        """Move `ref` to a version that was published before. Raises Conflict if another publisher moved it meanwhile."""
+        async with self._lock:
+            held = await self._store.read_ref(check_ref(ref))
+            if held != policy.hash:
+                await self._store.move_ref(ref, held, policy.hash)
 
     async def _stored(self, version: _Version) -> tuple[_Written | None, str]:
         """The same version if the store has it whole; otherwise None and, if it is there but damaged, what is wrong."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from ostinato.core.errors import Corrupt, NotFound
 from ostinato.core.seams import WeightStore
 from ostinato.core.weights import Weights
-from ostinato.weights.version.content import VERSIONS, hash_of, is_hash, version_ref
-from ostinato.weights.version.manifest import MAX_LINKS, Manifest, parse, plain
+from ostinato.weights.version.content import MAX_LINKS, VERSIONS, hash_of, is_hash, version_ref
+from ostinato.weights.version.manifest import Manifest, parse, plain
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,9 @@ VERSIONS: Final = "version/"
 MAX_OBJECT_BYTES: Final = 1 << 30
 """No object is larger; a reader refuses a larger file before reading it."""
 
+MAX_LINKS: Final = 4096
+"""A chain of deltas is never longer than this."""
+
 # Bits of the magnitude, and the lowest magnitude that is not a finite number.
 _NOT_FINITE: Final[Mapping[str, tuple[int, int]]] = {
     "F8_E4M3": (0x7F, 0x7F),

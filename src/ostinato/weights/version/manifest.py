@@ -23,6 +23,7 @@ from ostinato.weights.delta import CODECS, EQUAL, NEEDS_OLD
 from ostinato.weights.version.content import (
     CHUNK_ELEMENTS,
     MAX_ELEMENTS,
+    MAX_LINKS,
     MAX_RANK,
     chunk_count,
     chunk_sizes,
@@ -32,9 +33,6 @@ from ostinato.weights.version.content import (
 
 FORMAT: Final = "ostinato-weights/3"
 MAX_MANIFEST_BYTES: Final = 1 << 26
-MAX_LINKS: Final = 4096
-"""A chain of deltas is never longer than this."""
-
 MAX_ROUTES: Final = 16
 MAX_ABOUT_BYTES: Final = 1 << 16
 """What a caller says about a version (run, number, meta) has at most this many bytes."""

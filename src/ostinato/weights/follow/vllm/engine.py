@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 from ostinato.core.errors import BadConfig, BadRequest, BadWeights, Conflict, NotFound
 from ostinato.core.weights import WeightArray, Weights
 from ostinato.weights.follow.staging import Staging, changed_parts
-from ostinato.weights.store.location import BucketConfig
+from ostinato.weights.store.config import BucketConfig
 from ostinato.weights.store.opening import open_url
 from ostinato.weights.version.content import check_ref
 

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ostinato.app.storage import home, open_store
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.launch.workers.listening import bind, listen
+from ostinato.launch.placing.port import bind
+from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.stopping import until_stopped
 from ostinato.record.lock import hold
 from ostinato.weights.keep.transfer import Transferred, transfer
@@ -63,10 +64,7 @@ async def relay(config: Config, address: str | None, console: Console) -> None:
         stopping = until_stopped()
         local = await asyncio.to_thread(DirectoryStore, directory)
         store = RelayStore(open_store(config), local, config.relay)
-        try:
-            listener = bind(host, port)
-        except OSError as error:
-            raise BadConfig(f"cannot listen on {host}:{port}: {error}; give another --listen HOST:PORT") from error
+        listener = bind(host, port, "give another --listen HOST:PORT")
         kept = f"at most {config.relay.max_bytes / 1e9:.1f} GB in {directory}"
 
         def say(url: str) -> None:

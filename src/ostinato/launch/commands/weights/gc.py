@@ -7,24 +7,22 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ostinato.app.keeping import needed
 from ostinato.app.storage import home, open_log, open_store
 from ostinato.config import Config
-from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.launch.commands.versions import find_version
+from ostinato.launch.commands.weights.versions import find_version
 from ostinato.weights.keep import holding
 from ostinato.weights.keep.gc import Collected, Step, Tally, collect
-
-_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version is before users
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
     """Delete what nothing needs, or say what would be deleted. Raises Corrupt for a version whose needs cannot be read."""
-    releases = await _released(config, console)
+    roots = await _needed(config, console)
     with _Screen(console) as screen:
         found = await collect(
             open_store(config),
             config.collect,
-            roots=[policy.hash for policy in releases],
+            roots=roots,
             dry_run=dry_run,
             on_step=screen.show,
         )
@@ -45,18 +43,13 @@ async def unpin_version(config: Config, name: str, console: Console) -> None:
     console.print(f"pin {name} is gone; it held {root[:16]}", highlight=False)
 
 
-async def _released(config: Config, console: Console) -> list[PolicyVersion]:
-    """The last versions that were live, newest first, by the run's ledger."""
+async def _needed(config: Config, console: Console) -> list[str]:
+    """What the run's log says must stay."""
     if not home(config).log.exists():
         console.print(f"no log in {config.run.directory}: past releases are kept only where a ref or pin names them")
         return []
-    found: dict[PolicyVersion, None] = {}
     with open_log(config) as log:
-        async for _, row in log.read(0, {ReleaseEvent}):
-            if isinstance(row, ReleaseEvent) and row.action in _LIVE:
-                found.pop(row.policy, None)  # last in the order of when it was live
-                found[row.policy] = None
-    return list(found)[::-1][: config.collect.releases]
+        return await needed(log, config)
 
 
 class _Screen:

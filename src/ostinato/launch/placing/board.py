@@ -1,0 +1,99 @@
+"""What the supervisor says of its workers, as a file for `ostinato status`: replaced whole, believed only while it is fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ostinato.core.clock import wall_clock
+from ostinato.launch.placing.supervision import Watched
+
+EVERY_S = 2.0
+STALE_S = 15.0
+"""A board that is older was left by a supervisor that was killed, or that hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One worker. Times are Unix seconds: `since` it stands so, `doing_since` it does what it does, `reason_at` it last ended.
+
+    Example: ``Standing(name="train", pid=711, condition="running", since=10.0, doing="taking step 12", doing_since=12.5,
+    trouble=None, restarts=1, reason="was killed by SIGKILL", reason_at=9.0)``
+    """
+
+    name: str
+    pid: int
+    condition: str
+    since: float
+    doing: str
+    doing_since: float
+    trouble: str | None
+    restarts: int
+    reason: str | None
+    reason_at: float | None
+
+    @classmethod
+    def of(cls, watched: Watched, now: float) -> Standing:
+        """A watched worker as it stands now."""
+        sign = watched.worker.sign
+        return cls(
+            name=watched.worker.name,
+            pid=watched.worker.pid,
+            condition=watched.condition.value,
+            since=watched.since,
+            doing="" if sign is None else sign.doing,
+            doing_since=now if sign is None else now - sign.for_s,
+            trouble=None if sign is None else sign.trouble,
+            restarts=watched.restarts,
+            reason=watched.reason,
+            reason_at=watched.reason_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A board as it was read. `ended`: why `up` ended, None while it runs; `at`: when it was written."""
+
+    at: float
+    pid: int
+    ended: str | None
+    workers: tuple[Standing, ...]
+
+
+class Board:
+    """Writes the board of one crew."""
+
+    def __init__(self, path: Path, crew: Sequence[Watched]) -> None:
+        self._path, self._crew = path, crew
+
+    async def keep(self) -> None:
+        """Write it now and then, until cancelled."""
+        while True:
+            self.write()
+            await asyncio.sleep(EVERY_S)
+
+    def write(self, ended: str | None = None) -> None:
+        """As things stand now. A disk that refuses it costs nobody more than the board."""
+        now = wall_clock()
+        workers = [asdict(Standing.of(watched, now)) for watched in self._crew]
+        shown: dict[str, Any] = {"at": now, "pid": os.getpid(), "ended": ended, "workers": workers}
+        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        with contextlib.suppress(OSError):
+            partial.write_text(json.dumps(shown, indent=1))
+            partial.replace(self._path)
+
+
+def read_board(path: Path) -> Shown | None:
+    """The last board; None if there is none or it is damaged."""
+    try:
+        found = json.loads(path.read_text(errors="replace"))
+        workers = tuple(Standing(**each) for each in found["workers"])
+        return Shown(at=float(found["at"]), pid=int(found["pid"]), ended=found["ended"], workers=workers)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

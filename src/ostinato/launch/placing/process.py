@@ -1,0 +1,145 @@
+"""One worker as a subprocess: how it is started, heard and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
+
+_TAIL = 4096  # bytes of output that are looked at for a last line
+_PIPE = 1 << 16
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One subprocess and how to start it. `env` is added to the environment, `fds` are inherited; output goes to `log`.
+
+    `sign` is its last sign of life, heard at `heard` on the loop's clock.
+
+    Example: ``WorkerProcess("serve", ("ostinato", "serve"), Path("run/logs/serve.log"))``
+    """
+
+    name: str
+    argv: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    fds: tuple[int, ...] = ()
+    process: asyncio.subprocess.Process | None = None
+    sign: Sign | None = None
+    heard: float = 0.0
+    _pipe: int = -1
+    _rest: bytes = b""
+    _output_from: int = 0
+
+    async def start(self) -> None:
+        """Start the process in its own group, so that a Ctrl-C at the terminal reaches only the supervisor."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        loop = asyncio.get_running_loop()
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        try:
+            with self.log.open("ab") as output:
+                self._output_from = output.tell()
+                self.process = await asyncio.create_subprocess_exec(
+                    *self.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env={**os.environ, **self.env, PARENT: str(os.getpid()), PULSE_FD: str(theirs)},
+                    pass_fds=(theirs, *self.fds),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        self.sign, self.heard, self._pipe, self._rest = None, loop.time(), ours, b""
+        loop.add_reader(ours, self._listen)
+
+    @property
+    def running(self) -> bool:
+        """True between its start and its end."""
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Of the last start; 0 before the first."""
+        return self.process.pid if self.process is not None else 0
+
+    async def ended(self) -> int:
+        """Wait for the end; returns the exit code, or minus the signal. All that it said has been heard then."""
+        if self.process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        code = await self.process.wait()
+        self._listen()
+        self._deafen()
+        return code
+
+    async def stop(self, grace_s: float) -> bool:
+        """SIGTERM, a grace period, then SIGKILL to the whole group. True if it ended by itself."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), grace_s)
+        except TimeoutError:
+            await self.kill()
+            return False
+        return True
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole group, which reaches a stopped process, too."""
+        process = self.process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    def last_line(self) -> str:
+        """The last line that this process wrote, for one that could not say why it ended."""
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._output_from, size - _TAIL) if self._output_from <= size else max(0, size - _TAIL))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def _listen(self) -> None:
+        """Take in what is on the pipe."""
+        while self._pipe >= 0:
+            try:
+                part = os.read(self._pipe, _PIPE)
+            except BlockingIOError:
+                return
+            if not part:
+                self._deafen()
+                return
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            for line in lines:
+                if (sign := read_sign(line)) is not None:
+                    self.heard = asyncio.get_running_loop().time()
+                    if self.sign is None or self.sign.failed is None:  # its last words stand
+                        self.sign = sign
+
+    def _deafen(self) -> None:
+        if self._pipe >= 0:
+            asyncio.get_running_loop().remove_reader(self._pipe)
+            os.close(self._pipe)
+            self._pipe = -1
+
+
+def own_command(*words: str) -> tuple[str, ...]:
+    """The argv that runs this same installation's CLI."""
+    return (sys.executable, "-m", "ostinato.cli", *words)

@@ -1,0 +1,164 @@
+"""Workers kept alive: started, heard, started again when they die or hang, given up when that has no point, stopped together.
+
+A worker holds no truth: everything is in the log and the weight store. So the remedy for any death is the same, start again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError
+from ostinato.launch.placing.judging import Ending, Failures, Limits, ending, hung
+from ostinato.launch.placing.process import WorkerProcess
+
+Event = Callable[[str, str], None]
+"""Called with (worker, what happened)."""
+
+
+class WorkerFailed(OstinatoError):
+    """A worker failed for good: starting it again has no point. The message is its own reason."""
+
+    code = "worker_failed"
+
+
+class Condition(StrEnum):
+    """Where a worker stands."""
+
+    RUNNING = "running"
+    WAITING = "waiting"  # for its next start
+    STOPPED = "stopped"
+    FAILED = "failed"  # for good
+
+
+@dataclass(slots=True)
+class Watched:
+    """A worker and what happened to it. Times are Unix seconds. `reason` says how it ended last, and `reason_at` when."""
+
+    worker: WorkerProcess
+    condition: Condition = Condition.WAITING
+    since: float = field(default_factory=wall_clock)
+    restarts: int = 0
+    reason: str | None = None
+    reason_at: float | None = None
+
+    def turn(self, condition: Condition) -> None:
+        """From now on it stands so."""
+        self.condition, self.since = condition, wall_clock()
+
+
+class Supervisor:
+    """Keeps a crew alive until it is told to stop, or until one of them fails for good.
+
+    Args:
+        crew: the workers.
+        limits: how patient to be.
+        on_event: told what happens, for people.
+        before_start: puts in order what a worker is started with.
+    """
+
+    def __init__(
+        self,
+        crew: Sequence[WorkerProcess],
+        limits: Limits,
+        on_event: Event,
+        before_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.watched = [Watched(worker) for worker in crew]
+        self._limits, self._say, self._before_start = limits, on_event, before_start
+        self._stopping = asyncio.Event()
+        self._failed: WorkerFailed | None = None
+        self._slept_at = 0.0
+
+    def stop(self) -> None:
+        """Let `run` end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Until `stop`, with all workers stopped afterwards. Raises WorkerFailed if one failed for good."""
+        async with asyncio.TaskGroup() as group:
+            for watched in self.watched:
+                group.create_task(self._keep(watched))
+        if self._failed is not None:
+            raise self._failed
+
+    async def _keep(self, watched: Watched) -> None:
+        """Keep one worker alive."""
+        loop = asyncio.get_running_loop()
+        worker, failures = watched.worker, Failures(self._limits)
+        while not self._stopping.is_set():
+            started = loop.time()
+            end = await self._life_of(watched)
+            if end is None:
+                watched.turn(Condition.STOPPED)
+                return
+            watched.reason, watched.reason_at = end.reason, wall_clock()
+            failures.add(loop.time(), end, loop.time() - started)
+            if end.certain or failures.enough:
+                watched.turn(Condition.FAILED)
+                self._give_up(watched, len(failures.faults), certain=end.certain)
+                return
+            watched.turn(Condition.WAITING)
+            watched.restarts += 1
+            self._say(worker.name, f"{end.reason}; starts again in {failures.wait_s:.1f} s")
+            await self._rest(failures.wait_s)
+        watched.turn(Condition.STOPPED)
+
+    async def _life_of(self, watched: Watched) -> Ending | None:
+        """Start the worker and see it end; None if it was told to stop."""
+        worker = watched.worker
+        try:
+            self._before_start()
+            await worker.start()
+        except OSError as error:  # no process, no file: the machine is short of something
+            return Ending(reason=f"could not be started: {error}", fault=True)
+        watched.turn(Condition.RUNNING)
+        self._say(worker.name, f"started (pid {worker.pid})")
+        return await self._end_of(worker)
+
+    async def _end_of(self, worker: WorkerProcess) -> Ending | None:
+        """Wait until the worker dies or hangs, which also ends it; None if it was told to stop."""
+        ended = asyncio.ensure_future(worker.ended())
+        stop = asyncio.ensure_future(self._stopping.wait())
+        why = None
+        while why is None and not ended.done() and not stop.done():
+            await asyncio.wait({ended, stop}, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED)
+            why = None if ended.done() else self._hung(worker)
+        stop.cancel()
+        if not ended.done():
+            if why is not None:
+                await worker.kill()
+            elif not await worker.stop(self._limits.stop_s):
+                self._say(worker.name, f"did not end within {self._limits.stop_s:g} s and was killed")
+        code = await ended
+        if why is not None:
+            return Ending(reason=why, fault=True)
+        return None if self._stopping.is_set() else ending(code, worker.sign, worker.last_line())
+
+    @property
+    def _look_s(self) -> float:
+        return min(1.0, self._limits.silence_s / 4)
+
+    def _hung(self, worker: WorkerProcess) -> str | None:
+        """Why the worker is taken for hung. Where the supervisor itself stood still, nobody was heard: patience begins anew."""
+        now = asyncio.get_running_loop().time()
+        gap, self._slept_at = now - self._slept_at, now
+        if gap > 4 * self._look_s + 1.0:
+            for each in self.watched:
+                each.worker.heard = max(each.worker.heard, now)
+        return hung(worker.sign, now - worker.heard, self._limits)
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return
+
+    def _give_up(self, watched: Watched, faults: int, *, certain: bool) -> None:
+        often = "" if certain else f" ({faults} failures in {self._limits.window_s:g} s)"
+        if self._failed is None:
+            self._failed = WorkerFailed(f"{watched.worker.name} cannot run{often}: {watched.reason}")
+        self._stopping.set()

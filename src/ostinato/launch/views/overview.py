@@ -1,0 +1,154 @@
+"""What `ostinato status` shows: one screen, drawn from the log's summary and what the supervisor and the workers left."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.evaluate.acceptance import share_of
+from ostinato.launch.placing.board import STALE_S, Shown, Standing
+from ostinato.launch.views.accounts import accounts
+from ostinato.launch.views.screen import ArmRow, arms_table, published_line, release_line, step_line, swap_line
+from ostinato.launch.views.summary import Summary
+from ostinato.reward.accounting import Accounting
+
+SHOWN_RELEASES = 6
+_STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A run as it stands. `lines` are the newest progress lines by worker, `disk` bytes by what they hold, `free` bytes left.
+
+    `who` heads the arms: people, or the demo's programs.
+    """
+
+    directory: str
+    url: str | None
+    who: str
+    now: float
+    board: Shown | None
+    summary: Summary
+    accounting: Accounting
+    lines: Mapping[str, Sequence[dict[str, Any]]]
+    refs: Mapping[str, str]
+    disk: Mapping[str, int]
+    free: int
+
+
+def overview(run: Overview) -> list[RenderableType]:
+    """The parts of the screen, in order."""
+    parts: list[RenderableType] = [Text(f"run {run.directory}  {run.url or 'not serving'}", "bold")]
+    parts += workers(run.board, run.now)
+    parts += [
+        Text.assemble(("alarm ", "bold red"), f"{name}: {reason} ({ago(run.now - at)} ago)")
+        for name, (reason, at) in sorted(run.summary.alarms.items())
+    ]
+    parts += [*_arms(run), *_learning(run)]
+    parts += [
+        release_line(each.action, each.number, each.reason) for each in list(run.summary.releases)[-SHOWN_RELEASES:]
+    ]
+    if run.refs:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for name, root in sorted(run.refs.items()):
+            table.add_row(f"refs/{name}", root[:16])
+        parts.append(table)
+    return [*parts, *_accounts(run), *_disk(run)]
+
+
+def workers(board: Shown | None, now: float) -> list[RenderableType]:
+    """A line per worker, and whether the supervisor is still there."""
+    if board is None:
+        return [Text("no `ostinato up` has run here", "dim")]
+    age = now - board.at
+    if board.ended is not None:
+        told = board.ended == "stopped"
+        return [
+            Text(f"`ostinato up` ended {ago(age)} ago" + ("" if told else f": {board.ended}"), "dim" if told else "red")
+        ]
+    if age > STALE_S:
+        return [Text(f"`ostinato up` (pid {board.pid}) was killed, or hangs: last heard of {ago(age)} ago", "red")]
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name in ("worker", "", "does", "for", "restarts", "last end"):
+        table.add_column(name)
+    for worker in board.workers:
+        table.add_row(*_worker(worker, now))
+    return [table]
+
+
+def _worker(worker: Standing, now: float) -> tuple[Text, ...]:
+    condition = Text(worker.condition, _STYLES.get(worker.condition, ""))
+    doing = worker.doing or "starting" if worker.condition == "running" else ""
+    trouble = f"; {worker.trouble}" if worker.trouble else ""
+    end = "" if worker.reason is None else f"{worker.reason} ({ago(now - (worker.reason_at or now))} ago)"
+    since = worker.doing_since if worker.condition == "running" else worker.since
+    return (
+        Text(worker.name),
+        condition,
+        Text(f"{doing}{trouble}", "yellow" if trouble else ""),
+        Text(ago(now - since)),
+        Text(str(worker.restarts)),
+        Text(end),
+    )
+
+
+def _arms(run: Overview) -> list[RenderableType]:
+    rated = run.summary.rated
+    if not rated:
+        return [Text("no answer has been rated yet", "dim")]
+    accepted: dict[str, list[bool]] = defaultdict(list)
+    newest: dict[str, int | None] = {}
+    for each in rated:
+        accepted[each.served.arm].append(each.value > 0)
+        newest[each.served.arm] = each.served.number
+    rows = [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
+    heard = sum(each.heard for each in rated)
+    oldest = ago(run.now - rated[0].served.started_at)
+    return [
+        arms_table(rows, run.who, f"newest {len(rated)} since {oldest} ago"),
+        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; {run.summary.signals} signals in all", "dim"),
+    ]
+
+
+def _learning(run: Overview) -> list[RenderableType]:
+    train, serve = run.lines.get("train", ()), run.lines.get("serve", ())
+    parts = [step_line(line) for line in train if line["kind"] == "step"][-3:]
+    parts += [published_line(line) for line in train if line["kind"] == "published"][-1:]
+    parts += [f"after step {line['step']}: refused: {line['why']}" for line in train if line["kind"] == "refused"][-1:]
+    parts += [swap_line(line) for line in serve if line["kind"] == "swapped" and line["slot"] == "live"][-1:]
+    return [Text(part, "dim") for part in parts]
+
+
+def _accounts(run: Overview) -> list[RenderableType]:
+    seen = run.summary
+    actions = ", ".join(f"{count} {action}" for action, count in sorted(seen.actions.items()))
+    return [
+        *(Text(line) for line in accounts(run.accounting, run.now)),
+        Text(f"{seen.tokens} tokens; {seen.step} steps; releases: {actions or 'none'}", "dim"),
+    ]
+
+
+def _disk(run: Overview) -> list[RenderableType]:
+    sizes = ", ".join(f"{name} {decimal(size)}" for name, size in run.disk.items())
+    parts = [Text(f"disk: {sizes}; {decimal(run.free)} free", "dim")]
+    rounds = [line for line in run.lines.get("housekeeping", ()) if line["kind"] == "tidied"]
+    if rounds:
+        said = "; ".join(rounds[-1]["said"].values()) or "nothing to do"
+        failing = f"; FAILED: {', '.join(rounds[-1]['failing'])}" if rounds[-1]["failing"] else ""
+        parts.append(Text(f"housekeeping: {ago(run.now - rounds[-1]['at'])} ago, {said}{failing}", "dim"))
+    return list(parts)
+
+
+def ago(seconds: float) -> str:
+    """A time span for people. Example: ``ago(200) == "3 min"``"""
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

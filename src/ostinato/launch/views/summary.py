@@ -1,0 +1,195 @@
+"""What the log adds up to for people: a fold that is kept, so that a look at a run reads only what is new.
+
+Its size does not grow with the log: counts, the newest releases, the alarms that stand, and the newest answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ostinato.core.records import (
+    Alarm,
+    AlarmState,
+    Arm,
+    Batch,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    Stamp,
+    Turn,
+)
+from ostinato.core.seams import Cursor, Folds, Log
+
+FOLD = "status"
+KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Batch, ReleaseEvent, Stamp, Alarm})
+RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
+"""How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A person's turn, as far as a screen shows it. `number` is its oldest token's policy."""
+
+    arm: str
+    started_at: float
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedTurn:
+    """A person's turn with its reward. `heard`: somebody reacted; otherwise the reward is what silence means."""
+
+    served: Served
+    value: float
+    heard: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    """One line of the release ledger, as a screen shows it."""
+
+    action: str
+    number: int
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
+class Summary:
+    """The state. `apply` rows in the order of the log; `cursor` is the last one."""
+
+    cursor: Cursor = 0
+    tokens: int = 0
+    signals: int = 0
+    step: int = 0
+    actions: Counter[str] = field(default_factory=Counter[str])
+    releases: deque[LedgerLine] = field(default_factory=lambda: deque(maxlen=RELEASES))
+    alarms: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    contracts: OrderedDict[str, str] = field(default_factory=OrderedDict[str, str])
+    rated: deque[RatedTurn] = field(default_factory=lambda: deque(maxlen=RATED))
+    unrated: OrderedDict[str, Served] = field(default_factory=OrderedDict[str, Served])
+
+    def apply(self, cursor: Cursor, row: Row) -> None:
+        """Take in one row."""
+        self.cursor = cursor
+        match row:
+            case Turn():
+                self._turn(row)
+            case Signal():
+                self.signals += 1
+            case Reward():
+                served = self.unrated.pop(row.turn, None)
+                if served is not None:
+                    self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
+            case Quarantine():
+                self.unrated.pop(row.turn, None)
+            case Batch():
+                self.step = row.step
+            case _:
+                self._decided(row)
+
+    def _turn(self, turn: Turn) -> None:
+        self.tokens += sum(span.tokens for span in turn.spans)
+        if turn.arm is not Arm.EVAL and turn.finish.trainable:
+            self.unrated[turn.id] = Served(arm=turn.arm.value, started_at=turn.started_at, number=turn.oldest)
+            if len(self.unrated) > OPEN:
+                self.unrated.popitem(last=False)
+
+    def _decided(self, row: Row) -> None:
+        match row:
+            case ReleaseEvent():
+                self.actions[row.action] += 1
+                self.releases.append(
+                    LedgerLine(action=row.action, number=row.policy.number, reason=row.reason, at=row.at)
+                )
+            case Stamp():
+                self.contracts[row.id] = row.contract
+                self.contracts.move_to_end(row.id)
+                if len(self.contracts) > CONTRACTS:
+                    self.contracts.popitem(last=False)
+            case Alarm():
+                if row.state is AlarmState.RAISED:
+                    self.alarms[row.name] = (row.reason, row.at)
+                else:
+                    self.alarms.pop(row.name, None)
+            case _:
+                pass
+
+    def state(self) -> dict[str, Any]:
+        """As kept: JSON's types."""
+        return {
+            "format": _FORMAT,
+            **{name: getattr(self, name) for name in _NUMBERS},
+            "actions": dict(self.actions),
+            "releases": [asdict(each) for each in self.releases],
+            "alarms": {name: list(each) for name, each in self.alarms.items()},
+            "contracts": dict(self.contracts),
+            "rated": [[*_listed(each.served), each.value, each.heard] for each in self.rated],
+            "unrated": {turn: _listed(served) for turn, served in self.unrated.items()},
+        }
+
+    @classmethod
+    def of(cls, cursor: Cursor, state: Mapping[str, Any]) -> Summary:
+        """What `state` gave. Raises KeyError, TypeError or ValueError for the state of another version."""
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']}, not {_FORMAT}")
+        made = cls(cursor=cursor)
+        for name in _NUMBERS:
+            setattr(made, name, int(state[name]))
+        made.actions = Counter(state["actions"])
+        made.releases.extend(LedgerLine(**each) for each in state["releases"])
+        made.alarms = {name: (str(reason), float(at)) for name, (reason, at) in state["alarms"].items()}
+        made.contracts.update(state["contracts"])
+        made.rated.extend(
+            RatedTurn(served=_served(served), value=float(value), heard=bool(heard))
+            for *served, value, heard in state["rated"]
+        )
+        made.unrated.update({turn: _served(served) for turn, served in state["unrated"].items()})
+        return made
+
+
+_NUMBERS = ("tokens", "signals", "step")
+
+
+def _listed(served: Served) -> list[Any]:
+    return [served.arm, served.started_at, served.number]
+
+
+def _served(listed: list[Any]) -> Served:
+    arm, started_at, number = listed
+    return Served(arm=str(arm), started_at=float(started_at), number=None if number is None else int(number))
+
+
+async def summarise(log: Log, folds: Folds, newest: Cursor) -> tuple[Summary, int]:
+    """The log's summary now, from what was kept on; and how many rows were read for it. Saves nothing.
+
+    `newest` is the log's newest row: what was kept of a log that was longer belongs to another one.
+    """
+    kept, summary = await folds.load(FOLD), Summary()
+    if kept is not None and kept[0] <= newest:
+        try:
+            summary = Summary.of(*kept)
+        except (KeyError, TypeError, ValueError):  # of another version: the log is read instead
+            summary = Summary()
+    return summary, await catch_up(summary, log)
+
+
+async def catch_up(summary: Summary, log: Log) -> int:
+    """Take in what is new in the log; returns how many rows that was."""
+    count = 0
+    async for cursor, row in log.read(summary.cursor, set(KINDS)):
+        summary.apply(cursor, row)
+        count += 1
+    return count
+
+
+async def keep(summary: Summary, folds: Folds) -> None:
+    """Save the summary, so that the next look starts from it. Raises StorageFull."""
+    await folds.save(FOLD, summary.cursor, summary.state())

@@ -1,0 +1,139 @@
+"""The housekeeping worker: keeps the disk bounded while a run goes on, and keeps what `ostinato status` starts from.
+
+Each round deletes the versions that nothing needs, sets long logs aside and removes what killed writers left. A chore that fails is
+tried again in the next round; the others go on. All of it may be killed at any instant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from ostinato.app.keeping import collect_weights
+from ostinato.app.storage import Run, home, open_run
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError
+from ostinato.launch.views import summary
+from ostinato.launch.views.progress import Progress, kept_bytes, older
+from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.prepare import prepared
+from ostinato.launch.workers.stopping import unless
+from ostinato.record.lock import hold
+
+logger = logging.getLogger(__name__)
+
+SUMMARY_S = 20.0
+"""Seconds between two savings of the summary."""
+LEFT_S = 3600.0
+"""A file that was being written so long ago belongs to a writer that was killed."""
+
+
+async def housekeeping(config: Config, life: Life) -> None:
+    """Tidy up until told to stop. Raises Conflict if another process does."""
+    with hold(home(config).root, "housekeeping"), open_run(config) as run:
+        await unless(life.stopping, prepared(run))
+        await unless(life.stopping, _work(run, life))
+
+
+async def _work(run: Run, life: Life) -> None:
+    rounds = Rounds(run, life)
+    life.pulse.begin("reading the log")
+    seen, read = await summary.summarise(run.log, run.folds, run.log.newest())
+    if read:
+        await rounds.attempt("the summary", lambda: _keep(run, seen))
+    while True:
+        with life.pulse.during("tidying up", run.config.supervise.work_s):
+            await rounds.tidy()
+        until = asyncio.get_running_loop().time() + run.config.housekeeping.every_s
+        while (left := until - asyncio.get_running_loop().time()) > 0:
+            life.pulse.begin("waiting for the next round")
+            await rounds.attempt("the summary", lambda: _refresh(run, seen))
+            await asyncio.sleep(min(SUMMARY_S, left))
+
+
+async def _refresh(run: Run, seen: summary.Summary) -> str:
+    return await _keep(run, seen) if await summary.catch_up(seen, run.log) else ""
+
+
+async def _keep(run: Run, seen: summary.Summary) -> str:
+    await summary.keep(seen, run.folds)
+    return ""
+
+
+class Rounds:
+    """One run's rounds. What a chore did goes to the progress lines; what failed is the worker's trouble until it succeeds."""
+
+    def __init__(self, run: Run, life: Life) -> None:
+        self._run = run
+        self._progress = Progress(run.home.progress("housekeeping"), kept_bytes(run.config))
+        self._failing: dict[str, str] = {}
+        life.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
+
+    async def tidy(self) -> None:
+        """One round."""
+        started = wall_clock()
+        chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [("logs", self._logs), ("leftovers", self._leftovers)]
+        if self._run.config.housekeeping.collect:
+            chores.append(("weights", self._weights))
+        said = {name: text for name, chore in chores if (text := await self.attempt(name, chore))}
+        for name, text in said.items():
+            logger.info("%s: %s", name, text)
+        self._progress.write("tidied", seconds=round(wall_clock() - started, 2), said=said, failing=list(self._failing))
+
+    async def attempt(self, name: str, chore: Callable[[], Awaitable[str]]) -> str:
+        """What a chore says that it did; "" if nothing, or if it failed."""
+        try:
+            done = await chore()
+        except (OstinatoError, OSError) as error:
+            if self._failing.get(name) != f"{name}: {error}":
+                logger.warning("%s could not be tidied up: %s", name, error)
+            self._failing[name] = f"{name}: {error}"
+            return ""
+        self._failing.pop(name, None)
+        return done
+
+    async def _weights(self) -> str:
+        found = await collect_weights(self._run)
+        if not found.deleted.objects:
+            return ""
+        return f"deleted {len(found.gone)} versions, {found.deleted.bytes / 1e6:.1f} MB; kept {found.kept.bytes / 1e6:.1f} MB"
+
+    async def _logs(self) -> str:
+        logs = (self._run.home.root / "logs").glob("*.log")
+        moved = [path.name for path in logs if set_aside(path, kept_bytes(self._run.config))]
+        return f"set aside {', '.join(moved)}" if moved else ""
+
+    async def _leftovers(self) -> str:
+        gone = remove_leftovers(self._run.home.root, wall_clock() - LEFT_S)
+        return f"removed {', '.join(gone)}" if gone else ""
+
+
+def set_aside(path: Path, most_bytes: int) -> bool:
+    """Move what a worker wrote so far into the older part, if it is long, and go on with an empty file. True if so.
+
+    The file is copied and cut, because the worker goes on writing to it; a line that it writes in that moment is lost.
+    """
+    if path.name == older(path).name or path.stem.endswith(".1") or path.stat().st_size <= most_bytes:
+        return False
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    shutil.copyfile(path, partial)
+    partial.replace(older(path))
+    os.truncate(path, 0)
+    return True
+
+
+def remove_leftovers(root: Path, before: float) -> list[str]:
+    """Remove what writers that were killed left half written before that time. Returns the names."""
+    gone: list[str] = []
+    for folder in (root, root / "logs", root / "folds"):
+        for path in folder.glob("*.*"):
+            half = path.suffix == ".partial" or (folder.name == "folds" and path.suffix[1:].isdecimal())
+            if half and path.is_file() and path.stat().st_mtime < before:
+                path.unlink(missing_ok=True)
+                gone.append(path.name)
+    return gone

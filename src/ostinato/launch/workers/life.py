@@ -1,0 +1,123 @@
+"""A worker's process from its first moment to its last: it says what it does, ends with its supervisor, and says why it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.launch.placing.sign import Sign
+from ostinato.launch.workers.pulse import Pulse, Sender, supervised
+from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
+
+logger = logging.getLogger(__name__)
+
+EXPECTED, DEFECT = 2, 1  # exit codes
+_ORPHAN_S = 20.0  # how long a worker without a supervisor may take to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What a worker's main loop is given: when to end, and where to say what it does."""
+
+    stopping: asyncio.Event
+    pulse: Pulse
+
+    def starting(self, config: Config) -> Callable[[str], None]:
+        """Says one step of a start, which may last as long as a start may."""
+
+        def say(what: str) -> None:
+            logger.info("%s", what)
+            self.pulse.begin(what, config.supervise.start_s)
+
+        return say
+
+
+def live(work: Callable[[Life], Coroutine[Any, Any, None]], *, expendable: int = 0, loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> NoReturn:
+    """Run a worker's main loop and end the process: code 0 when told to end, 2 for an expected error, 1 for a defect.
+
+    `expendable`, 0 to 1000, is who goes first when the machine runs out of memory.
+
+    `loop_factory` makes its event loop.
+
+    The process ends when `work` does, whatever threads are still computing: what they compute is taken again at the next start.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    die_with_parent()
+    _offer_to_die(expendable)
+    loop = loop_factory()
+    asyncio.set_event_loop(loop)
+    pulse, pipe = Pulse(), supervised()
+    sender = None if pipe is None else Sender(pulse, pipe, loop, _orphaned)
+    code = 0
+    try:
+        loop.run_until_complete(_main(work, pulse, sender))
+    except BaseException as error:  # noqa: BLE001 (whatever it is, the supervisor is told)
+        code = _explain(error, pulse, sender)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _main(work: Callable[[Life], Coroutine[Any, Any, None]], pulse: Pulse, sender: Sender | None) -> None:
+    life = Life(stopping=until_stopped(), pulse=pulse)
+    if sender is not None:
+        sender.start()
+    telling = asyncio.create_task(_tell(life))
+    try:
+        await work(life)
+    finally:
+        telling.cancel()
+
+
+async def _tell(life: Life) -> None:
+    await life.stopping.wait()
+    logger.info("told to end while %s", life.pulse.sign().doing)
+
+
+def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
+    """Say why the worker ends, on its output and to the supervisor. Returns the exit code."""
+    cause = first_cause(error)
+    if isinstance(cause, Stopped):
+        return 0
+    expected = isinstance(cause, OstinatoError)
+    if expected:
+        print(f"error {cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
+    else:
+        traceback.print_exception(error)
+    if sender is not None:
+        why = f"{type(cause).__name__}: {cause}"
+        sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=isinstance(cause, BadConfig)))
+    return EXPECTED if expected else DEFECT
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Of errors that came together, the one that says most: an expected one before a defect."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [first_cause(each) for each in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, OstinatoError)), causes[0])
+
+
+def _offer_to_die(expendable: int) -> None:
+    with contextlib.suppress(OSError):  # another system than Linux, or one that forbids it
+        Path("/proc/self/oom_score_adj").write_text(str(expendable))
+
+
+def _orphaned() -> None:
+    """The supervisor is gone: end as if told to, and if that takes too long, at once. Called on the pulse's thread."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ORPHAN_S)
+    os._exit(DEFECT)

@@ -1,0 +1,114 @@
+"""What a worker says of itself while it lives: what it does now, since when, and that it still comes round.
+
+A thread sends a line a second to the supervisor; where there is none, as for a worker that was started by hand, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+
+from ostinato.launch.placing.sign import PULSE_FD, Sign
+
+BEAT_S = 1.0
+_TRIES = 20  # for the last line, of a pipe that is full
+
+
+class Pulse:
+    """What the worker does, as anyone may ask. `trouble` says what it is trying again, or None.
+
+    Example::
+
+        with pulse.during("taking step 12", limit_s=3600):
+            ...
+    """
+
+    def __init__(self) -> None:
+        self.trouble: Callable[[], str | None] = lambda: None
+        self._doing, self._limit_s, self._since = "starting", None, time.monotonic()
+
+    def begin(self, doing: str, limit_s: float | None = None) -> None:
+        """From now on the worker does this, for at most `limit_s` seconds."""
+        self._doing, self._limit_s, self._since = doing, limit_s, time.monotonic()
+
+    @contextlib.contextmanager
+    def during(self, doing: str, limit_s: float | None = None) -> Generator[None]:
+        """The worker does this inside the block; afterwards what it did before, counted anew."""
+        before = self._doing, self._limit_s
+        self.begin(doing, limit_s)
+        try:
+            yield
+        finally:
+            self.begin(*before)
+
+    def sign(self, lag_s: float = 0.0) -> Sign:
+        """As of now."""
+        for_s = time.monotonic() - self._since
+        return Sign(
+            doing=self._doing,
+            for_s=round(for_s, 1),
+            limit_s=self._limit_s,
+            lag_s=round(lag_s, 1),
+            trouble=self.trouble(),
+        )
+
+
+class Sender(threading.Thread):
+    """Sends the pulse to the supervisor, and notices when that is gone.
+
+    `on_orphaned` is called on this thread once nobody listens any more.
+    """
+
+    def __init__(
+        self, pulse: Pulse, pipe: int, loop: asyncio.AbstractEventLoop, on_orphaned: Callable[[], None]
+    ) -> None:
+        super().__init__(name="pulse", daemon=True)
+        os.set_blocking(pipe, False)
+        os.set_inheritable(pipe, False)  # a program that the worker starts must not hold it open
+        self._pulse, self._pipe, self._loop, self._on_orphaned = pulse, pipe, loop, on_orphaned
+        self._round = time.monotonic()
+        self._asked = False
+
+    def run(self) -> None:
+        """Until the process ends."""
+        while True:
+            if not self._asked and not self._loop.is_closed():
+                self._asked = True
+                with contextlib.suppress(RuntimeError):  # it was closed just now
+                    self._loop.call_soon_threadsafe(self._came_round)
+            if not self._send(self._pulse.sign(time.monotonic() - self._round).line()):
+                self._on_orphaned()
+                return
+            time.sleep(BEAT_S)
+
+    def last_words(self, sign: Sign) -> None:
+        """Say why the worker ends."""
+        line = sign.line()
+        for _ in range(_TRIES):
+            with contextlib.suppress(OSError):
+                if os.write(self._pipe, line) == len(line):
+                    return
+            time.sleep(0.05)
+
+    def _came_round(self) -> None:
+        self._round, self._asked = time.monotonic(), False
+
+    def _send(self, line: bytes) -> bool:
+        """False once nobody can hear it. A line that does not fit now is left out."""
+        try:
+            os.write(self._pipe, line)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def supervised() -> int | None:
+    """The pipe to the supervisor, or None for a worker that was started by hand."""
+    named = os.environ.pop(PULSE_FD, None)  # not for programs that the worker starts
+    return int(named) if named is not None else None

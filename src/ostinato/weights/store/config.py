@@ -1,0 +1,30 @@
+"""Where weights are kept, as configuration."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class BucketConfig(BaseModel, frozen=True, extra="forbid"):
+    """Where weights are kept, and how a bucket is talked to."""
+
+    url: str = Field(
+        default="",
+        description="s3://bucket/path, gs://bucket/path, az://container/path, a relay (http://host:port, read only) or a directory; "
+        "empty: inside the run's directory.",
+    )
+    part_bytes: int = Field(
+        default=1 << 23, ge=5 << 20, le=1 << 28, description="Larger objects travel in parts of this size, in parallel."
+    )
+    parallel: int = Field(default=16, ge=1, le=64, description="Parts under way at once.")
+    timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for one request.")
+    retries: int = Field(default=10, ge=0, description="Attempts after a failed request, further and further apart.")
+    renew_s: float = Field(
+        default=3600.0,
+        ge=0,
+        description="An object that is there and older than this is sent again, so that no collection takes it meanwhile.",
+    )
+    options: dict[str, str] = Field(
+        default_factory=dict,
+        description="obstore's own settings, such as aws_region or aws_endpoint; for http(s): headers to send.",
+    )

@@ -1,0 +1,324 @@
+"""`ostinato up` itself, as a process: it refuses early, heals what dies or hangs, ends cleanly, and survives kill -9 of itself."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from ostinato.app.storage import Home, open_log, open_store
+from ostinato.config import load
+from ostinato.core.records import Alarm
+from ostinato.launch.placing.address import read_address
+from ostinato.launch.placing.board import read_board
+
+PATIENT_S = 120.0
+
+
+class Up:
+    """A process of `ostinato up`, and the directory of its run."""
+
+    def __init__(self, directory: Path, settings: list[str], *more: str) -> None:
+        self.words = [word for setting in (*settings, *more) for word in ("--set", setting)]
+        self.config = load(None, [*settings, *more])
+        self.home = Home(self.config.run.directory)
+        self.output = directory / "up.txt"
+        self.url = ""
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ostinato.cli", "up", *self.words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"},
+            )
+
+    async def ended(self, timeout_s: float = PATIENT_S) -> int:
+        return await asyncio.to_thread(self.process.wait, timeout_s)
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def standing(self, name: str):
+        board = read_board(self.home.workers)
+        if board is None or board.pid != self.process.pid:
+            return None
+        return next(worker for worker in board.workers if worker.name == name)
+
+    async def until(self, condition, what: str, timeout_s: float = PATIENT_S):
+        async with asyncio.timeout(timeout_s):
+            while not (found := condition()):
+                assert self.process.poll() is None, f"up ended before {what}: {self.said()}"
+                await asyncio.sleep(0.1)
+        return found
+
+    async def serving(self) -> str:
+        self.url = await self.until(lambda: read_address(self.home.address), "the gateway answered")
+        return self.url
+
+    async def doing(self, name: str, what: str, than: int = 0) -> int:
+        """The pid of a worker that does this, once it is another one than `than`."""
+
+        def found():
+            worker = self.standing(name)
+            return worker.pid if worker and worker.pid != than and worker.doing.startswith(what) else 0
+
+        return await self.until(found, f"{name} was {what}")
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def up(tmp_path, quick_settings):
+    """Starts `up` on the tiny model; whatever is left is killed."""
+    started = []
+
+    def start(*more: str) -> Up:
+        started.append(Up(tmp_path, quick_settings(tmp_path, "model.numerics=fast"), *more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+async def health(url: str) -> dict:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+        return await response.json()
+
+
+async def live(url: str) -> str:
+    """What is served as live, once something is."""
+    async with asyncio.timeout(PATIENT_S):
+        while "live" not in (slots := (await health(url))["slots"]):
+            await asyncio.sleep(0.2)
+    return slots["live"]["hash"]
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Every file of a run that only `up` itself writes, by its hash."""
+    files = [
+        directory / name
+        for name in ("config.json", "gateway.url", "admin.key", ".up.lock", ".serve.lock", ".train.lock")
+    ]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_path, up, quick_settings):
+    first = up("supervise.silence_s=6")
+    await first.until(lambda: "taken http://" in first.said(), "it took its port")
+    url = first.said().split("taken ")[1].split(";")[0]
+    assert read_address(first.home.address) is None, "the port is taken long before the model is loaded"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5):
+        pass
+    assert await first.serving() == url
+    served = await live(url)
+
+    before = contents(first.home.root)
+    second = up("listen.port=0", "learn.batch=7")
+    assert await second.ended() == 2
+    assert f"another up process (pid {first.process.pid}) already uses" in first.said()
+    assert contents(first.home.root) == before, "the second start touched the first one's files"
+    assert first.process.poll() is None
+
+    pid = await first.doing("serve", "serving")
+    os.kill(pid, signal.SIGKILL)
+    await first.doing("serve", "serving", than=pid)
+    assert await first.serving() == url
+    assert await live(url) == served
+
+    pid = await first.doing("train", "waiting for 32 turns")
+    os.kill(pid, signal.SIGSTOP)
+    await first.doing("train", "waiting for 32 turns", than=pid)
+    worker = first.standing("train")
+    assert worker.restarts == 1
+    assert "gave no sign of life" in worker.reason
+
+    pids = [each.pid for each in read_board(first.home.workers).workers]
+    begun = time.monotonic()
+    first.process.send_signal(signal.SIGTERM)
+    assert await first.ended() == 0
+    assert time.monotonic() - begun < first.config.supervise.stop_s
+    assert "did not end within" not in first.said(), "a worker had to be killed"
+    assert [pid for pid in pids if alive(pid)] == []
+    assert not first.home.address.exists()
+    assert read_board(first.home.workers).ended == "stopped"
+
+
+async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simulated_users):
+    run = up("train.microbatch_tokens=16", "learn.batch=600", "train.recompute=true")
+
+    await live(await run.serving())
+    async with simulated_users(run):
+        await run.doing("train", "taking step")
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.ended() == 0
+    assert "did not end within" not in run.said()
+    assert "told to end while taking step" in (run.home.root / "logs" / "train.log").read_text()
+
+
+async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_path, up):
+    run = up()
+    served = await live(await run.serving())
+    await run.until(lambda: (run.home.root / "folds" / "status.fold").exists(), "the summary was kept")
+    key = run.home.admin_key()
+    pids = [each.pid for each in read_board(run.home.workers).workers]
+    run.kill()
+    async with asyncio.timeout(10):
+        while any(alive(pid) for pid in pids):
+            await asyncio.sleep(0.02)
+    assert read_address(run.home.address) is None, "a gateway that is gone is not believed in"
+
+    damaged = sorted(
+        path
+        for path in (*run.home.root.iterdir(), *(run.home.root / "folds").iterdir())
+        if path.is_file() and not path.name.startswith("log.db")
+    )
+    names = {path.name for path in damaged}
+    assert names >= {
+        *(
+            "config.json",
+            "admin.key",
+            "follow.json",
+            "workers.json",
+            "serve.jsonl",
+            "housekeeping.jsonl",
+            "status.fold",
+        ),
+        *(".up.lock", ".serve.lock", ".train.lock", ".release.lock", ".prepare.lock", ".housekeeping.lock"),
+    }
+    for length in (lambda size: 0, lambda size: size // 2):
+        for path in damaged:
+            if path.exists():
+                os.truncate(path, length(path.stat().st_size))
+        run.home.address.write_text("http://127.0.0.1:1\n1 0\n")
+        run = up()
+        assert await live(await run.serving()) == served
+        assert run.home.admin_key() != key, "half a key is no key"
+        assert load(run.home.config).run == run.config.run
+        await run.doing("train", "waiting for 32 turns")
+        await run.until(lambda run=run: run.standing("release").doing.startswith("judging"), "the suite was read")
+        run.kill()
+
+
+async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_path, up):
+    (tmp_path / "reward.py").write_text("")
+    begun = time.monotonic()
+    run = up("reward.function=no_such_module_here:reward")
+    assert await run.ended() == 2
+    assert "train cannot run: BadConfig: reward.function 'no_such_module_here:reward'" in run.said()
+    assert "starts again" not in run.said()
+    assert time.monotonic() - begun < 90
+    board = read_board(run.home.workers)
+    assert "reward.function" in board.ended
+    assert {worker.name: worker.condition for worker in board.workers} == {
+        "serve": "stopped",
+        "train": "failed",
+        "release": "stopped",
+        "housekeeping": "stopped",
+    }
+
+
+async def test_a_failure_that_might_pass_is_tried_again_and_then_ends_it_too(tmp_path, up, quick_settings):
+    words = quick_settings(tmp_path)
+    weights = tmp_path / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-4:] = b"\x00\x00\xc0\x7f"  # NaN: the file is sound, what it holds is not
+    weights.write_bytes(data)
+    run = Up(tmp_path, words, "supervise.tries=2")
+    try:
+        assert await run.ended() == 2
+        said = run.said()
+    finally:
+        run.kill()
+    assert "cannot run (2 failures in 600 s): BadWeights" in said
+    assert "starts again" in said
+
+
+REFUSED = [
+    ("model.source=/no/such/model", "model.source '/no/such/model': no such directory"),
+    ("evaluate.suite=/no/such/suite.jsonl", "suite file /no/such/suite.jsonl cannot be read"),
+    ("evaluate.suite={bad}", "suite item 'a': no grader 'vibes'; there are python_tests and pattern"),
+    ("evaluate.suite={worse}", "suite item 'a': pattern '(' is not a regular expression"),
+    ("run.directory={file}/run", "is a file; name another place"),
+    ("listen.port={port}", "another program listens there; set listen.host and listen.port"),
+    ("listen.host=0.0.0.0", "serve.api_keys is empty"),
+]
+
+
+def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, quick_settings):
+    item = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}
+    (tmp_path / "bad.jsonl").write_text(json.dumps({**item, "grader": "vibes"}))
+    (tmp_path / "worse.jsonl").write_text(json.dumps({**item, "grader": "pattern", "pattern": "("}))
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        names = {
+            "bad": tmp_path / "bad.jsonl",
+            "worse": tmp_path / "worse.jsonl",
+            "file": tmp_path / "file",
+            "port": taken.getsockname()[1],
+        }
+        for setting, told in REFUSED:
+            words = [*quick_settings(tmp_path), setting.format(**names)]
+            program = (
+                "import sys, time; begun = time.process_time()\n"
+                "from ostinato.cli import main\n"
+                "try: main()\n"
+                "finally:\n"
+                "  print('cpu', time.process_time() - begun, [m for m in ('torch', 'transformers', 'numba') if m in sys.modules])"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", program, "up", *(word for each in words for word in ("--set", each))],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+                env=os.environ | {"NO_COLOR": "1"},
+            )
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+            assert done.stderr.startswith("error "), done.stderr
+            assert told in done.stderr
+            _, seconds, loaded = done.stdout.split(maxsplit=2)
+            assert loaded.strip() == "[]", "nothing heavy was loaded to find that out"
+            assert float(seconds) < 5
+    assert not list((tmp_path / "run").glob("*.url"))
+    assert not (tmp_path / "run" / "logs").exists()
+
+
+async def test_without_a_suite_it_learns_and_a_person_ships(tmp_path, up, simulated_users):
+    run = up("evaluate.suite=''", "learn.publish_every=50", "learn.max_lead=2")
+    assert "nothing ships by itself" in await run.until(run.said, "it said so")
+
+    before = await live(await run.serving())
+    store = open_store(run.config)
+    async with simulated_users(run):
+        await run.doing("train", "waiting for a verdict on v2")  # 50 steps would never come: it offered what it had
+    candidate = await store.read_ref("candidate")
+    assert candidate not in (None, before)
+    assert await store.read_ref("live") == before
+    with open_log(run.config) as log:
+        alarms = [row async for _, row in log.read(0, {Alarm})]
+    assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [("release:suite", "raised")]
+    words = [sys.executable, "-m", "ostinato.cli", "ship", "--reason", "ann looked", *run.words]
+    done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=True)
+    assert "ostinato rollback" in done.stdout
+    async with asyncio.timeout(30):
+        while await live(run.url) != candidate:
+            await asyncio.sleep(0.2)

@@ -1,0 +1,199 @@
+"""What `ostinato up` tidies up: the disk of a run that goes on stays bounded, and a chore that fails hides no other."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostinato.app.storage import open_run
+from ostinato.config import load
+from ostinato.core.errors import Corrupt, NotFound, Unavailable
+from ostinato.core.records import Batch, ReleaseEvent
+from ostinato.core.weights import WeightArray
+from ostinato.launch.commands.status import disk_use
+from ostinato.launch.views.progress import last_lines
+from ostinato.launch.views.summary import FOLD
+from ostinato.launch.workers import housekeeping
+from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers, set_aside
+from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.pulse import Pulse
+from ostinato.weights.keep.fsck import verify
+from ostinato.weights.publish.publisher import VersionPublisher
+
+
+def weights(step: int):
+    codes = np.random.default_rng(step).integers(0x3F80, 0x3FFF, 20_000).astype(np.uint16)
+    return {"w": WeightArray("BF16", (20_000,), codes.view(np.uint8))}
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return [
+        f"run.directory={tmp_path / 'run'}",
+        "collect.grace_hours=0",
+        "collect.keep=3",
+        "collect.releases=2",
+        "housekeeping.log_mb=0.01",
+        "housekeeping.every_s=0.05",
+        "publish.anchor_every=4",
+    ]
+
+
+@pytest.fixture
+def run(settings):
+    with open_run(load(None, settings)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def life():
+    return Life(stopping=asyncio.Event(), pulse=Pulse())
+
+
+class Busy:
+    """A run at work: each step a version, now and then a release, and workers that talk."""
+
+    def __init__(self, run) -> None:
+        self._run, self._publisher = run, VersionPublisher(run.store, run.config.publish)
+        self.base = None
+        self.step = 0
+
+    async def work(self, steps: int) -> None:
+        for _ in range(steps):
+            ref = "candidate" if self.step % 2 else "live"
+            done = await self._publisher.publish(self.step, weights(self.step), run="r", base=self.base, ref=ref)
+            if ref == "live":
+                event = ReleaseEvent(
+                    id=str(self.step),
+                    action="shipped",
+                    policy=done.policy,
+                    previous=self.base,
+                    reason="",
+                    detail={},
+                    at=1.0,
+                )
+                await self._run.log.append(event)
+            self.base = done.policy
+            log = self._run.home.worker_log("serve")
+            log.parent.mkdir(exist_ok=True)
+            with log.open("a") as file:
+                file.write("a line that a worker writes\n" * 100)
+            self.step += 1
+
+
+async def test_the_disk_of_a_run_that_goes_on_stays_bounded(run, life):
+    busy, rounds, sizes = Busy(run), Rounds(run, life), []
+    for _ in range(8):
+        await busy.work(5)
+        await rounds.tidy()
+        sizes.append(sum(disk_use(path) for path in (run.home.weights, run.home.root / "logs")))
+    assert max(sizes[4:]) < 1.5 * max(sizes[:3]), sizes
+    assert life.pulse.trouble() is None
+    assert (await verify(run.store)).problems == []
+    kept = [ref for ref in await run.store.refs() if ref.startswith("version/")]
+    assert 3 <= len(kept) <= 3 + 2 + 2 + 4, "the newest, the last released, the refs, and what they build on"
+    untidied = disk_use(run.home.weights)
+    await busy.work(30)
+    assert disk_use(run.home.weights) > 2 * untidied, "without rounds it grows"
+    said = [line["said"] for line in last_lines(run.home.progress("housekeeping"))]
+    assert len(said) == 8
+    assert "deleted" in said[-1]["weights"]
+    assert "serve.log" in said[-1]["logs"]
+
+
+async def test_what_a_restarted_trainer_takes_again_stays(run, life):
+    """A batch names the release that it was measured against; a checkpoint may be older than that release's place in the ledger."""
+    busy = Busy(run)
+    await busy.work(1)
+    old = busy.base
+    for step in range(1, 4):
+        await run.log.append(Batch(step=step, turns=(f"t{step}",), credits=((0.1,),), reference=old, at=1.0))
+    await busy.work(20)
+    await Rounds(run, life).tidy()
+    await run.follower.fetch(old)
+    for step in range(4, 40):
+        await run.log.append(Batch(step=step, turns=(f"t{step}",), credits=((0.1,),), reference=busy.base, at=1.0))
+    await Rounds(run, life).tidy()
+    with pytest.raises(NotFound):
+        await run.follower.fetch(old)
+
+
+async def test_collection_can_be_left_to_others(settings, life):
+    with open_run(load(None, [*settings, "housekeeping.collect=false"])) as run:
+        await Busy(run).work(20)
+        await Rounds(run, life).tidy()
+        assert len([ref for ref in await run.store.refs() if ref.startswith("version/")]) == 20
+
+
+async def test_a_chore_that_fails_is_trouble_until_it_succeeds_and_the_others_go_on(run, life, monkeypatch):
+    busy, rounds = Busy(run), Rounds(run, life)
+    await busy.work(10)
+
+    async def away(_):
+        raise Unavailable("the bucket is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(housekeeping, "collect_weights", away)
+        await rounds.tidy()
+        assert life.pulse.trouble() == "weights: the bucket is away"
+        assert run.home.worker_log("serve").stat().st_size == 0
+        assert last_lines(run.home.progress("housekeeping"))[-1]["failing"] == ["weights"]
+    await rounds.tidy()
+    assert life.pulse.trouble() is None
+    assert last_lines(run.home.progress("housekeeping"))[-1]["failing"] == []
+
+
+async def test_a_manifest_that_cannot_be_read_is_trouble_and_no_end(run, life):
+    busy, rounds = Busy(run), Rounds(run, life)
+    await busy.work(10)
+    for path in (run.home.weights / "objects").rglob("*"):
+        if path.is_file() and path.stat().st_size < 1_500:
+            path.write_bytes(b"damaged")
+    await rounds.tidy()
+    assert life.pulse.trouble().startswith("weights: ")
+    with pytest.raises(Corrupt):
+        await housekeeping.collect_weights(run)
+
+
+async def test_the_worker_keeps_the_summary_that_status_starts_from(run, life, settings):
+    await Busy(run).work(4)
+    working = asyncio.create_task(housekeeping._work(run, life))
+    async with asyncio.timeout(20):
+        while await run.folds.load(FOLD) is None:
+            await asyncio.sleep(0.01)
+    working.cancel()
+    cursor, state = await run.folds.load(FOLD)
+    assert cursor == run.log.newest()
+    assert state["actions"] == {"shipped": 2}
+
+
+def test_a_long_log_is_set_aside_once_and_its_writer_goes_on(tmp_path):
+    path = tmp_path / "serve.log"
+    with path.open("ab") as writer:  # as a worker's output: opened to append, and never again
+        writer.write(b"old\n" * 100)
+        writer.flush()
+        assert not set_aside(path, 400)
+        assert set_aside(path, 399)
+        writer.write(b"new\n")
+        writer.flush()
+        assert path.read_bytes() == b"new\n"
+        assert (tmp_path / "serve.1.log").read_bytes() == b"old\n" * 100
+        writer.write(b"x" * 500)
+        writer.flush()
+        assert set_aside(path, 399)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["serve.1.log", "serve.log"]
+    assert not set_aside(tmp_path / "serve.1.log", 1), "the older part is not set aside again"
+
+
+def test_only_what_killed_writers_left_is_removed(tmp_path):
+    (tmp_path / "folds").mkdir()
+    old = ["config.json.77.partial", "folds/status.77"]
+    kept = ["config.json", "folds/status.fold", "gateway.url.78.partial", "admin.key", "log.db", "run.77"]
+    for name in [*old, *kept]:
+        (tmp_path / name).write_text("x")
+    for name in [*old, "config.json", "run.77", "folds/status.fold"]:
+        os.utime(tmp_path / name, (0, 0))
+    assert sorted(remove_leftovers(tmp_path, before=1_000.0)) == ["config.json.77.partial", "status.77"]
+    assert {str(path.relative_to(tmp_path)) for path in Path(tmp_path).rglob("*") if path.is_file()} == set(kept)

@@ -1,0 +1,222 @@
+"""A worker's process: it says what it does, ends with its supervisor, and says why it fails."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from ostinato.launch.placing.process import WorkerProcess
+
+HEAD = """
+import asyncio, sys, threading, time
+from ostinato.core.errors import BadConfig, Conflict, Unavailable
+from ostinato.launch.workers.life import live
+from ostinato.launch.workers.stopping import unless
+"""
+
+
+def program(text):
+    return (sys.executable, "-c", HEAD + textwrap.dedent(text))
+
+
+@contextlib.asynccontextmanager
+async def started(directory, text):
+    worker = WorkerProcess("one", program(text), directory / "one.log")
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.kill()
+        await worker.ended()
+
+
+async def heard(worker, doing, timeout_s=30.0):
+    async with asyncio.timeout(timeout_s):
+        while worker.sign is None or worker.sign.doing != doing:
+            await asyncio.sleep(0.02)
+
+
+async def test_it_says_what_it_does_and_ends_when_told_to(tmp_path):
+    text = """
+    async def work(life):
+        life.pulse.begin("loading", 60.0)
+        life.pulse.trouble = lambda: "the bucket is away"
+        await life.stopping.wait()
+    live(work)
+    """
+    async with started(tmp_path, text) as worker:
+        await heard(worker, "loading")
+        assert (worker.sign.limit_s, worker.sign.trouble, worker.sign.failed) == (60.0, "the bucket is away", None)
+        assert await worker.stop(10.0)
+        assert await worker.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "failed", "certain"),
+    [
+        ("BadConfig('no such model')", 2, "BadConfig: no such model", True),
+        ("Conflict('taken')", 2, "Conflict: taken", False),
+        ("KeyError('a')", 1, "KeyError: 'a'", False),
+        ("ExceptionGroup('x', [KeyError('a'), ExceptionGroup('y', [BadConfig('deep')])])", 2, "BadConfig: deep", True),
+    ],
+)
+async def test_it_says_why_it_fails(tmp_path, raised, code, failed, certain):
+    text = f"""
+    async def work(life):
+        life.pulse.begin("trying")
+        raise {raised}
+    live(work)
+    """
+    async with started(tmp_path, text) as worker:
+        assert await worker.ended() == code
+        assert (worker.sign.failed, worker.sign.certain, worker.sign.doing) == (failed, certain, "trying")
+    written = (tmp_path / "one.log").read_text()
+    assert ("Traceback" in written) == (code == 1)
+    assert failed.partition(": ")[2] in written
+
+
+async def test_told_to_end_it_waits_for_no_thread_that_computes(tmp_path):
+    text = """
+    async def work(life):
+        life.pulse.begin("taking a step")
+        await unless(life.stopping, asyncio.to_thread(time.sleep, 300))
+    live(work)
+    """
+    async with started(tmp_path, text) as worker:
+        await heard(worker, "taking a step")
+        begun = time.monotonic()
+        assert await worker.stop(10.0), "no SIGKILL was needed"
+        assert await worker.ended() == 0
+        assert time.monotonic() - begun < 5
+    assert "told to end while taking a step" in (tmp_path / "one.log").read_text()
+
+
+async def test_a_loop_that_stands_still_is_seen_from_outside(tmp_path):
+    text = """
+    async def work(life):
+        life.pulse.begin("serving")
+        await asyncio.sleep(1.5)
+        time.sleep(300)
+    live(work)
+    """
+    async with started(tmp_path, text) as worker:
+        await heard(worker, "serving")
+        async with asyncio.timeout(30):
+            while worker.sign.lag_s < 2.5:
+                await asyncio.sleep(0.05)
+
+
+def test_it_dies_with_its_supervisor_even_while_it_is_stopped_itself(tmp_path):
+    """kill -9 of the supervisor; one worker is healthy, one is stopped and can run no code of its own."""
+    worker = HEAD + textwrap.dedent(
+        """
+        async def work(life):
+            print(__import__("os").getpid(), flush=True)
+            await life.stopping.wait()
+        live(work)
+        """
+    )
+    supervisor = textwrap.dedent(
+        f"""
+        import asyncio, sys
+        from pathlib import Path
+        from ostinato.launch.placing.process import WorkerProcess
+        async def main():
+            for name in ("one", "two"):
+                await WorkerProcess(name, (sys.executable, "-c", {worker!r}), Path({str(tmp_path)!r}) / name).start()
+            await asyncio.sleep(300)
+        asyncio.run(main())
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", supervisor])
+    try:
+        pids = [_pid(tmp_path / name) for name in ("one", "two")]
+        os.kill(pids[1], signal.SIGSTOP)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in pids if _alive(pid)] == []
+
+
+def test_where_the_kernel_does_not_help_the_worker_notices_by_itself(tmp_path):
+    worker = "from ostinato.launch.workers import life\nlife.die_with_parent = lambda: None\n" + HEAD.replace(
+        "from ostinato.launch.workers.life import live\n", "live = life.live\n"
+    )
+    worker += textwrap.dedent(
+        """
+        async def work(life):
+            print(__import__("os").getpid(), flush=True)
+            await life.stopping.wait()
+            print("ended by itself", flush=True)
+        live(work)
+        """
+    )
+    supervisor = textwrap.dedent(
+        f"""
+        import asyncio, sys
+        from pathlib import Path
+        from ostinato.launch.placing.process import WorkerProcess
+        async def main():
+            await WorkerProcess("one", (sys.executable, "-c", {worker!r}), Path({str(tmp_path / "one")!r})).start()
+            await asyncio.sleep(300)
+        asyncio.run(main())
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", supervisor])
+    try:
+        pid = _pid(tmp_path / "one")
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 15
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(pid)
+    assert "ended by itself" in (tmp_path / "one").read_text()
+
+
+async def test_the_trainer_goes_before_the_gateway_when_memory_is_short(tmp_path):
+    text = """
+    async def work(life):
+        print("score", open("/proc/self/oom_score_adj").read().strip(), flush=True)
+    live(work, expendable=500)
+    """
+    async with started(tmp_path, text) as worker:
+        assert await worker.ended() == 0
+    assert "score 500" in (tmp_path / "one.log").read_text()
+
+
+def test_started_by_hand_it_prints_its_error_and_ends_with_the_same_code(tmp_path):
+    text = """
+    async def work(life):
+        raise BadConfig("no such [model]")
+    live(work)
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OSTINATO_")}
+    done = subprocess.run(program(text), capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, "error no such [model]")
+
+
+def _pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(path.read_text().split()[0])
+        time.sleep(0.05)
+    raise AssertionError("the worker did not start")
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False

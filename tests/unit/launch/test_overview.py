@@ -1,0 +1,156 @@
+"""What `ostinato status` shows of workers, alarms, answers, learning and disk."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from ostinato.core.clock import wall_clock
+from ostinato.launch.placing.board import Board, Shown, Standing, read_board
+from ostinato.launch.placing.process import WorkerProcess
+from ostinato.launch.placing.sign import Sign
+from ostinato.launch.placing.supervision import Condition, Watched
+from ostinato.launch.views.overview import Overview, ago, overview
+from ostinato.launch.views.summary import RatedTurn, Served, Summary
+
+NOW = 100_000.0
+TRAIN = Standing(
+    name="train",
+    pid=711,
+    condition="running",
+    since=NOW - 7_200,
+    doing="taking step 12",
+    doing_since=NOW - 34,
+    trouble="Unavailable: the bucket is away",
+    restarts=2,
+    reason="was killed by SIGKILL; is memory short?",
+    reason_at=NOW - 7_300,
+)
+BOARD = Shown(at=NOW - 1, pid=700, ended=None, workers=(TRAIN,))
+RUN = Overview(
+    directory="runs/mine",
+    url="http://127.0.0.1:8321",
+    who="arm",
+    now=NOW,
+    board=BOARD,
+    summary=Summary(),
+    lines={},
+    refs={"live": "ab" * 32},
+    disk={"log": 5_000_000, "weights": 2_000_000_000},
+    free=70_000_000_000,
+)
+
+
+def drawn(run: Overview) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    for part in overview(run):
+        console.print(part, highlight=False)
+    return out.getvalue()
+
+
+def test_a_worker_is_shown_with_what_it_does_its_trouble_and_its_last_end():
+    text = drawn(RUN)
+    for words in (
+        "runs/mine  http://127.0.0.1:8321",
+        "train",
+        "running",
+        "taking step 12; Unavailable: the bucket is away",
+        "34 s",
+        "was killed by SIGKILL; is memory short? (2 h ago)",
+        f"refs/live  {'ab' * 8}",
+        "log 5.0 MB, weights 2.0 GB; 70.0 GB free",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("board", "told"),
+    [
+        (None, "no `ostinato up` has run here"),
+        (replace(BOARD, ended="stopped"), "`ostinato up` ended 1 s ago\n"),
+        (
+            replace(BOARD, ended="train cannot run: BadConfig: no"),
+            "`ostinato up` ended 1 s ago: train cannot run: BadConfig: no",
+        ),
+        (replace(BOARD, at=NOW - 300), "`ostinato up` (pid 700) was killed, or hangs: last heard of 5 min ago"),
+    ],
+)
+def test_a_supervisor_that_is_gone_is_said_so(board, told):
+    text = drawn(replace(RUN, board=board))
+    assert told in text
+    assert "taking step 12" not in text, "nobody knows what the workers do"
+
+
+def test_alarms_answers_and_coverage_are_shown():
+    seen = Summary(turns=9, signals=3, alarms={"coverage:acme": ("no feedback for 212 turns", NOW - 60)})
+    for number in range(8):
+        served = Served(arm=("live", "control")[number % 2], started_at=NOW - 600, number=number % 2)
+        seen.rated.append(RatedTurn(served=served, value=1.0 - number % 4, heard=number < 2))
+    text = drawn(replace(RUN, summary=seen))
+    assert "alarm coverage:acme: no feedback for 212 turns (60 s ago)" in text
+    assert "simulated" not in text
+    assert "newest 8 since 10 min ago" in text
+    assert "feedback on 25% of them" in text
+    assert "control (frozen)" in text
+    assert "simulated users of" in drawn(replace(RUN, summary=seen, who="simulated users of"))
+
+
+def test_learning_and_housekeeping_are_shown():
+    step = {"kind": "step", "step": 3, "reward_mean": 0.1, "ess": 0.9, "tokens": 10, "tokens_saved": 2, "seconds": 4}
+    lines = {
+        "train": [step, {"kind": "refused", "step": 4, "why": "no contrast"}],
+        "housekeeping": [
+            {"kind": "tidied", "at": NOW - 600, "said": {"weights": "deleted 3 versions"}, "failing": ["logs"]}
+        ],
+    }
+    text = drawn(replace(RUN, lines=lines))
+    assert "step   3" in text
+    assert "after step 4: refused: no contrast" in text
+    assert "housekeeping: 10 min ago, deleted 3 versions; FAILED: logs" in text
+
+
+def test_the_board_is_written_whole_and_damage_is_no_board(tmp_path):
+    watched = Watched(WorkerProcess("train", ("x",), tmp_path / "log"))
+    watched.turn(Condition.RUNNING)
+    watched.worker.sign = Sign(doing="waiting", for_s=5.0, trouble="t")
+    path = tmp_path / "workers.json"
+    board = Board(path, [watched])
+    board.write()
+    shown = read_board(path)
+    assert (shown.ended, shown.workers[0].doing, shown.workers[0].trouble) == (None, "waiting", "t")
+    assert abs(shown.workers[0].doing_since - (wall_clock() - 5.0)) < 2
+    board.write("stopped")
+    assert read_board(path).ended == "stopped"
+    whole = path.read_bytes()
+    for cut in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:cut])
+        assert read_board(path) is None
+    for other in ("[]", "{}", '{"at": 1, "pid": 2, "ended": null, "workers": [{"name": "x"}]}', "null"):
+        path.write_text(other)
+        assert read_board(path) is None
+    assert json.loads(whole)["pid"] > 0
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_a_disk_that_refuses_the_board_stops_nobody(tmp_path):
+    (tmp_path / "file").write_text("")
+    Board(tmp_path / "file" / "workers.json", []).write()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-3, "0 s"),
+        (0.4, "0 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (7_199, "120 min"),
+        (7_200, "2 h"),
+        (200_000, "2 days"),
+    ],
+)
+def test_spans_for_people(seconds, words):
+    assert ago(seconds) == words

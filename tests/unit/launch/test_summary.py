@@ -1,0 +1,158 @@
+"""What status starts from: a fold of bounded size that gives the same wherever it is cut, saved and taken up again."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.core.records import (
+    Alarm,
+    AlarmState,
+    Arm,
+    Batch,
+    Finish,
+    Holdback,
+    PolicyVersion,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Signal,
+    Source,
+    Stamp,
+)
+from ostinato.launch.views import summary
+from ostinato.launch.views.summary import FOLD, Summary, catch_up, keep, summarise
+from ostinato.testing.log import MemoryFolds, MemoryLog
+from ostinato.testing.records import a_turn
+
+V = [PolicyVersion(number=number, hash=f"{number:064x}") for number in range(4)]
+
+
+def rows(number: int):
+    """Turn `number` and what became of it: five kinds of fate, one after the other."""
+    arm = (Arm.LIVE, Arm.CONTROL, Arm.EVAL)[number % 3]
+    turn = a_turn(f"t{number}:0", arm=arm, version=number % 4, sampled=(1, 2, 3))
+    yield turn
+    reward = Reward(turn=turn.id, value=number % 2 - 0.25, function="f@1", signals=("s",) * (number % 2), at=1.0)
+    signal = Signal(
+        id=f"s{number}", turn=turn.id, name="accepted", value=1.0, source=Source.HUMAN, occurred_at=1.0, received_at=1.0
+    )
+    match number % 5:
+        case 0:
+            yield from (signal, reward)
+            yield Batch(step=number, turns=(turn.id,), credits=((0.1,) * 3,), reference=V[0], at=1.0)
+        case 1:
+            yield Holdback(turn=turn.id, reason="arm:control", at=1.0)
+        case 2:
+            yield Quarantine(turn=turn.id, reason="reward_failed: KeyError", at=1.0)
+            yield Holdback(turn=turn.id, reason=f"no_signal: {number}", at=1.0)
+        case 3:
+            yield reward
+            state = AlarmState.RAISED if number % 2 else AlarmState.CLEARED
+            yield Alarm(id=f"a{number}", name=f"coverage:{number % 3}", state=state, reason="silence", at=float(number))
+        case _:
+            yield ReleaseEvent(
+                id=f"r{number}", action="shipped", policy=V[1], previous=V[0], reason="better", detail={}, at=2.0
+            )
+            yield Stamp(id=f"c{number % 7}", contract="{}", at=1.0)
+
+
+def every(count: int):
+    return [row for number in range(count) for row in rows(number)]
+
+
+async def test_it_counts_what_became_of_every_turn():
+    log = MemoryLog()
+    await log.append(*every(50))
+    found, read = await summarise(log, MemoryFolds(), 10_000)
+    assert read == len(log.rows)
+    assert (found.turns, found.trained, found.signals, found.quarantined) == (50, 10, 10, 10)
+    assert found.held == {"arm": 10, "no_signal": 10}
+    assert found.waiting == 20
+    assert found.tokens == 150
+    assert found.last_quarantine == "reward_failed: KeyError"
+    assert found.actions == {"shipped": 10}
+    assert found.releases[-1].number == 1
+    raised = {row.name: row for row in log.rows if isinstance(row, Alarm)}
+    standing = {name for name, alarm in raised.items() if alarm.state is AlarmState.RAISED}
+    assert set(found.alarms) == standing
+    assert standing
+    assert {each.served.arm for each in found.rated} == {"live", "control"}, "evaluation is no person"
+    assert {each.heard for each in found.rated} == {True, False}
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 60), max_size=5))
+async def test_wherever_it_is_cut_saved_and_taken_up_it_comes_to_the_same(cuts):
+    whole, log, folds = every(20), MemoryLog(), MemoryFolds()
+    at = 0
+    for cut in sorted(cuts):
+        await log.append(*whole[at : cut + 1])
+        at = max(at, cut + 1)
+        found, _ = await summarise(log, folds, len(whole))
+        await keep(found, folds)
+    await log.append(*whole[at:])
+    resumed, _ = await summarise(log, folds, len(whole))
+    fresh, _ = await summarise(log, MemoryFolds(), len(whole))
+    assert resumed == fresh
+
+
+async def test_a_look_reads_only_what_is_new():
+    log, folds = MemoryLog(), MemoryFolds()
+    await log.append(*every(200))
+    found, read = await summarise(log, folds, 10_000)
+    assert read == len(log.rows)
+    await keep(found, folds)
+    more = [row for number in (200, 201) for row in rows(number)]
+    await log.append(*more)
+    again, read = await summarise(log, folds, 10_000)
+    assert read == len(more)
+    assert again.turns == 202
+
+
+async def test_its_size_does_not_grow_with_the_log(monkeypatch):
+    for name, most in (("RATED", 20), ("OPEN", 10), ("RELEASES", 5), ("CONTRACTS", 3)):
+        monkeypatch.setattr(summary, name, most)
+    sizes = []
+    for count in (500, 2_000):
+        log = MemoryLog()
+        waiting = [a_turn(f"w{number}:0") for number in range(count)]
+        await log.append(*every(count), *waiting)
+        found = Summary()
+        await catch_up(found, log)
+        sizes.append(len(json.dumps(found.state())))
+        assert len(found.unrated) == 10
+    assert sizes[1] < sizes[0] + 100, sizes
+    assert sys.getsizeof(found.unrated) < 10_000
+
+
+@pytest.mark.parametrize("state", [{}, {"format": 0}, {"format": 1}, {"format": 1, "turns": "many"}])
+async def test_a_fold_of_another_version_is_not_used(state):
+    log, folds = MemoryLog(), MemoryFolds()
+    await log.append(*every(5))
+    await folds.save(FOLD, 3, state)
+    found, read = await summarise(log, folds, 10_000)
+    assert (found.turns, read) == (5, len(log.rows))
+
+
+async def test_a_fold_of_a_log_that_was_longer_belongs_to_another_log():
+    log, folds = MemoryLog(), MemoryFolds()
+    await log.append(*every(50))
+    found, _ = await summarise(log, folds, len(log.rows))
+    await keep(found, folds)
+    other = MemoryLog()
+    await other.append(*every(5))
+    found, _ = await summarise(other, folds, len(other.rows))
+    assert found.turns == 5
+
+
+async def test_what_was_cut_short_and_what_was_erased_are_counted_too():
+    log = MemoryLog()
+    erased = replace(a_turn("e:0", sampled=(1,) * 7), sampled_ids=(), logprobs=(), text="")
+    await log.append(a_turn("a:0", finish=Finish.ABORT), erased)
+    found, _ = await summarise(log, MemoryFolds(), 2)
+    assert (found.turns, list(found.unrated)) == (2, ["e:0"])
+    assert found.tokens == 2 + 7

@@ -1,0 +1,177 @@
+"""The supervisor over real processes: little programs that say what a worker says, and then die, hang or fail."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+import time
+
+import pytest
+
+from ostinato.launch.placing.judging import Limits
+from ostinato.launch.placing.process import WorkerProcess
+from ostinato.launch.placing.supervision import Condition, Supervisor, WorkerFailed
+
+HEAD = """
+import json, os, signal, sys, time
+pipe = int(os.environ["OSTINATO_PULSE_FD"])
+def say(doing="working", **more):
+    os.write(pipe, json.dumps({"doing": doing, **more}).encode() + b"\\n")
+def work():
+    while True:
+        say()
+        time.sleep(0.05)
+"""
+LIMITS = Limits(silence_s=0.8, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+
+
+class Crew:
+    """Workers by name and program, a supervisor over them, and what it said."""
+
+    def __init__(self, directory, **programs):
+        self.said = []
+        workers = [
+            WorkerProcess(name, (sys.executable, "-S", "-c", HEAD + textwrap.dedent(text)), directory / f"{name}.log")
+            for name, text in programs.items()
+        ]
+        self.supervisor = Supervisor(workers, LIMITS, lambda who, what: self.said.append(f"{who} {what}"))
+        self.watched = {each.worker.name: each for each in self.supervisor.watched}
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        task = asyncio.create_task(self.supervisor.run())
+        try:
+            yield task
+        finally:
+            self.supervisor.stop()
+            with contextlib.suppress(WorkerFailed):
+                await task
+
+    async def until(self, condition, timeout_s=20.0):
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    def alive(self, name):
+        worker = self.watched[name].worker
+        return worker.running and worker.sign is not None
+
+
+async def test_a_dead_worker_is_started_again_and_all_are_stopped_together(tmp_path):
+    crew = Crew(tmp_path, one="work()", two="work()")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("one") and crew.alive("two"))
+        first = crew.watched["one"].worker.pid
+        os.kill(first, signal.SIGKILL)
+        await crew.until(lambda: crew.watched["one"].worker.pid != first and crew.alive("one"))
+        assert crew.watched["one"].reason == "was killed by SIGKILL; is memory short?"
+        assert (crew.watched["one"].restarts, crew.watched["two"].restarts) == (1, 0)
+        pids = [each.worker.pid for each in crew.watched.values()]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert {each.condition for each in crew.watched.values()} == {Condition.STOPPED}
+    assert not [line for line in crew.said if "was killed" in line and "within" in line]
+
+
+async def test_kills_from_outside_never_end_the_run(tmp_path):
+    crew = Crew(tmp_path, one="work()")
+    async with crew.running() as task:
+        for _ in range(LIMITS.tries + 2):
+            await crew.until(lambda: crew.alive("one"))
+            pid = crew.watched["one"].worker.pid
+            os.kill(pid, signal.SIGKILL)
+            await crew.until(lambda pid=pid: crew.watched["one"].worker.pid != pid)
+        assert not task.done()
+
+
+async def test_what_can_never_run_ends_all_at_once_with_its_own_reason(tmp_path):
+    failing = "say(failed=\"BadConfig: model.source 'x': no such directory\", certain=True); sys.exit(2)"
+    crew = Crew(tmp_path, one=failing, two="work()")
+    async with crew.running() as task:
+        async with asyncio.timeout(10):
+            with pytest.raises(WorkerFailed, match=r"one cannot run: BadConfig: model.source 'x': no such directory"):
+                await task
+    assert crew.watched["one"].condition is Condition.FAILED
+    assert crew.watched["one"].restarts == 0
+    assert crew.watched["two"].condition is Condition.STOPPED
+
+
+async def test_what_fails_again_and_again_is_given_up_after_so_many_tries(tmp_path):
+    crew = Crew(tmp_path, one='say(failed="Unavailable: the bucket is gone"); sys.exit(2)', two="work()")
+    async with crew.running() as task:
+        async with asyncio.timeout(20):
+            with pytest.raises(
+                WorkerFailed, match=r"one cannot run \(3 failures in 60 s\): Unavailable: the bucket is gone"
+            ):
+                await task
+    assert crew.watched["one"].restarts == LIMITS.tries - 1
+    assert sum("starts again" in line for line in crew.said) == LIMITS.tries - 1
+
+
+async def test_one_that_could_say_nothing_is_quoted(tmp_path):
+    crew = Crew(tmp_path, one="import no_such_module_at_all")
+    async with crew.running() as task:
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerFailed, match="ModuleNotFoundError: No module named 'no_such_module_at_all'"):
+                await task
+
+
+async def test_a_stopped_process_is_killed_and_started_again(tmp_path):
+    crew = Crew(tmp_path, one="work()")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("one"))
+        pid = crew.watched["one"].worker.pid
+        os.kill(pid, signal.SIGSTOP)
+        await crew.until(lambda: crew.watched["one"].worker.pid != pid and crew.alive("one"))
+        assert "gave no sign of life" in crew.watched["one"].reason
+        assert "while working" in crew.watched["one"].reason
+
+
+async def test_a_stage_has_its_own_limit(tmp_path):
+    slow = """
+        begun = time.monotonic()
+        while True:
+            say("loading the model", for_s=time.monotonic() - begun, limit_s=float(os.environ["LIMIT"]))
+            time.sleep(0.05)
+    """
+    crew = Crew(tmp_path, one=slow)
+    crew.watched["one"].worker.env = {"LIMIT": "600"}
+    async with crew.running():
+        await crew.until(lambda: crew.alive("one"))
+        await asyncio.sleep(3 * LIMITS.silence_s)
+        assert crew.watched["one"].restarts == 0, "a slow start is no hang"
+    crew = Crew(tmp_path, one=slow)
+    crew.watched["one"].worker.env = {"LIMIT": "1.0"}
+    async with crew.running():
+        await crew.until(lambda: crew.watched["one"].restarts == 1)
+        assert "longer than the 1 s that it may" in crew.watched["one"].reason
+
+
+async def test_a_supervisor_that_stood_still_itself_kills_nobody(tmp_path):
+    crew = Crew(tmp_path, one="work()")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("one"))
+        time.sleep(4 * LIMITS.silence_s)  # noqa: ASYNC251 (as if it had been stopped)
+        await asyncio.sleep(0.5)
+        assert crew.watched["one"].restarts == 0
+
+
+async def test_one_that_will_not_end_is_killed_and_said_so(tmp_path):
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); work()"
+    crew = Crew(tmp_path, one=stubborn, two="work()")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("one") and crew.alive("two"))
+    assert "one did not end within 1 s and was killed" in crew.said
+    assert not [line for line in crew.said if line.startswith("two did not end")]
+
+
+async def test_a_start_that_the_machine_refuses_is_a_failure_like_any_other(tmp_path):
+    crew = Crew(tmp_path, one="work()")
+    crew.watched["one"].worker.argv = (str(tmp_path / "no-such-program"),)
+    async with crew.running() as task:
+        async with asyncio.timeout(20):
+            with pytest.raises(WorkerFailed, match=r"could not be started: .*no-such-program"):
+                await task

@@ -1,0 +1,109 @@
+"""Help comes at once, and every example in it can be typed as it stands."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError
+
+from ostinato.app.storage import SERVED_REFS
+from ostinato.config import load
+
+ROOT = Path(__file__).parents[3]
+HEAVY = ("torch", "transformers", "numba", "sqlalchemy", "scipy", "numpy", "pydantic", "aiohttp", "obstore")
+COLLECT = f"""
+import io, json, sys, time
+began = time.process_time()
+from rich.console import Console
+from ostinato.cli import app
+def walk(app, path=()):
+    yield path, app
+    for name in app:
+        if not name.startswith("-"):
+            yield from walk(app[name], (*path, name))
+found = {{}}
+first = None
+for path, _ in walk(app):
+    out = io.StringIO()
+    app.help_print(list(path), console=Console(file=out, width=200))
+    found[" ".join(path)] = out.getvalue()
+    first = first or time.process_time() - began
+print(json.dumps({{"help": found, "seconds": first, "loaded": [name for name in {HEAVY!r} if name in sys.modules]}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def told():
+    done = subprocess.run([sys.executable, "-c", COLLECT], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_help_loads_nothing_heavy_for_any_command(told):
+    assert len(told["help"]) > 25
+    assert told["loaded"] == []
+    assert told["seconds"] < 1.5, "CPU seconds from nothing to the first page of help"
+
+
+def test_every_key_set_in_a_help_text_is_one(told):
+    shown = {words for text in told["help"].values() for words in re.findall(r"--set ([a-z_.]+=[^\s│;,]+)", text)}
+    assert "train.learning_rate=1e-5" in shown
+    for words in shown:
+        load(None, [words])
+
+
+def commands(text: str) -> set[str]:
+    """What stands in backquotes, or alone on a line of a code block, and begins with the program's name."""
+    quoted = re.findall(r"`ostinato ([^`]+)`", text)
+    lines = re.findall(r"^(?:\$ )?ostinato ([^#\n\\]+?)\s*(?:#.*)?$", text, re.MULTILINE)
+    return {" ".join(words.split()) for words in (*quoted, *lines)}
+
+
+PLACEHOLDERS = {
+    "COMMAND --help": "status --help",
+    "rollback [NUMBER]": "rollback 3",
+    "weights key FILE": "weights key publisher.key",
+    "weights diff --html": "weights diff v1 v2 --html page.html",
+    "weights pull URL": "weights pull s3://bucket/run",
+    "weights drive-vllm URL": "weights drive-vllm http://127.0.0.1:8000",
+}
+
+
+def parses(words: str) -> None:
+    """Raises unless it can be typed, or is the name of a command."""
+    from ostinato.cli import app
+
+    tokens = shlex.split(PLACEHOLDERS.get(words, words))
+    if app.parse_commands(tokens)[2]:
+        app.parse_args(tokens, exit_on_error=False, print_error=False)
+    for setting in (tokens[at + 1] for at, token in enumerate(tokens) if token == "--set"):
+        load(None, [setting])
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/guide.md", "ostinato.example.toml"])
+def test_every_command_in_the_documents_can_be_typed(name):
+    shown = commands((ROOT / name).read_text())
+    assert shown
+    for words in shown:
+        parses(words)
+
+
+def test_every_command_in_help_and_messages_can_be_typed():
+    """Help shows examples and errors name a remedy; one that is a command must be one."""
+    shown = set()
+    for path in (ROOT / "src" / "ostinato").rglob("*.py"):
+        shown |= set(re.findall(r"`ostinato ([a-z][^`{}]*)`", path.read_text()))
+    assert shown >= {"config train", "rollback", "ship", "doctor"}
+    for words in shown:
+        parses(words)
+
+
+def test_only_slots_that_are_served_can_be_measured(told):
+    for slot in SERVED_REFS:
+        assert slot in told["help"]["eval"]
+        parses(f"eval --slot {slot}")
+    with pytest.raises(CycloptsError, match="candidate"):
+        parses("eval --slot candidate")
