@@ -44,7 +44,12 @@ class Life:
         return say
 
 
-def live(work: Callable[[Life], Coroutine[Any, Any, None]], *, expendable: int = 0, loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> NoReturn:
+def live(
+    work: Callable[[Life], Coroutine[Any, Any, None]],
+    *,
+    expendable: int = 0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> NoReturn:
     """Run a worker's main loop and end the process: code 0 when told to end, 2 for an expected error, 1 for a defect.
 
     `expendable`, 0 to 1000, is who goes first when the machine runs out of memory.

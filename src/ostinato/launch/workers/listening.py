@@ -11,7 +11,6 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostinato.launch.placing.port import url_of
-
 from ostinato.serve.wire.protocol import BoundedHttp
 
 
