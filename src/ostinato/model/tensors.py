@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from typing import cast
 
 import numpy as np
@@ -52,20 +52,14 @@ def put_weights(model: PreTrainedModel, weights: Weights) -> None:
     shape, a dtype that would be rounded, a wrong byte count, any NaN or infinity.
     """
     tensors = named_tensors(model)
-    check_names(tensors, weights)
-    for name, tensor in tensors.items():
-        check_form(name, weights[name], tensor)
-        _check_finite(name, weights[name])
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            _copy(tensor, weights[name])
-
-
-def check_names(tensors: Mapping[str, Tensor], weights: Weights) -> None:
-    """Raise BadWeights unless the weights are those of a model with these tensors, by name."""
     missing, extra = sorted(tensors.keys() - weights.keys()), sorted(weights.keys() - tensors.keys())
     if missing or extra:
         raise BadWeights(f"the weights do not fit the model: missing {_some(missing)}, extra {_some(extra)}")
+    for name, tensor in tensors.items():
+        _check(name, weights[name], tensor)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            _copy(tensor, weights[name])
 
 
 def check_finite(weights: Weights) -> None:
@@ -97,8 +91,7 @@ def _byte_view(tensor: Tensor) -> NDArray[np.uint8]:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def check_form(name: str, array: WeightArray, tensor: Tensor) -> None:
-    """Raise BadWeights unless the array's shape, dtype and size fit the tensor; see `put_weights`."""
+def _check(name: str, array: WeightArray, tensor: Tensor) -> None:
     stored = DTYPES.get(array.dtype)
     if stored is None or stored != tensor.dtype != torch.float32:
         raise BadWeights(f"tensor {name!r} has dtype {array.dtype}; the model's is {tensor.dtype}")
@@ -106,55 +99,34 @@ def check_form(name: str, array: WeightArray, tensor: Tensor) -> None:
         raise BadWeights(f"tensor {name!r} has shape {array.shape}; the model's is {tuple(tensor.shape)}")
     if array.data.dtype != np.uint8 or array.data.nbytes != tensor.numel() * stored.itemsize:
         raise BadWeights(f"tensor {name!r} has {array.data.nbytes} bytes, not {tensor.numel() * stored.itemsize}")
+    _check_finite(name, array)
 
 
 def _check_finite(name: str, array: WeightArray) -> None:
+    """Two integer maxima, no temporary: as signed bits they bound the positive values, as unsigned bits the negative ones."""
+    if not array.data.size:
+        return
     if array.dtype not in _INTEGERS:
         raise BadWeights(f"tensor {name!r} has dtype {array.dtype}; allowed: {', '.join(DTYPES)}")
-    for part in parts_of(array):
-        check_part(name, array, part)
-
-
-def parts_of(array: WeightArray, elements: int = 1 << 22) -> list[slice]:
-    """The array's elements in order, some millions at a time: what takes long is done in parts."""
-    count = array.data.size // DTYPES[array.dtype].itemsize
-    return [slice(start, min(start + elements, count)) for start in range(0, count, elements)]
-
-
-def check_part(name: str, array: WeightArray, part: slice) -> None:
-    """Raise BadWeights if these elements hold a NaN or an infinity.
-
-    Two integer maxima, no temporary: as signed bits they bound the positive values, as unsigned bits the negative ones.
-    """
     signed, unsigned, infinity = _INTEGERS[array.dtype]
-    flat = np.ascontiguousarray(array.data).reshape(-1).view(signed)[part]
+    flat = np.ascontiguousarray(array.data).reshape(-1)
     sign = 1 << (np.dtype(unsigned).itemsize * 8 - 1)
-    if int(flat.max()) >= infinity or int(flat.view(unsigned).max()) >= sign + infinity:
+    if int(flat.view(signed).max()) >= infinity or int(flat.view(unsigned).max()) >= sign + infinity:
         raise BadWeights(f"tensor {name!r} holds NaN or infinity")
 
 
-def copy_part(tensor: Tensor, array: WeightArray, part: slice) -> None:
-    """Copy these elements of the array into the same places of a contiguous CPU tensor, widening them if need be."""
-    source = np.ascontiguousarray(array.data).reshape(-1)
-    if DTYPES[array.dtype] == tensor.dtype:
-        size = tensor.element_size()
-        own = slice(part.start * size, part.stop * size)
-        np.copyto(_byte_view(tensor)[own], source[own])
-    elif array.dtype == "BF16":  # the upper half of a float32
-        out = _byte_view(tensor).view(np.uint32)[part]
-        np.left_shift(source.view(np.uint16)[part], np.uint32(16), out=out)
-    else:
-        _byte_view(tensor).view(np.float32)[part] = source.view(np.float16)[part]
-
-
 def _copy(tensor: Tensor, array: WeightArray) -> None:
-    whole = slice(0, tensor.numel())
-    if tensor.is_cpu and tensor.is_contiguous():
-        copy_part(tensor, array, whole)
+    if tensor.is_cpu and tensor.is_contiguous() and DTYPES[array.dtype] == tensor.dtype:
+        np.copyto(_byte_view(tensor), array.data.reshape(-1))
         return
-    held = torch.empty(tensor.shape, dtype=tensor.dtype)
-    copy_part(held, array, whole)
-    tensor.copy_(held)
+    tensor.copy_(values_of(array))
+
+
+def values_of(array: WeightArray) -> Tensor:
+    """The array's own memory as a tensor, which must not be written to."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors and says so
+        return torch.from_numpy(array.data.reshape(-1)).view(DTYPES[array.dtype]).view(array.shape)
 
 
 def _some(names: list[str]) -> str:

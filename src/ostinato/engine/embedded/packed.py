@@ -1,12 +1,11 @@
-"""Linear layers as the engine computes them: laid out once for the CPU's matrix kernels, and several of one input as one product.
+"""Linear layers with their weights laid out once for the CPU's matrix kernels instead of at every call.
 
-The kernel and its results are the same bits (checked for every kind of layer); what is saved is the rearranging of the weight and the
-calls, which at few rows cost as much as the product itself.
+The kernel and its results are the same bits (checked for every layer when it is packed); what is saved is the rearranging, which at
+few rows costs as much as the product itself.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import cast
 
 import torch
@@ -15,53 +14,54 @@ from torch import Tensor, nn
 from ostinato.model import linear
 from ostinato.model.linear import product
 
-CHECK_ROWS = (2, 6, 64)
-_LAYOUT_ROWS = 64  # oneDNN chooses the layout by it; checked at other row counts
+_CHECK_ROWS = (2, 5, 64)
 
 
 class PackedLinear(nn.Module):
-    """The products of one input with several weights [out_i, in], side by side in the answer. Empty until `pack`.
+    """`nn.Linear` for inference over a weight that only oneDNN can read."""
 
-    Example: ``layer = PackedLinear(); layer.pack(torch.cat([q, k, v]))`` then ``layer(x)`` for x [..., in] is [..., out_q + out_k + out_v].
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self._packed: Tensor | None = None
-        self._bias: Tensor | None = None
-
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Take a weight [out, in], which is not kept, and a bias [out]."""
-        self._packed = cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS))
-        self._bias = bias
+        self._packed, self._bias = packed, bias
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return product(x, self._packed, self._bias)  # pyright: ignore[reportArgumentType]
+        return product(x, self._packed, self._bias)
 
 
-def can_pack(layer: nn.Module) -> bool:
-    """True if this layer gives the same bits when it is packed. Tried once for each class, shape and dtype, on numbers of the test's own."""
-    if not isinstance(layer, nn.Linear):
-        return False
-    outputs, inputs = layer.weight.shape
-    return _keeps_bits(type(layer), inputs, outputs, cast("Tensor | None", layer.bias) is not None, layer.weight.dtype)
-
-
-@lru_cache
 @torch.inference_mode()
-def _keeps_bits(kind: type[nn.Linear], inputs: int, outputs: int, biased: bool, dtype: torch.dtype) -> bool:
-    if not linear.ONEDNN or dtype not in (torch.float32, torch.bfloat16):
+def prepack(model: nn.Module) -> int:
+    """Replace the model's bf16 and fp32 linear layers on the CPU by packed ones, in place; returns how many.
+
+    A layer whose packed result differs in any bit stays as it is, and so does every layer where this torch cannot pack.
+    """
+    if not linear.ONEDNN:
+        return 0
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and _can_pack(child.weight):
+                packed = _packed(child)
+                if packed is not None:
+                    setattr(parent, name, packed)
+                    count += 1
+    return count
+
+
+def _can_pack(weight: Tensor) -> bool:
+    if not weight.is_cpu:
         return False
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return False
-    plain = kind.__new__(kind)
-    nn.Linear.__init__(plain, inputs, outputs, bias=biased, dtype=dtype, device="cpu")
-    plain.requires_grad_(False)
-    packed = PackedLinear()
-    packed.pack(plain.weight, plain.bias if biased else None)
-    for rows in CHECK_ROWS:
-        x = torch.linspace(-2, 2, rows * inputs).view(rows, -1).sin().to(dtype)
-        if not torch.equal(packed(x), plain(x)):
-            return False
-    return True
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def _packed(layer: nn.Linear) -> PackedLinear | None:
+    weight = cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _CHECK_ROWS[-1]))
+    bias = cast("Tensor | None", layer.bias)  # the library's annotation forgets bias=False
+    result = PackedLinear(weight, None if bias is None else bias.detach())
+    for rows in _CHECK_ROWS:
+        x = torch.linspace(-2, 2, rows * layer.in_features).view(rows, -1).sin().to(layer.weight.dtype)
+        if not torch.equal(result(x), layer(x)):
+            return None
+    return result
