@@ -53,6 +53,10 @@ class _Gated(torch.autograd.Function):
 class GatedMLP(nn.Module):
     """Shazeer 2020 (2002.05202), SwiGLU. The three layers are those of the module that it stands for."""
 
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
         for name in _NAMES:
@@ -89,7 +93,7 @@ def _is_plain(mlp: nn.Module) -> bool:
     if any(not isinstance(getattr(mlp, name), nn.Linear) for name in _NAMES):
         return False
     theirs = copy.copy(mlp)  # of its class, with its settings, but with layers of its own
-    theirs._modules = dict(mlp._modules)
+    vars(theirs)["_modules"] = dict(mlp.named_children())
     source = torch.Generator().manual_seed(0)
     for name, (inputs, outputs) in zip(_NAMES, ((8, 24), (8, 24), (24, 8)), strict=True):
         layer = nn.Linear(inputs, outputs, dtype=torch.float32, device="cpu")
