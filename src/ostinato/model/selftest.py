@@ -35,38 +35,8 @@ Teams = Sequence[int]
 _REFERENCE = 512  # rows of the call that others are compared with
 _BEYOND = (1024, 2048)  # longer calls, whose first rows are compared
 # row counts by importance, in multiples of the rule: what is tested first is tested for the largest matrices too
-_STEPS = (
-    1,
-    2,
-    3,
-    5,
-    8,
-    4,
-    7,
-    16,
-    31,
-    6,
-    9,
-    12,
-    32,
-    15,
-    17,
-    24,
-    33,
-    48,
-    64,
-    63,
-    100,
-    128,
-    13,
-    20,
-    96,
-    127,
-    200,
-    255,
-    256,
-    500,
-)
+_STEPS = (1, 2, 3, 5, 8, 4, 7, 16, 31, 6, 9, 12, 32, 15, 17,
+          24, 33, 48, 64, 63, 100, 128, 13, 20, 96, 127, 200, 255, 256, 500)  # fmt: skip
 _ELEMENTS = 300_000  # outputs compared per row count: bf16 rounds all but about one deviation in 5,000 away
 _CANCELLING_ELEMENTS = 40_000  # where it cannot hide them
 _CALLS = 128  # at most, per row count
@@ -376,9 +346,8 @@ def _watched(model: nn.Module, keep: Callable[[str, object], None]) -> Generator
         handles.append(module.register_forward_hook(lambda _module, _args, answer: keep(name, answer)))
 
     for name, module in model.named_modules():
-        if (
-            name and id(module) not in inside
-        ):  # what an expert computes stands in the experts' order, not in the tokens'
+        # what an expert computes stands in the experts' order, not in the tokens'
+        if name and id(module) not in inside:
             watch(name, module)
     try:
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostinato.app.storage import open_run
+from ostinato.app.storage import open_follower, open_run
 from ostinato.config import load
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.records import Batch, ReleaseEvent
@@ -112,12 +112,12 @@ async def test_what_a_restarted_trainer_takes_again_stays(run, life):
         await run.log.append(Batch(step=step, turns=(f"t{step}",), credits=((0.1,),), reference=old, at=1.0))
     await busy.work(20)
     await Rounds(run, life).tidy()
-    await run.follower.fetch(old)
+    await open_follower(run.config).fetch(old)  # another process's: one keeps what it has read
     for step in range(4, 40):
         await run.log.append(Batch(step=step, turns=(f"t{step}",), credits=((0.1,),), reference=busy.base, at=1.0))
     await Rounds(run, life).tidy()
     with pytest.raises(NotFound):
-        await run.follower.fetch(old)
+        await open_follower(run.config).fetch(old)  # another process's: one keeps what it has read
 
 
 async def test_collection_can_be_left_to_others(settings, life):

@@ -14,6 +14,7 @@ from ostinato.launch.placing.sign import Sign
 from ostinato.launch.placing.supervision import Condition, Watched
 from ostinato.launch.views.overview import Overview, ago, overview
 from ostinato.launch.views.summary import RatedTurn, Served, Summary
+from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0
 TRAIN = Standing(
@@ -36,6 +37,7 @@ RUN = Overview(
     now=NOW,
     board=BOARD,
     summary=Summary(),
+    accounting=Accounting(ingested=0, trained=0, held={}, waiting=0, rewarded=0),
     lines={},
     refs={"live": "ab" * 32},
     disk={"log": 5_000_000, "weights": 2_000_000_000},
@@ -85,7 +87,7 @@ def test_a_supervisor_that_is_gone_is_said_so(board, told):
 
 
 def test_alarms_answers_and_coverage_are_shown():
-    seen = Summary(turns=9, signals=3, alarms={"coverage:acme": ("no feedback for 212 turns", NOW - 60)})
+    seen = Summary(signals=3, alarms={"coverage:acme": ("no feedback for 212 turns", NOW - 60)})
     for number in range(8):
         served = Served(arm=("live", "control")[number % 2], started_at=NOW - 600, number=number % 2)
         seen.rated.append(RatedTurn(served=served, value=1.0 - number % 4, heard=number < 2))
@@ -96,6 +98,28 @@ def test_alarms_answers_and_coverage_are_shown():
     assert "feedback on 25% of them" in text
     assert "control (frozen)" in text
     assert "simulated users of" in drawn(replace(RUN, summary=seen, who="simulated users of"))
+
+
+def test_where_turns_and_feedback_stand_is_shown():
+    found = Accounting(
+        ingested=9,
+        trained=4,
+        held={"arm:control": 2},
+        waiting=3,
+        rewarded=6,
+        quarantined={"reward_failed": 1},
+        oldest_wait=NOW - 42,
+        late=5,
+        orphans=7,
+        coverage={"acme": TenantCoverage(usual=0.62, turns=4_100, alarm=True)},
+    )
+    text = drawn(replace(RUN, accounting=found))
+    assert "9 turns = 4 trained + 2 held back (2 arm:control) + 3 waiting, the longest for 42 s: balanced" in text
+    assert "6 rewards; 1 turns without one (1 reward_failed)" in text
+    assert "feedback that changed nothing: 5 late" in text
+    assert "(7 wait for theirs)" in text
+    assert "feedback of acme: 62% of turns have some (4100 turns), SILENT NOW" in text
+    assert "NOT BALANCED" in drawn(replace(RUN, accounting=replace(found, ingested=10)))
 
 
 def test_learning_and_housekeeping_are_shown():
