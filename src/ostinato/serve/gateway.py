@@ -5,6 +5,8 @@ This page builds the parts and says which path is whose: model calls are in `cal
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +31,8 @@ from ostinato.serve.quotas import Quotas
 from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception
 from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
+
+_LOG = logging.getLogger(__name__)
 
 
 def create_app(
@@ -117,12 +121,20 @@ class GatewayApp(Starlette):
 
     @asynccontextmanager
     async def _life(self, app: Any) -> AsyncGenerator[None]:
-        """Find past sessions again at the start; finish writes at the end."""
+        """Find past sessions again at the start; finish writes at the end. A log that hangs holds up neither."""
+        longest_s = self._parts.config.store_timeout_s
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._restore()
+        except TimeoutError:
+            _LOG.warning("The log did not tell all its last turns within %g s; some conversations begin anew.", longest_s)
+        yield
+        await self._calls.close()
+
+    async def _restore(self) -> None:
         log = self._parts.log
         after = max(0, await log.append() - self._parts.config.session_rebuild_rows)
         async for _, row in log.read(after, {Turn}):
             if isinstance(row, Turn):
                 self._calls.restore(row)
                 self._intake.turn(row)
-        yield
-        await self._calls.close()

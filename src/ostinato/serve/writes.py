@@ -20,10 +20,10 @@ class Writes:
         task.add_done_callback(self._forget)
         return task
 
-    async def drain(self, timeout_s: float = 10.0) -> None:
-        """Wait for all running writes, at most `timeout_s`."""
+    async def drain(self) -> None:
+        """Wait for all running writes."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+            await asyncio.wait(self._tasks)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -186,15 +186,50 @@ async def test_the_official_clients_own_retries_outlast_the_loading():
         assert answer.choices[0].message.content == "hello"
 
 
-async def test_a_log_that_hangs_while_a_call_is_given_up_holds_nobody():
-    log = MemoryLog(delay_s=60)
-    async with world(engine=FakeEngine(lambda r: "hello", fail_after=1), log=log, store_timeout_s=0.05) as w:
-        async with asyncio.timeout(2):
-            assert (await w.chat())[0] == 500
-        w.app.router.lifespan_context = None
-        for task in asyncio.all_tasks():
-            if "_append" in repr(task.get_coro()):
-                task.cancel()
+class HangingLog(MemoryLog):
+    """Answers nothing while `hangs`; `released` is set at the end of a test, so that no write is left behind."""
+
+    def __init__(self, *, hangs):
+        super().__init__()
+        self.hangs = hangs
+        self.released = asyncio.Event()
+
+    async def append(self, *rows):
+        if self.hangs:
+            await self.released.wait()
+        return await super().append(*rows)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_log_that_hangs_while_a_call_is_given_up_holds_nobody(stream):
+    log = HangingLog(hangs=True)
+    async with asyncio.timeout(2):  # the start, the call and the end of the server
+        async with world(engine=FakeEngine(lambda r: "hello", fail_after=1), log=log, store_timeout_s=0.05) as w:
+            status, _, body = await w.chat(stream=stream)
+            error = events(body)[-1]["error"] if stream else body["error"]
+            assert (status, error["code"]) == (200 if stream else 500, "engine_error")
+    log.released.set()
+    await eventually(w.log.turns)
+
+
+async def test_a_log_that_hangs_from_the_first_note_of_a_delivery_on_holds_up_no_end(caplog):
+    log = HangingLog(hangs=False)
+    async with asyncio.timeout(2):
+        async with world(log=log, store_timeout_s=0.05) as w:
+            assert (await w.chat())[0] == 200
+            log.hangs = True
+    assert not w.delivered()
+    assert "did not confirm the last writes" in caplog.text
+
+
+async def test_a_log_that_hangs_at_the_start_costs_conversations_only(caplog):
+    log = HangingLog(hangs=True)
+    async with asyncio.timeout(2), world(log=log, store_timeout_s=0.05) as w:
+        assert "conversations begin anew" in caplog.text
+        assert (await w.chat())[2]["error"]["code"] == "store_slow"
+        log.hangs = False
+        assert (await w.chat())[0] == 200
+        log.released.set()
 
 
 async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():

@@ -6,6 +6,8 @@ an earlier answer under the same idempotency key, if any -> prompt ids -> engine
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
+_LOG = logging.getLogger(__name__)
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
@@ -125,9 +128,14 @@ class Calls:
         self._repeats.restore(turn)
 
     async def close(self) -> None:
-        """Finish writes."""
-        await self._parts.writes.drain()
-        await self._deliveries.close()
+        """Finish writes, and wait for them no longer than a caller would."""
+        longest_s = self._parts.config.store_timeout_s
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._parts.writes.drain()
+                await self._deliveries.close()
+        except TimeoutError:
+            _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
         self._rendering.close()
 
     # ------------------------------------------------------------ the routes
