@@ -1,13 +1,11 @@
-"""A log of made-up traffic, written through the real writer: how large it gets, how fast it is written and read.
+"""How large a log gets, and how fast every reader of it starts.
 
-    python benchmarks/record/synthetic.py DIRECTORY --turns 100000
+    python -m benchmarks.record.synthetic --out DIRECTORY --turns 100000 1000000 10000000
 
-People (`--users` of `--tenants`) hold conversations of `--episode` turns, or ask once; each turn's new message has about `--prompt`
-tokens, its answer `--tokens`, and a tenant's system prompt stands before all. Token ids are drawn one by one from a Zipf
-distribution, so they hold no phrases that a compressor could find, and log-probabilities are random floats of which half lie near
-0: real traffic is smaller. Each turn gets a `Delivered`, and `--signals` of them a signal.
-
-`--callers N` appends as a gateway does: N calls at a time, one turn in each append. Otherwise 64 rows go into one append.
+For each size it makes a run in DIRECTORY whose log holds that many turns of made-up traffic (`traffic.py`): one segment through the
+real writer, the closed ones after it as copies of that (`copies.py`), and the newest, open one through the writer again. Then each
+reader that starts with the product is started in a process of its own (`starts.py`), from the folds that it keeps. Results go to
+benchmarks/results/log_size.json.
 """
 
 from __future__ import annotations
@@ -15,246 +13,175 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
+import os
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from benchmarks.contender import RESULTS, ROOT
+from benchmarks.record.copies import Offsets, Pattern, copy
+from benchmarks.record.starts import READERS, Start, folded
+from benchmarks.record.traffic import CALL_S, START, Draws, Shape, Traffic
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ostinato.core.records import Arm, Delivered, Finish, PolicyVersion, Row, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Row
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
+from ostinato.record.segments.directory import LogDirectory
 
-VOCABULARY = 49_152
-BULK = 64
-BLOCK = 200_000  # numbers that are drawn at once
-START = 1_760_000_000.0
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the traffic is like. Token counts are means."""
-
-    turns: int
-    tenants: int = 10
-    users: int = 10_000
-    tokens: int = 100
-    prompt: int = 60
-    system: int = 120
-    episode: int = 4
-    choices: int = 1
-    signals: float = 0.3
-    seed: int = 0
+BULK = 64  # rows of an append
+NEWEST = 2_000  # turns that the open segment holds
+BYTES_A_TURN = 1_500  # with room to spare: what is free is compared with it
+SEGMENT_ROWS = RecordConfig().segment_rows
 
 
-class Draws:
-    """Token ids, log-probabilities and hexadecimal names, drawn in large blocks and handed out in pieces."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-        weight = 1.0 / (np.arange(VOCABULARY) + 40.0)
-        self._cumulated = np.cumsum(weight / weight.sum())
-        self._ids, self._id = list[int](), 0
-        self._logprobs, self._logprob = list[float](), 0
-        self.pieces = [f" {self._random.integers(26**4):x}" if i % 3 else f"{i % 97:x}" for i in range(VOCABULARY)]
-
-    def ids(self, count: int) -> list[int]:
-        if self._id + count > len(self._ids):
-            drawn = np.searchsorted(self._cumulated, self._random.random(BLOCK + count))
-            self._ids, self._id = np.minimum(drawn, VOCABULARY - 1).tolist(), 0
-        self._id += count
-        return self._ids[self._id - count : self._id]
-
-    def logprobs(self, count: int) -> list[float]:
-        if self._logprob + count > len(self._logprobs):
-            size = BLOCK + count
-            near = 10.0 ** self._random.uniform(-6, -2, size)
-            far = self._random.exponential(1.5, size)
-            drawn = -np.where(self._random.random(size) < 0.5, near, far)
-            self._logprobs, self._logprob = drawn.astype("f4").tolist(), 0
-        self._logprob += count
-        return self._logprobs[self._logprob - count : self._logprob]
-
-    def name(self) -> str:
-        return self._random.bytes(16).hex()
-
-    def length(self, mean: int) -> int:
-        """Around the mean: from half of it to one and a half."""
-        return int(self._random.integers(mean // 2, mean + mean // 2 + 1)) if mean else 0
-
-    def below(self, bound: int) -> int:
-        return int(self._random.integers(bound))
-
-    def chance(self, share: float) -> bool:
-        return bool(self._random.random() < share)
-
-
-@dataclass(slots=True)
-class Talk:
-    """A conversation that goes on."""
-
-    tenant: str
-    user: str
-    episode: str
-    ids: tuple[int, ...]
-    parent: str | None = None
-    turns: int = 0
-
-
-def traffic(shape: Shape, draws: Draws) -> Iterator[list[Row]]:
-    """The rows of one call after another: its turns, their delivery, and what people made of them."""
-    systems = [tuple(draws.ids(shape.system)) for _ in range(shape.tenants)]
-    policy = PolicyVersion(number=0, hash=draws.name() * 2)
-    open_: list[Talk] = []
-    made = 0
-    now = START
-    while made < shape.turns:
-        now += 0.05
-        if made % 50_000 < shape.choices:
-            policy = PolicyVersion(number=policy.number + 1, hash=draws.name() * 2)
-        if len(open_) < 2_000:
-            user = draws.below(shape.users)
-            tenant = user % shape.tenants
-            open_.append(Talk(f"tenant-{tenant}", f"user-{user}", f"ep-{draws.name()}", systems[tenant]))
-            talk = open_[-1]
-        else:
-            talk = open_[draws.below(len(open_))]
-        prompt = talk.ids + tuple(draws.ids(draws.length(shape.prompt)))
-        call = f"chatcmpl-{draws.name()}"
-        turns = [answer(shape, draws, talk, prompt, f"{call}:{i}", policy, now) for i in range(shape.choices)]
-        made += len(turns)
-        rows: list[Row] = [*turns, Delivered(id=call, turns=tuple(turn.id for turn in turns), at=now + 1.0)]
-        rows += [judged(turn, draws, now) for turn in turns if draws.chance(shape.signals)]
-        yield rows
-        talk.ids, talk.parent, talk.turns = prompt + turns[0].sampled_ids, turns[0].id, talk.turns + 1
-        if talk.turns >= shape.episode:
-            open_.remove(talk)
-
-
-def answer(
-    shape: Shape, draws: Draws, talk: Talk, prompt: tuple[int, ...], name: str, policy: PolicyVersion, now: float
-) -> Turn:
-    sampled = tuple(draws.ids(max(1, draws.length(shape.tokens))))
-    return Turn(
-        id=name,
-        episode=talk.episode,
-        parent=talk.parent,
-        user=talk.user,
-        tenant=talk.tenant,
-        arm=Arm.LIVE,
-        propensity=0.9,
-        prompt_ids=prompt,
-        sampled_ids=sampled,
-        logprobs=tuple(draws.logprobs(len(sampled))),
-        spans=(Span(policy=policy, tokens=len(sampled)),),
-        sampling=Sampling(max_tokens=512, seed=draws.below(1 << 62)),
-        finish=Finish.STOP,
-        text="".join(map(draws.pieces.__getitem__, sampled)),
-        started_at=now + draws.below(1 << 20) / 1e6,
-        ended_at=now + 1.0 + draws.below(1 << 20) / 1e6,
-        numerics="5f0c2b7a91d3e846",
-    )
-
-
-def judged(turn: Turn, draws: Draws, now: float) -> Signal:
-    return Signal(
-        id=draws.name(),
-        tenant=turn.tenant,
-        turn=turn.id,
-        name="accepted" if draws.chance(0.6) else "undone",
-        value=1.0,
-        source=Source.HUMAN,
-        occurred_at=now + 20.0,
-        received_at=now + 20.0 + draws.below(1 << 20) / 1e6,
-    )
-
-
-async def write(log: SqlLog, shape: Shape, callers: int = 0) -> int:
-    """Write the traffic; how many rows. Without `callers`, in appends of `BULK` rows."""
-    draws = Draws(shape.seed)
-    log.derive_text(draws.pieces.__getitem__)
-    waiting: set[asyncio.Future[int]] = set()
+async def write(log: SqlLog, shape: Shape, traffic: Traffic, turns: int, rows: int, progress: Progress) -> None:
+    """Append traffic until it has so many turns, or fills a segment of so many rows; what is begun is finished then."""
+    task = progress.add_task("written", total=min(turns, rows // 4))
     block: list[Row] = []
-    rows = 0
-    for call in traffic(shape, draws):
-        rows += len(call)
+    waiting: set[asyncio.Future[int]] = set()
+    for call in traffic.calls(turns):
         block += call
-        if callers or len(block) >= BULK:
-            # a gateway appends the turn, and when the answer is out, that it was delivered
-            parts = [call[: shape.choices], call[shape.choices :]] if callers else [block]
-            waiting |= {asyncio.ensure_future(log.append(*part)) for part in parts if part}
+        if len(block) >= BULK:
+            waiting.add(asyncio.ensure_future(log.append(*block)))
             block = []
-        while len(waiting) >= (callers or 8):
+            progress.update(task, completed=traffic.turns)
+        if len(waiting) >= 8:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
-    if block:
-        await log.append(*block)
+        if traffic.rows >= rows - 3 * BULK - 4 * shape.batch - int(70 / CALL_S):
+            break
     await asyncio.gather(*waiting)
-    return rows
+    await log.append(*block)
 
 
-async def scan(log: SqlLog, kinds: set[type]) -> int:
-    """Read all rows of these kinds; how many."""
-    count = 0
-    async for _ in log.read(0, kinds):
-        count += 1
-    return count
+async def made_pattern(out: Path, shape: Shape, progress: Progress) -> dict[str, float]:
+    """Have the segment that the others are copies of, through the writer; figures about how it was written."""
+    told = out / "pattern.json"
+    if not told.exists():
+        shutil.rmtree(out / "pattern", ignore_errors=True)
+        draws = Draws(shape.seed)
+        traffic, cpu, wall = Traffic(shape, draws), time.process_time(), time.perf_counter()
+        with SqlLog.open(out / "pattern", lambda: traffic.now, RecordConfig(segment_hours=1e6)) as log:
+            log.derive_text(draws.pieces.__getitem__)
+            await write(log, shape, traffic, 1 << 62, SEGMENT_ROWS, progress)
+            for rows in traffic.finish():
+                await log.append(*rows)
+        figures = {"writer's cpu us a turn, traffic included": (time.process_time() - cpu) / traffic.turns * 1e6}
+        figures |= {"writer's turns a second of wall clock": traffic.turns / (time.perf_counter() - wall)}
+        with SqlLog.open(out / "pattern", lambda: traffic.now, RecordConfig(segment_rows=1, retain_days=1e5)) as log:
+            await log.drop_old(traffic.now, 0)  # drops nothing, and closes the segment
+        told.write_text(json.dumps(figures | {"span": traffic.now - START}))
+    return json.loads(told.read_text())
+
+
+def made_copies(out: Path, pattern: Pattern, span: float, count: int, progress: Progress) -> float:
+    """Have so many copies of the pattern; CPU microseconds that a turn took, 0 if all were there."""
+    place, partial = LogDirectory(out / "segments"), LogDirectory(out / f"partial-{os.getpid()}")
+    place.prepare()
+    partial.prepare()
+    cpu, made = time.process_time(), 0
+    for index in progress.track(range(1, count + 1), description="segments"):
+        offsets = offsets_of(pattern, span, index)
+        path = place.segment(pattern.first + offsets.place)
+        if not path.exists():
+            copy(pattern, partial, offsets, index).replace(path)
+            made += 1
+    shutil.rmtree(partial.path)
+    return (time.process_time() - cpu) / (made * pattern.turns) * 1e6 if made else 0.0
+
+
+def offsets_of(pattern: Pattern, span: float, index: int) -> Offsets:
+    return Offsets(index * pattern.rows, index * span, index * pattern.steps, index * pattern.numbers)
+
+
+async def make(out: Path, turns: int, shape: Shape, progress: Progress) -> dict[str, float]:
+    """The log of a run of this many turns: links to segments that all sizes share, and an open one of its own."""
+    run = out / str(turns)
+    shutil.rmtree(run, ignore_errors=True)
+    figures = await made_pattern(out, shape, progress)
+    span, pattern = figures.pop("span"), Pattern(LogDirectory(out / "pattern").segment(1))
+    copies = max(0, -(-(turns - NEWEST - pattern.turns) // pattern.turns))
+    took = await asyncio.to_thread(made_copies, out, pattern, span, copies, progress)
+    log_directory = LogDirectory(run / "log")
+    log_directory.prepare()
+    os.link(LogDirectory(out / "pattern").segment(1), log_directory.segment(1))
+    for index in range(1, copies + 1):
+        path = log_directory.segment(pattern.first + offsets_of(pattern, span, index).place)
+        os.link(out / "segments" / path.name, path)
+    after = offsets_of(pattern, span, copies + 1)
+    newest = Traffic(shape, Draws(shape.seed + 1), START + after.seconds, after.number, after.step)
+    newest.rows = after.place
+    with SqlLog.open(run / "log", lambda: newest.now, RecordConfig(segment_hours=1e6)) as log:
+        await write(log, shape, newest, NEWEST, after.place + SEGMENT_ROWS, progress)
+        figures |= {"rows": float(log.newest()), "copies' cpu us a turn": took}
+    return figures | {"turns": float((copies + 1) * pattern.turns + newest.turns), "segments": float(copies + 2)}
 
 
 def size(directory: Path) -> int:
-    """Bytes of all files of a log."""
-    return sum(path.stat().st_size for path in directory.iterdir())
+    """Bytes of all files of a log, as the disk holds them."""
+    return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
 
-async def run(directory: Path, shape: Shape, callers: int, config: RecordConfig) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    with SqlLog.open(directory, config=config) as log:
-        wall, cpu = time.perf_counter(), time.process_time()
-        figures["rows"] = await write(log, shape, callers)
-        figures["write wall s"] = time.perf_counter() - wall
-        figures["write cpu s"] = time.process_time() - cpu
-    turns = shape.turns
-    figures["bytes a turn"] = size(directory) / turns
-    figures["segments"] = len(list(directory.glob("*.db")))
-    figures["turns/s wall"] = turns / figures["write wall s"]
-    figures["turns/s cpu"] = turns / figures["write cpu s"]
-    with SqlLog.open(directory, config=config) as log:
-        for name, kinds in (("turns", {Turn}), ("small rows", {Delivered, Signal})):
-            cpu = time.process_time()
-            count = await scan(log, kinds)
-            figures[f"{name} read/s cpu"] = count / (time.process_time() - cpu)
-    figures["peak memory MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return figures
+def started(reader: str, run: Path) -> Start:
+    """What a reader says that its start took, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.record.starts", reader, str(run)]
+    said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Start(**json.loads(said.splitlines()[-1]))
 
 
-def generation(shape: Shape) -> float:
-    """CPU seconds that making up the traffic takes by itself."""
-    cpu = time.process_time()
-    for _ in traffic(shape, Draws(shape.seed)):
-        pass
-    return time.process_time() - cpu
+async def measure(out: Path, turns: int, shape: Shape, fold_turns: int, readers: list[str]) -> dict[str, Any]:
+    run = out / str(turns)
+    made = run / "made.json"
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=None
+    ) as progress:
+        if not made.exists():
+            figures = await make(out, turns, shape, progress)
+            made.write_text(json.dumps(figures))
+        figures = json.loads(made.read_text())
+        figures["bytes a turn"] = size(run / "log") / figures["turns"]
+        if not (run / "folded.json").exists():
+            task = progress.add_task("folded", total=min(fold_turns, int(figures["turns"])))
+            done = await folded(run, figures, fold_turns, lambda count: progress.update(task, completed=count))
+            (run / "folded.json").write_text(json.dumps(done))
+    figures |= json.loads((run / "folded.json").read_text())
+    starts = {name: asdict(started(name, run)) for name in readers}
+    return {"turns": turns, "figures": figures, "starts": starts}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
-    for name, default in vars(Shape(turns=100_000)).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--callers", type=int, default=0)
-    parser.add_argument("--encrypt", default="none")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--turns", type=int, nargs="+", default=[100_000])
+    parser.add_argument(
+        "--fold-turns", type=int, default=1_000_000, help="the newest turns that the kept folds are made of"
+    )
+    parser.add_argument("--readers", nargs="*", default=list(READERS), choices=list(READERS))
+    parser.add_argument("--save", type=Path, default=RESULTS / "log_size.json")
     args = parser.parse_args()
-    shape = Shape(**{name: getattr(args, name) for name in vars(Shape(turns=1))})
-    figures = asyncio.run(run(args.directory, shape, args.callers, RecordConfig(encrypt=args.encrypt)))
-    figures["made-up cpu s"] = generation(shape)
-    figures["writer's cpu us a turn"] = (figures["write cpu s"] - figures["made-up cpu s"]) / shape.turns * 1e6
-    for name, value in figures.items():
-        print(f"{name:>24} {value:12,.1f}")
-    if args.out:
-        args.out.write_text(json.dumps({"shape": vars(shape), "callers": args.callers, "figures": figures}, indent=1))
+    args.out.mkdir(parents=True, exist_ok=True)
+    missing = [turns for turns in args.turns if not (args.out / str(turns) / "made.json").exists()]
+    free, wanted = shutil.disk_usage(args.out).free, sum(missing) * BYTES_A_TURN
+    if free < 2 * wanted:
+        raise SystemExit(f"{args.out} has {free / 1e9:.0f} GB free, and {2 * wanted / 1e9:.0f} GB are wanted")
+    results = json.loads(args.save.read_text()) if args.save.exists() else {"shape": asdict(Shape()), "sizes": {}}
+    for turns in args.turns:
+        found = asyncio.run(measure(args.out, turns, Shape(), args.fold_turns, args.readers))
+        starts = results["sizes"].get(str(turns), {}).get("starts", {}) | found["starts"]
+        results["sizes"][str(turns)] = found | {"starts": starts}
+        args.save.write_text(json.dumps(results, indent=1) + "\n")
+        for name, value in found["figures"].items():
+            print(f"{turns:>10,} {name:<44} {value:14,.1f}")
+        for name, start in found["starts"].items():
+            print(
+                f"{turns:>10,} {name:<44} {start['seconds']:8.2f} s  {start['cpu_seconds']:8.2f} cpu s  {start['peak_mb']:6.0f} MB"
+            )
 
 
 if __name__ == "__main__":
