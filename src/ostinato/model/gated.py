@@ -31,6 +31,15 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
+def fill_gradients(gate: Tensor, up: Tensor, grad: Tensor, *, again: Tensor, d_gate: Tensor, d_up: Tensor) -> None:
+    """Fill `again` with `gated(gate, up)`, bit for bit, and then `d_gate` and `d_up` with the gradients that follow from its own.
+
+    All are of one shape and the last three contiguous. Each of those may be `grad`; where nobody needs `again`, it may be `d_up`.
+    """
+    every = [_rows(x) for x in (gate, up, grad, again, d_gate, d_up)]
+    split(len(every[0]), lambda a, b: silu_mul_gradients(*(x[a:b] for x in every)), least=_WORTH)
+
+
 def _rows(x: Tensor) -> Any:
     return array(x.reshape(-1, x.shape[-1]))
 
@@ -45,8 +54,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gate, up = ctx.saved_tensors
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
-        every = [_rows(x) for x in (gate, up, grads[0].contiguous(), d_gate, d_up)]
-        split(len(every[0]), lambda a, b: silu_mul_gradients(*(x[a:b] for x in every)), least=_WORTH)
+        fill_gradients(gate, up, grads[0].contiguous(), again=d_up, d_gate=d_gate, d_up=d_up)
         return d_gate, d_up
 
 

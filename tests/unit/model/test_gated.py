@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ostinato.model.gated import GatedMLP, gated, replace_mlps
+from ostinato.model.gated import GatedMLP, fill_gradients, gated, replace_mlps
 from ostinato.model.load import load_model
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
@@ -61,6 +61,20 @@ def test_a_number_keeps_its_bits_wherever_it_stands(dtype, width):
         finally:
             torch.set_num_threads(1)
     assert torch.equal(gated(gate, up).detach(), one_by_one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_filled_again_the_layer_has_the_bits_it_had_and_its_gradients_may_stand_where_theirs_came_from(dtype):
+    gate, up, grad = (numbers(200, 50, seed=i).to(dtype) for i in range(3))
+    with torch.no_grad():
+        expected = gated(gate, up)
+    again, d_gate, d_up = (torch.empty_like(gate) for _ in range(3))
+    fill_gradients(gate, up, grad, again=again, d_gate=d_gate, d_up=d_up)
+    in_place = grad.clone()
+    fill_gradients(gate, up, in_place, again=(other := torch.empty_like(gate)), d_gate=other, d_up=in_place)
+    assert torch.equal(again, expected)
+    assert torch.equal(other, d_gate)
+    assert torch.equal(in_place, d_up)
 
 
 def test_gradients_are_those_of_torch():

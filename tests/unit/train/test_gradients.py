@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from ostinato.model.attention import CausalAttend, hidden, logits
-from ostinato.model.load import load_model
 from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
@@ -16,7 +14,6 @@ from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.microbatch import temperatures, token_turns
 from ostinato.train.batch.packing import pack
 from ostinato.train.config import TrainConfig
-from ostinato.train.gradients import products
 from ostinato.train.gradients.products import sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy
@@ -36,6 +33,12 @@ def turns():
 
 
 def ours(path: Path, config: TrainConfig, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    found, sums, _ = passed(path, config, coefficients)
+    return found, sums
+
+
+def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor):
+    """Log-probabilities, the gradient of their sum times `coefficients`, and the names of those parameters whose part autograd made."""
     policy = Policy(path, config)
     sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
     policy.model.requires_grad_(True)
@@ -43,19 +46,18 @@ def ours(path: Path, config: TrainConfig, coefficients: torch.Tensor) -> tuple[t
     packed = pack(token_turns(turns()))
     found = policy.logprobs(packed, TreeAttention(packed), temperatures(turns()))
     (found * coefficients).sum().backward()
-    for name, parameter in policy.model.named_parameters():
-        if parameter.grad is not None:
-            sums[name] += parameter.grad
-    return found.detach(), sums
+    by_autograd = {name for name, parameter in policy.model.named_parameters() if parameter.grad is not None}
+    for name in by_autograd:
+        sums[name] += policy.model.get_parameter(name).grad
+    return found.detach(), sums, by_autograd
 
 
 def theirs(path: Path, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Turn by turn, in fp32, with PyTorch's attention, cross-entropy and autograd."""
-    model, found = load_model(path, torch.float32, train=True).eval(), []
+    """Turn by turn, in fp32, with the library's own modules, PyTorch's cross-entropy and autograd."""
+    model, found = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager"), []
     for turn in turns():
         ids = torch.tensor(turn.prompt_ids + turn.sampled_ids)
-        states = hidden(model, ids[:-1], torch.arange(len(ids) - 1), CausalAttend([len(ids) - 1]))
-        rows = logits(model, states[len(turn.prompt_ids) - 1 :])
+        rows = model(ids[None, :-1], use_cache=False).logits[0, len(turn.prompt_ids) - 1 :]
         found.append(-F.cross_entropy(rows, torch.tensor(turn.sampled_ids), reduction="none"))
     (torch.cat(found) * coefficients).sum().backward()
     return torch.cat(found).detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -92,20 +94,51 @@ def llama(path: Path, **changes) -> Path:
     return tiny_of(path, LlamaConfig(**shape | heads | changes))
 
 
-@pytest.mark.parametrize(("changes", "fused"), [({}, 2), ({"hidden_act": "gelu"}, 0), ({"mlp_bias": True}, 0)])
-def test_only_swiglu_blocks_are_taken_for_swiglu(
-    changes: dict, fused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    seen = []
-    real = products._is_swiglu
-    monkeypatch.setattr(products, "_is_swiglu", lambda module: seen.append(real(module)) or seen[-1])
+@pytest.mark.parametrize(
+    ("changes", "fused"),
+    [({}, True), ({"mlp_bias": True, "attention_bias": True}, True), ({"hidden_act": "gelu"}, False)],
+)
+def test_gated_layers_are_fused_and_no_others(changes: dict, fused: bool, tmp_path: Path):
     path = llama(tmp_path / "model", **changes)
     found, sums = ours(path, FP32, coefficients())
-    assert sum(seen) == fused
     expected, gradients = theirs(path, coefficients())
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     for name, gradient in gradients.items():
         torch.testing.assert_close(sums[name], gradient, atol=1e-4 * gradient.abs().max().item(), rtol=1e-3, msg=name)
+    assert ("_GatedDown" in graph(path)) is fused
+
+
+def graph(path: Path) -> set[str]:
+    """Names of the functions that the backward pass goes through."""
+    policy, packed = Policy(path, FP32), pack(token_turns(turns()))
+    policy.model.requires_grad_(True)
+    sum_gradients_into(policy.model, {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()})
+    waiting = [policy.logprobs(packed, TreeAttention(packed), temperatures(turns())).grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [earlier for earlier, _ in node.next_functions]
+    return {node.name().removesuffix("Backward") for node in seen}
+
+
+def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(tmp_path: Path):
+    """They are added where they are summed, those of the embedding and of the head that shares its weight too: only norms are left."""
+    _, _, by_autograd = passed(llama(tmp_path / "model"), FP32, coefficients())
+    assert by_autograd
+    assert all("norm" in name for name in by_autograd), by_autograd
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, tmp_path: Path):
+    """And those are the engine's: modules as they were loaded, without anything of the trainer's in them."""
+    path = llama(tmp_path / "model")
+    config = TrainConfig(compute=dtype, publish=dtype)
+    found, _ = ours(path, config, coefficients())
+    packed, policy = pack(token_turns(turns())), Policy(path, config)
+    with torch.no_grad():
+        assert torch.equal(policy.logprobs(packed, TreeAttention(packed), temperatures(turns())), found)
 
 
 def test_the_gradients_of_bf16_are_those_of_fp32_to_its_precision(tmp_path: Path):

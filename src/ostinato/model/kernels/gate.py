@@ -23,6 +23,7 @@ from ostinato.model.kernels.vector import (
     pick16,
     round16,
     store16,
+    sub16,
 )
 
 _ONE = np.float32(1.0)
@@ -61,13 +62,30 @@ def silu_mul(gate_NF, up_NF, out_NF):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def silu_mul_gradients(gate_NF, up_NF, grad_NF, d_gate_NF, d_up_NF):
-    """Fill d_gate_NF and d_up_NF from the gradient of the output: with s = 1 / (1 + exp(-g)), d silu / dg = s (1 + g (1 - s))."""
+def silu_mul_gradients(gate_NF, up_NF, grad_NF, out_NF, d_gate_NF, d_up_NF):
+    """Fill out_NF again, bit for bit, and d_gate_NF and d_up_NF from its gradient: with s = 1 / (1 + exp(-g)), dy / dg = s + y (1 - s).
+
+    They are written in this order after all is read: each may be grad_NF, and out_NF a gradient's array if nobody needs it.
+    """
     rows, width = gate_NF.shape
+    whole = width // WIDE * WIDE
+    one = all16(_ONE)
     for n in range(rows):
-        for f in range(width):
+        for f in range(0, whole, WIDE):
+            g, u, d = load16(gate_NF, n, f), load16(up_NF, n, f), load16(grad_NF, n, f)
+            numerator, denominator = _sigmoid16(g)
+            s = div16(numerator, denominator)
+            y = div16(mul16(g, numerator), denominator)
+            rounded = round16(out_NF, y)
+            store16(out_NF, n, f, mul16(rounded, u))
+            store16(d_gate_NF, n, f, mul16(mul16(d, u), add16(s, mul16(y, sub16(one, s)))))
+            store16(d_up_NF, n, f, mul16(d, rounded))
+        for f in range(whole, width):
             g, u, d = load(gate_NF[n, f]), load(up_NF[n, f]), load(grad_NF[n, f])
             numerator, denominator = _sigmoid(g)
             s = numerator / denominator
-            d_gate_NF[n, f] = store(d_gate_NF[n, f], d * u * s * (_ONE + g * (_ONE - s)))
-            d_up_NF[n, f] = store(d_up_NF[n, f], d * load(store(d_up_NF[n, f], g * s)))
+            y = g * numerator / denominator
+            rounded = load(store(out_NF[n, f], y))
+            out_NF[n, f] = store(out_NF[n, f], rounded * u)
+            d_gate_NF[n, f] = store(d_gate_NF[n, f], d * u * (s + y * (_ONE - s)))
+            d_up_NF[n, f] = store(d_up_NF[n, f], d * rounded)

@@ -12,13 +12,11 @@ from numba import njit
 from ostinato.model.kernels.arithmetic import exp, load, store
 from ostinato.model.kernels.vector import (
     WIDE,
-    add16,
     all16,
     div16,
     exp16,
     fma16,
     load16,
-    max16,
     mul16,
     store16,
     sub16,
@@ -45,33 +43,6 @@ def rms_norm_gradient(x_ND, weight_1D, scales_N, grad_ND, out_ND, weight_total_1
             y, g = mul16(load16(x_ND, n, d), r), load16(grad_ND, n, d)
             inward = sub16(mul16(g, load16(weight_1D, 0, d)), mul16(y, mean))
             store16(out_ND, n, d, mul16(inward, r))
-
-
-@njit(inline="always")
-def _sigmoid16(x):
-    """1 / (1 + exp(-x)) by exponentials of negative numbers only."""
-    zero = all16(np.float32(0.0))
-    negative = sub16(zero, max16(sub16(zero, x), zero))  # min(x, 0)
-    small = exp16(sub16(negative, max16(x, zero)))  # exp(-|x|)
-    return div16(exp16(negative), add16(all16(np.float32(1.0)), small))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def swiglu_gradient(gate_ND, up_ND, grad_ND, gate_out_ND, up_out_ND, out_ND):
-    """For h = silu(gate) up with gradient g: g up sigmoid (1 + gate (1 - sigmoid)) and g silu(gate); and h itself once more.
-
-    D is a multiple of 16. `grad_ND` may be one of the outputs.
-    """
-    one = np.float32(1.0)
-    for n in range(gate_ND.shape[0]):
-        for d in range(0, gate_ND.shape[1], WIDE):
-            x, u, g = load16(gate_ND, n, d), load16(up_ND, n, d), load16(grad_ND, n, d)
-            s = _sigmoid16(x)
-            silu = mul16(x, s)
-            slope = mul16(s, fma16(x, sub16(all16(one), s), all16(one)))
-            store16(gate_out_ND, n, d, mul16(mul16(g, u), slope))
-            store16(up_out_ND, n, d, mul16(g, silu))
-            store16(out_ND, n, d, mul16(silu, u))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -1,8 +1,8 @@
-"""Linear layers, embeddings and gated blocks whose weights' gradients are added where they are summed, and nowhere else before.
+"""Linear layers, embeddings and gated layers whose weights' gradients are added where they are summed, and nowhere else before.
 
 Autograd would make each weight's gradient as a tensor of its own, copy it into the weight's layout, and add it to the sum: for a tied
 embedding twice, each time as large as the vocabulary. Here the product is added to the sum as it is made. Forward passes call what
-the library's modules call, so their bits stay the engine's.
+the model's own modules call, so their bits stay the engine's.
 """
 
 from __future__ import annotations
@@ -15,29 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.model.kernels.gradients import swiglu_gradient
-from ostinato.model.kernels.vector import WIDE
-from ostinato.model.paged import array
-from ostinato.model.threads import split
-
-_WORTH = 64  # rows below which a second thread costs more than it brings
+from ostinato.model.gated import GatedMLP, fill_gradients, gated
+from ostinato.model.linear import Linear, linear
 
 
 def sum_gradients_into(model: nn.Module, sums: Mapping[str, Tensor]) -> None:
-    """Make the plain linear layers, embeddings and SwiGLU blocks of `model` add their weights' gradients to the fp32 `sums`, by name.
+    """Make the plain linear layers, embeddings and gated layers of `model` add their weights' gradients to the fp32 `sums`, by name.
 
     Other parameters, and biases, get their gradients from autograd as ever. Without gradients the modules compute as before.
     """
     by_weight = {id(parameter): sums[name] for name, parameter in model.named_parameters()}
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if type(module) is Linear:
             _replace_forward(module, partial(_linear, module, by_weight[id(module.weight)]))
         elif type(module) is nn.Embedding and _is_plain(module):
             _replace_forward(module, partial(_embedding, module, by_weight[id(module.weight)]))
-    for module in model.modules():
-        if _is_swiglu(module):
-            down = cast("Any", module).down_proj
-            _replace_forward(module, partial(_swiglu, module, by_weight[id(down.weight)]))
+        elif isinstance(module, GatedMLP) and type(module.down_proj) is Linear:
+            _replace_forward(module, partial(_gated_layer, module, by_weight[id(module.down_proj.weight)]))
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
@@ -66,7 +60,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.total, ctx.has_bias = total, bias is not None
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -77,9 +71,9 @@ class _Linear(torch.autograd.Function):
         return grad_x, None, grad_NO.sum(0) if ctx.has_bias else None, None
 
 
-def _linear(module: nn.Linear, total: Tensor, x: Tensor) -> Tensor:
+def _linear(module: Linear, total: Tensor, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
-        return F.linear(x, module.weight, module.bias)
+        return linear(x, module.weight, module.bias)
     return _Linear.apply(x, module.weight, module.bias, total)  # pyright: ignore[reportReturnType]
 
 
@@ -113,47 +107,32 @@ def _embedding(module: nn.Embedding, total: Tensor, ids: Tensor) -> Tensor:
     return _Embedding.apply(ids, module.weight, total, module.padding_idx)  # pyright: ignore[reportReturnType]
 
 
-# ---------------------------------------------------------------- SwiGLU blocks
+# ---------------------------------------------------------------- gated layers
 
 
 class _GatedDown(torch.autograd.Function):
-    """down(silu(gate) up), of which only gate and up are kept; Shazeer 2020 (2002.05202)."""
+    """down(silu(gate) up), of which only gate and up are kept."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        ctx.total = total
-        return F.linear(F.silu(gate) * up, weight)
+        ctx.total, ctx.has_bias = total, bias is not None
+        return linear(gated(gate, up), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gate, up, weight = ctx.saved_tensors
         grad_NO = _flat(grads[0])
-        gate_NI, up_NI, inner_NI = _flat(gate), _flat(up), grad_NO.mm(weight)
-        hidden_NI, grad_gate_NI = torch.empty_like(gate_NI), torch.empty_like(gate_NI)
-        every = [array(x) for x in (gate_NI, up_NI, inner_NI, grad_gate_NI, inner_NI, hidden_NI)]
-        split(len(gate_NI), lambda a, b: swiglu_gradient(*(x[a:b] for x in every)), least=_WORTH)
+        inner_NI = grad_NO.mm(weight)
+        hidden_NI, d_gate_NI = torch.empty_like(inner_NI), torch.empty_like(inner_NI)
+        fill_gradients(_flat(gate), _flat(up), inner_NI, again=hidden_NI, d_gate=d_gate_NI, d_up=inner_NI)
         _add_product(ctx.total, grad_NO, hidden_NI)
-        return grad_gate_NI.view(gate.shape), inner_NI.view(up.shape), None, None
+        d_bias = grad_NO.sum(0) if ctx.has_bias else None
+        return d_gate_NI.view(gate.shape), inner_NI.view(up.shape), None, d_bias, None
 
 
-def _swiglu(module: Any, total: Tensor, x: Tensor) -> Tensor:
+def _gated_layer(module: GatedMLP, total: Tensor, x: Tensor) -> Tensor:
     gate, up = module.gate_proj(x), module.up_proj(x)
     if not torch.is_grad_enabled():
-        return F.linear(F.silu(gate) * up, module.down_proj.weight)
-    return _GatedDown.apply(gate, up, module.down_proj.weight, total)  # pyright: ignore[reportReturnType]
-
-
-@torch.no_grad()
-def _is_swiglu(module: nn.Module) -> bool:
-    """True if the module computes down(silu(gate) up) and nothing else, to the bit: tried, not guessed from its name."""
-    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if not all(type(part) is nn.Linear for part in parts):
-        return False
-    gate, up, down = cast("list[nn.Linear]", parts)
-    bias = cast("Tensor | None", down.bias)  # the library's annotation forgets bias=False
-    if bias is not None or down.in_features % WIDE or len({part.weight.dtype for part in (gate, up, down)}) > 1:
-        return False
-    x = torch.linspace(-3, 3, 4 * gate.in_features, dtype=gate.weight.dtype).view(4, -1).sin()
-    ours = F.linear(F.silu(gate(x)) * up(x), down.weight)
-    return torch.equal(module(x), ours)
+        return module.down_proj(gated(gate, up))
+    return _GatedDown.apply(gate, up, module.down_proj.weight, module.down_proj.bias, total)  # pyright: ignore[reportReturnType]
