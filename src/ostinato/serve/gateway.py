@@ -127,7 +127,9 @@ class GatewayApp(Starlette):
             async with asyncio.timeout(longest_s):
                 await self._restore()
         except TimeoutError:
-            _LOG.warning("The log did not tell all its last turns within %g s; some conversations begin anew.", longest_s)
+            _LOG.warning(
+                "The log did not tell all its last turns within %g s; some conversations begin anew.", longest_s
+            )
         yield
         await self._calls.close()
 
