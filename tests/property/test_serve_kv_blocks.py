@@ -130,3 +130,37 @@ def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows, lanes
             scheduler.swap("live", PolicyVersion(number=step, hash=f"v{step}"), recompute=rng.random() < 0.5)
     assert not waiting
     assert scheduler.pool.held == 0
+
+
+def one(number, salt, prompt=(1, 0, 1, 1, 0, 1, 0, 0, 1)):
+    request = Generate(id=str(number), slot="live", prompt_ids=prompt, sampling=Sampling(max_tokens=4), cache_salt=salt)
+    return Generation(request=request, index=0, seed=number, ids=list(prompt), policy=V0)
+
+
+def test_a_prompt_is_found_again_under_its_own_salt_only():
+    rng = random.Random(0)
+    scheduler = Scheduler(BlockPool(BLOCKS), block=4, rows=2, chunk=16)
+    hits = []
+    for number, salt in enumerate(["acme", "bolt", "acme", "", "bolt", ""]):
+        scheduler.add([one(number, salt)])
+        while work := scheduler.plan():
+            run_step(scheduler, work, rng)
+        hits.append(scheduler.prefix_hits)
+    assert hits == [0, 0, 8, 8, 16, 24]
+
+
+@settings(max_examples=60, deadline=None)
+@given(crowd=st.integers(1, 60), rows=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_whoever_asks_little_does_not_wait_behind_who_asks_much(crowd, rows, seed):
+    rng = random.Random(seed)
+    scheduler = Scheduler(BlockPool(100), block=4, rows=rows, chunk=16)
+    scheduler.add([one(number, "many") for number in range(crowd)])
+    run_step(scheduler, scheduler.plan(), rng)
+    few = one(1000, "few")
+    scheduler.add([few])
+    before = len(ran := set(scheduler.running))
+    while few not in scheduler.running:
+        run_step(scheduler, scheduler.plan(), rng)
+        ahead = scheduler.running.index(few) if few in scheduler.running else len(scheduler.running)
+        ran.update(scheduler.running[:ahead])
+    assert len(ran) - before <= 1, "somebody else starts before only where nobody of theirs ran any more"

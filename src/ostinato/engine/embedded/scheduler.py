@@ -6,7 +6,7 @@ Pure book-keeping over `BlockPool`: no tensors, no clock, no threads. The worker
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,7 +68,7 @@ class Scheduler:
     """Decides, within `rows` samples at once and, per step and lane, `chunk` prefill tokens; no sample gets more than one lane's.
 
     The oldest sample always goes on: when blocks run out the youngest is put back in the queue and computed again later. As every
-    admitted request fits the empty pool, the queue always moves.
+    admitted request fits the empty pool, the queue always moves. Requests with one cache salt are one asker's: askers take turns.
     """
 
     def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
@@ -78,6 +78,8 @@ class Scheduler:
         self.running: list[Generation] = []
         self.prefix_hits = 0
         self.preemptions = 0
+        self._admitted = 0
+        self._turns: dict[str, int] = {}  # by cache salt: when its last sample was admitted
 
     def add(self, samples: Iterable[Generation]) -> None:
         """Queue samples in the order of their arrival."""
@@ -201,7 +203,7 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Scheduled]:
         work: list[Scheduled] = []
-        for sample in list(self.waiting):
+        for sample in self._in_turn() if self.waiting and len(self.running) < self._rows else ():
             if budget <= 0 or len(self.running) >= self._rows:
                 break
             if sample.leader is not None:
@@ -221,9 +223,22 @@ class Scheduler:
             self.prefix_hits += sample.computed
             self.waiting.remove(sample)
             self.running.append(sample)
+            self._admitted += 1
+            self._turns[sample.request.cache_salt] = self._admitted
             budget -= take
             work.append(self._work(sample, take))
         return work
+
+    def _in_turn(self) -> list[Generation]:
+        """Those that wait: whose asker has fewer before it, then whose asker has waited longer for a turn, then by arrival."""
+        before = Counter(sample.request.cache_salt for sample in self.running)
+        ranks: list[tuple[int, int]] = []
+        for sample in self.waiting:
+            asker = sample.request.cache_salt
+            ranks.append((before[asker], self._turns.get(asker, -1)))
+            before[asker] += 1
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        return [self.waiting[at] for at in order] if len(before) > 1 else list(self.waiting)
 
     def _find(self, sample: Generation) -> list[int]:
         """The cached blocks that begin this sample's ids; at least one token is always left to compute."""
@@ -239,6 +254,7 @@ class Scheduler:
         return found
 
     def _key(self, sample: Generation, at: int) -> bytes:
-        parent = sample.keys[at - 1] if at else sample.policy.hash.encode()
+        """The name of a full block. The first one's parent tells weights and askers apart; every other one's is the block before."""
+        parent = sample.keys[at - 1] if at else f"{sample.policy.hash}\0{sample.request.cache_salt}".encode()
         tokens: Sequence[int] = sample.ids[at * self._block : (at + 1) * self._block]
         return chain_key(parent, tokens)
