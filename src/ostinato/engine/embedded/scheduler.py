@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion
 from ostinato.engine.embedded.blocks import BlockPool, chain_key
+from ostinato.engine.prefix import prefix_key
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -239,6 +240,6 @@ class Scheduler:
         return found
 
     def _key(self, sample: Generation, at: int) -> bytes:
-        parent = sample.keys[at - 1] if at else sample.policy.hash.encode()
+        parent = sample.keys[at - 1] if at else prefix_key(sample.policy.hash, sample.request.cache_salt)
         tokens: Sequence[int] = sample.ids[at * self._block : (at + 1) * self._block]
         return chain_key(parent, tokens)

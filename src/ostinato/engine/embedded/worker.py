@@ -25,6 +25,7 @@ from ostinato.engine.embedded.lanes import Lanes, Part, cut, forward
 from ostinato.engine.embedded.lanes import sample as draw_rows
 from ostinato.engine.embedded.sampler import Draw, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
+from ostinato.engine.text import shown
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
 from ostinato.model.logprobs import RowSoftmax
@@ -259,16 +260,9 @@ class EngineThread(threading.Thread):
     def _take(self, sample: Generation, token: int, logprob: float) -> None:
         sample.ids.append(token)
         self.counters["tokens"] += 1
-        text_stream = self._streams[sample].texts[sample.index]
-        finish: Finish | None = None
-        if token in self._stop_ids:
-            text, finish = text_stream.flush(), Finish.STOP
-        else:
-            text = text_stream.feed((token,))
-            if not text_stream.stopped and sample.sampled == sample.request.sampling.max_tokens:
-                text, finish = text + text_stream.flush(), Finish.LENGTH
-            if text_stream.stopped:
-                finish = Finish.STOP
+        stream = self._streams[sample].texts[sample.index]
+        last = sample.sampled == sample.request.sampling.max_tokens
+        text, finish = shown(stream, token, self._stop_ids, last=last)
         self._emit(sample, (token,), (logprob,), text, finish)
 
     def _spoiled(self, sample: Generation) -> None:
