@@ -6,9 +6,10 @@ Pure book-keeping over `BlockPool`: no tensors, no clock, no threads. The worker
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -69,24 +70,34 @@ class Scheduler:
     """Decides, within `rows` samples at once and, per step and lane, `chunk` prefill tokens; no sample gets more than one lane's.
 
     The oldest sample always goes on: when blocks run out the youngest is put back in the queue and computed again later. As every
-    admitted request fits the empty pool, the queue always moves.
+    admitted request fits the empty pool, the queue always moves. A step costs what it plans, however many samples wait.
     """
 
     def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
         self.pool, self._block, self._rows, self._chunk, self._lanes = pool, block, rows, chunk, lanes
         self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # of the tokens in a block that has a name
-        self.waiting: deque[Generation] = deque()
-        self.running: list[Generation] = []
+        self.waiting: OrderedDict[Generation, None] = OrderedDict()  # could start, in their order
+        self.following: dict[Generation, list[Generation]] = {}  # by leader: those that wait for its prompt
+        self.running: dict[Generation, None] = {}  # in the order in which they began
         self.prefix_hits = 0
         self.preemptions = 0
 
     def add(self, samples: Iterable[Generation]) -> None:
         """Queue samples in the order of their arrival."""
-        self.waiting.extend(samples)
+        for sample in samples:
+            if sample.leader is None:
+                self.waiting[sample] = None
+            else:
+                self.following.setdefault(sample.leader, []).append(sample)
 
     def samples(self) -> list[Generation]:
         """All samples, running first."""
-        return [*self.running, *self.waiting]
+        return [*self.running, *self.waiting, *chain.from_iterable(self.following.values())]
+
+    @property
+    def queued(self) -> int:
+        """Samples that do not run."""
+        return len(self.waiting) + sum(map(len, self.following.values()))
 
     def plan(self) -> list[Scheduled]:
         """The next step's work; empty when nothing waits or runs."""
@@ -118,34 +129,41 @@ class Scheduler:
         """The leader's prompt is computed: give it to the samples that wait for it.
 
         Returns (sample, source block, target block) for each that can start now; source and target are set where a partly
-        filled block must be copied. Those that find no room stay in the queue as ordinary samples.
+        filled block must be copied. Those that find no room go to the head of the queue as ordinary samples.
         """
         started: list[tuple[Generation, int | None, int | None]] = []
-        for sample in [waiting for waiting in self.waiting if waiting.leader is leader]:
+        left: list[Generation] = []
+        for sample in self.following.pop(leader, ()):
             sample.leader = None
             full, rest = divmod(sample.prompt, self._block)
             own = self.pool.allocate(1 if rest else 0) if len(self.running) < self._rows else None
             if own is None:
+                left.append(sample)
                 continue
             self.pool.share(leader.blocks[:full])
             sample.blocks, sample.keys = [*leader.blocks[:full], *own], leader.keys[:full]
             sample.computed, sample.policy, sample.pure = sample.prompt, leader.policy, leader.pure
             sample.routes = leader.routes[: sample.prompt]
-            self.waiting.remove(sample)
-            self.running.append(sample)
+            self.running[sample] = None
             started.append((sample, leader.blocks[full] if own else None, own[0] if own else None))
+        for sample in reversed(left):
+            self._to_head(sample)
         return started
 
     def remove(self, sample: Generation) -> None:
         """Forget a sample, finished or not, and release its blocks. Those that waited for it wait no longer."""
-        if sample in self.running:
-            self.running.remove(sample)
-        elif sample in self.waiting:
-            self.waiting.remove(sample)
+        self.running.pop(sample, None)
+        self.waiting.pop(sample, None)
+        if sample.leader is not None:
+            self.following[sample.leader].remove(sample)
         self._release(sample)
-        followers = [other for other in self.waiting if other.leader is sample]
-        for other in followers:  # the first of them computes the prompt now
-            other.leader = followers[0] if other is not followers[0] else None
+        if followers := self.following.pop(sample, None):
+            first, *others = followers  # it computes the prompt now
+            first.leader = None
+            self._to_head(first)
+            for other in others:
+                other.leader = first
+            self.following |= {first: others} if others else {}
 
     def spoil(self, sample: Generation) -> list[int]:
         """The sample's KV is not finite: its own blocks, now without names, to be wiped before it is removed."""
@@ -180,7 +198,7 @@ class Scheduler:
         if missing <= 0:
             return True
         while (blocks := self.pool.allocate(missing)) is None:
-            youngest = self.running[-1]
+            youngest = next(reversed(self.running))
             self._preempt(youngest)
             if youngest is sample:
                 return False
@@ -192,9 +210,13 @@ class Scheduler:
         self.preemptions += 1
 
     def _put_back(self, sample: Generation) -> None:
-        self.running.remove(sample)
+        del self.running[sample]
         self._release(sample)
-        self.waiting.appendleft(sample)
+        self._to_head(sample)
+
+    def _to_head(self, sample: Generation) -> None:
+        self.waiting[sample] = None
+        self.waiting.move_to_end(sample, last=False)
 
     def _release(self, sample: Generation) -> None:
         self.pool.release(sample.blocks)
@@ -202,11 +224,8 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Scheduled]:
         work: list[Scheduled] = []
-        for sample in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self._rows:
-                break
-            if sample.leader is not None:
-                continue
+        while self.waiting and budget > 0 and len(self.running) < self._rows:
+            sample = next(iter(self.waiting))
             found = self._find(sample)
             self.pool.share(found)  # first, so that allocating cannot give them away
             take = min(len(sample.ids) - len(found) * self._block, budget, self._chunk)
@@ -220,8 +239,8 @@ class Scheduler:
             sample.blocks, sample.computed = [*found, *own], len(found) * self._block
             sample.routes = [routes for block in found for routes in self._routes.get(block, ())]
             self.prefix_hits += sample.computed
-            self.waiting.remove(sample)
-            self.running.append(sample)
+            del self.waiting[sample]
+            self.running[sample] = None
             budget -= take
             work.append(self._work(sample, take))
         return work
