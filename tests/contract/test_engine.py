@@ -1,9 +1,11 @@
-"""What every Engine promises; run on the fake and on the torch engine."""
+"""What every Engine promises; run on the fake, on the embedded engine, and on the client of vLLM servers."""
 
 import asyncio
 import math
 
 import pytest
+from tests.fakes.vllm_engine import vllm_engine
+from tests.fakes.vllm_tokens import TokenVllm
 
 from ostinato.core.errors import BadRequest, BadWeights, NotFound, TooLarge, Unavailable
 from ostinato.core.generation import Generate
@@ -13,19 +15,23 @@ from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 
+SCRIPT = "a scripted answer that is long enough for every test of this contract, and then goes on for a while longer"
 
-@pytest.fixture(params=["fake", "torch"])
+
+@pytest.fixture(params=["fake", "embedded", "vllm"])
 async def engine(request, tmp_path):
     if request.param == "fake":
-        fake = FakeEngine(
-            lambda _: "a scripted answer that is long enough for every test of this contract", context=512
-        )
+        fake = FakeEngine(lambda _: SCRIPT, context=512)
         await fake.start()
         yield fake
         await fake.close()
-    else:
+    elif request.param == "embedded":
         async with tiny_engine(tmp_path) as tiny:
             yield tiny.engine
+    else:
+        async with vllm_engine(TokenVllm(SCRIPT), TokenVllm(SCRIPT)) as engine:
+            await engine.load("live", tiny_snapshot(tmp_path, 0, seed=0))
+            yield engine
 
 
 def ask(*, n=1, ids=tuple(b"some prompt"), slot="live", **sampling):

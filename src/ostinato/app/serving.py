@@ -11,10 +11,12 @@ from pydantic import SecretStr
 from starlette.applications import Starlette
 
 from ostinato.app.numerics import engine_contract, stamp
-from ostinato.app.storage import Run, open_cached_follower
+from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
+from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
 from ostinato.serve.gateway import create_app
+from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 
 
@@ -28,19 +30,16 @@ class Serving:
 
 
 async def open_serving(run: Run, model: Path) -> Serving:
-    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig."""
-    from ostinato.engine.embedded.engine import TorchEngine
-    from ostinato.model.config import compute_dtype
-    from ostinato.model.load import build
+    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable."""
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
-    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread each: the worker hears that it should end
-    contract = await asyncio.to_thread(engine_contract, config)
+    renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread: the worker hears that it should end
     run.log.derive_text(spelling(renderer))
-    await stamp(run.log, contract)
-    weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
-    engine = TorchEngine(weights, renderer, config.engine, contract=contract)
+    engine = await _vllm(config, renderer) if config.engine.kind == "vllm" else await _embedded(config, model, renderer)
+    contract = engine.contract()
+    if contract is not None:
+        await stamp(run.log, contract)
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -51,6 +50,26 @@ async def open_serving(run: Run, model: Path) -> Serving:
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
     )
     return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))
+
+
+async def _embedded(config: Config, model: Path, renderer: Renderer) -> Engine:
+    """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
+    from ostinato.engine.embedded.engine import TorchEngine
+    from ostinato.model.config import compute_dtype
+    from ostinato.model.load import build
+
+    contract = await asyncio.to_thread(engine_contract, config)
+    weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
+    return TorchEngine(weights, renderer, config.engine, contract=contract)
+
+
+async def _vllm(config: Config, renderer: Renderer) -> Engine:
+    """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
+    from ostinato.engine.vllm.engine import open_vllm
+
+    follower, place = open_follower(config), store_place(config, config.engine.weights_seen_as)
+    kv: Kv = "recompute" if config.engine.recompute_on_swap else "keep"
+    return await open_vllm(config.engine, renderer, lambda url: VllmFollower(url, follower, place, kv=kv))
 
 
 def spelling(renderer: Renderer) -> Callable[[int], str]:

@@ -146,6 +146,12 @@ def open_store(config: Config) -> KeptStore:
     return open_url(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
 
 
+def store_place(config: Config, seen_as: str = "") -> dict[str, object]:
+    """What a process of another program needs to open the weight store. `seen_as`: how it names the store; "": as we do."""
+    named = seen_as or config.weights.url or str(home(config).weights.resolve())
+    return {"url": named, "options": dict(config.weights.options)}
+
+
 def open_follower(config: Config) -> Follower:
     """Reads versions out of the run's weight store."""
     from ostinato.weights.follow.follower import Follower

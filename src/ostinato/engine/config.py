@@ -1,13 +1,34 @@
-"""Sizes of the embedded engine."""
+"""Which engine makes the tokens, and its sizes."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
 
 
 class EngineConfig(BaseModel, frozen=True, extra="forbid"):
-    """Sizes of the embedded engine."""
+    """Which engine makes the tokens, and its sizes. vLLM servers have sizes of their own: of the rest they use `max_waiting`,
+    `recompute_on_swap`, `urls`, `connect_s`, `silence_s` and `weights_seen_as`.
+    """
 
+    kind: Literal["embedded", "vllm"] = Field(
+        default="embedded",
+        description="'embedded': in the serving worker; 'vllm': servers of yours, named by engine.urls.",
+    )
+    urls: tuple[str, ...] = Field(
+        default=(),
+        description="vLLM servers. Each holds one version, so as many versions can be loaded at once (live, control, canary, "
+        "evaluation); slots that hold the same version share a server.",
+    )
+    connect_s: float = Field(default=600.0, gt=0, description="Longest wait for the vLLM servers at the start.")
+    silence_s: float = Field(
+        default=120.0, gt=0, description="A vLLM server that says nothing for so long is given up on."
+    )
+    weights_seen_as: str = Field(
+        default="",
+        description="How the vLLM servers name the weight store, if not as we do: a directory as they see it, or a URL.",
+    )
     max_batch: int = Field(default=128, ge=1, le=4096, description="samples decoded together")
     prefill_chunk: int = Field(
         default=256, ge=16, description="prompt tokens computed per step and thread; more delays the open streams"
@@ -33,3 +54,13 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         description="CPU cores that the engine uses: parts of the batch run side by side, each on one torch thread",
     )
+
+    @model_validator(mode="after")
+    def _check_urls(self) -> Self:
+        if self.kind == "vllm" and not self.urls:
+            raise ValueError("engine.kind 'vllm' needs at least one server in engine.urls")
+        if len(set(self.urls)) != len(self.urls) or any(
+            not url.startswith(("http://", "https://")) for url in self.urls
+        ):
+            raise ValueError("engine.urls: name each server once, as http://host:port")
+        return self

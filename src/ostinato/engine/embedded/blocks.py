@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 
 def chain_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: a digest of everything up to its end. `parent` of a first block names the policy and the asker."""
+    """The name of a full block: a digest of everything up to its end. `parent` of a first block is its `prefix_key`."""
     return blake2b(parent + b"".join(token.to_bytes(4, "little") for token in tokens), digest_size=16).digest()
 
 

@@ -186,7 +186,7 @@ class TorchEngine:
         return {
             **worker.counters,
             "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
+            "waiting": scheduler.queued,
             "kv_blocks": self._blocks,
             "kv_blocks_used": scheduler.pool.held,
             "kv_blocks_cached": scheduler.pool.idle,

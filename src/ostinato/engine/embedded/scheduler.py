@@ -6,9 +6,9 @@ Pure book-keeping over `BlockPool`: no tensors, no clock, no threads. The worker
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion
 from ostinato.engine.embedded.blocks import BlockPool, chain_key
+from ostinato.engine.embedded.waiting import WaitingSamples
+from ostinato.engine.prefix import prefix_key
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class Generation:
     keys: list[bytes] = field(default_factory=list)
     routes: list[NDArray[np.integer[Any]]] = field(default_factory=list)  # experts [L, k] per computed position, if any
     pure: bool = True  # all of its KV was made by `policy`, so its full blocks may be found by others
+
+    @property
+    def asker(self) -> str:
+        """Whose it is: who shares a cache salt."""
+        return self.request.cache_salt
 
     @property
     def prompt(self) -> int:
@@ -68,26 +75,35 @@ class Scheduler:
     """Decides, within `rows` samples at once and, per step and lane, `chunk` prefill tokens; no sample gets more than one lane's.
 
     The oldest sample always goes on: when blocks run out the youngest is put back in the queue and computed again later. As every
-    admitted request fits the empty pool, the queue always moves. Requests with one cache salt are one asker's: askers take turns.
+    admitted request fits the empty pool, the queue always moves. A step costs what it plans, however many samples wait. Requests with
+    one cache salt are one asker's: askers take turns.
     """
 
     def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
         self.pool, self._block, self._rows, self._chunk, self._lanes = pool, block, rows, chunk, lanes
         self._routes: dict[int, Sequence[NDArray[np.integer[Any]]]] = {}  # of the tokens in a block that has a name
-        self.waiting: deque[Generation] = deque()
-        self.running: list[Generation] = []
+        self.waiting: WaitingSamples[Generation] = WaitingSamples()
+        self.following: dict[Generation, list[Generation]] = {}  # by leader: those that wait for its prompt
+        self.running: dict[Generation, None] = {}  # in the order in which they began
         self.prefix_hits = 0
         self.preemptions = 0
-        self._admitted = 0
-        self._turns: dict[str, int] = {}  # by cache salt: when its last sample was admitted
 
     def add(self, samples: Iterable[Generation]) -> None:
         """Queue samples in the order of their arrival."""
-        self.waiting.extend(samples)
+        for sample in samples:
+            if sample.leader is None:
+                self.waiting.put(sample.asker, sample)
+            else:
+                self.following.setdefault(sample.leader, []).append(sample)
 
     def samples(self) -> list[Generation]:
         """All samples, running first."""
-        return [*self.running, *self.waiting]
+        return [*self.running, *self.waiting, *chain.from_iterable(self.following.values())]
+
+    @property
+    def queued(self) -> int:
+        """Samples that do not run."""
+        return len(self.waiting) + sum(map(len, self.following.values()))
 
     def plan(self) -> list[Scheduled]:
         """The next step's work; empty when nothing waits or runs."""
@@ -119,34 +135,42 @@ class Scheduler:
         """The leader's prompt is computed: give it to the samples that wait for it.
 
         Returns (sample, source block, target block) for each that can start now; source and target are set where a partly
-        filled block must be copied. Those that find no room stay in the queue as ordinary samples.
+        filled block must be copied. Those that find no room go to the head of the queue as ordinary samples.
         """
         started: list[tuple[Generation, int | None, int | None]] = []
-        for sample in [waiting for waiting in self.waiting if waiting.leader is leader]:
+        left: list[Generation] = []
+        for sample in self.following.pop(leader, ()):
             sample.leader = None
             full, rest = divmod(sample.prompt, self._block)
             own = self.pool.allocate(1 if rest else 0) if len(self.running) < self._rows else None
             if own is None:
+                left.append(sample)
                 continue
             self.pool.share(leader.blocks[:full])
             sample.blocks, sample.keys = [*leader.blocks[:full], *own], leader.keys[:full]
             sample.computed, sample.policy, sample.pure = sample.prompt, leader.policy, leader.pure
             sample.routes = leader.routes[: sample.prompt]
-            self.waiting.remove(sample)
-            self.running.append(sample)
+            self._start(sample)
             started.append((sample, leader.blocks[full] if own else None, own[0] if own else None))
+        for sample in reversed(left):
+            self._to_head(sample)
         return started
 
     def remove(self, sample: Generation) -> None:
         """Forget a sample, finished or not, and release its blocks. Those that waited for it wait no longer."""
         if sample in self.running:
-            self.running.remove(sample)
-        elif sample in self.waiting:
-            self.waiting.remove(sample)
+            self._stop(sample)
+        self.waiting.discard(sample.asker, sample)
+        if sample.leader is not None:
+            self.following[sample.leader].remove(sample)
         self._release(sample)
-        followers = [other for other in self.waiting if other.leader is sample]
-        for other in followers:  # the first of them computes the prompt now
-            other.leader = followers[0] if other is not followers[0] else None
+        if followers := self.following.pop(sample, None):
+            first, *others = followers  # it computes the prompt now
+            first.leader = None
+            self._to_head(first)
+            for other in others:
+                other.leader = first
+            self.following |= {first: others} if others else {}
 
     def spoil(self, sample: Generation) -> list[int]:
         """The sample's KV is not finite: its own blocks, now without names, to be wiped before it is removed."""
@@ -181,7 +205,7 @@ class Scheduler:
         if missing <= 0:
             return True
         while (blocks := self.pool.allocate(missing)) is None:
-            youngest = self.running[-1]
+            youngest = next(reversed(self.running))
             self._preempt(youngest)
             if youngest is sample:
                 return False
@@ -193,9 +217,20 @@ class Scheduler:
         self.preemptions += 1
 
     def _put_back(self, sample: Generation) -> None:
-        self.running.remove(sample)
+        self._stop(sample)
         self._release(sample)
-        self.waiting.appendleft(sample)
+        self._to_head(sample)
+
+    def _to_head(self, sample: Generation) -> None:
+        self.waiting.put(sample.asker, sample, first=True)
+
+    def _start(self, sample: Generation) -> None:
+        self.running[sample] = None
+        self.waiting.start(sample.asker, sample)
+
+    def _stop(self, sample: Generation) -> None:
+        del self.running[sample]
+        self.waiting.end(sample.asker)
 
     def _release(self, sample: Generation) -> None:
         self.pool.release(sample.blocks)
@@ -203,11 +238,7 @@ class Scheduler:
 
     def _admit(self, budget: int) -> list[Scheduled]:
         work: list[Scheduled] = []
-        for sample in self._in_turn() if self.waiting and len(self.running) < self._rows else ():
-            if budget <= 0 or len(self.running) >= self._rows:
-                break
-            if sample.leader is not None:
-                continue
+        while budget > 0 and len(self.running) < self._rows and (sample := self.waiting.next()) is not None:
             found = self._find(sample)
             self.pool.share(found)  # first, so that allocating cannot give them away
             take = min(len(sample.ids) - len(found) * self._block, budget, self._chunk)
@@ -221,24 +252,10 @@ class Scheduler:
             sample.blocks, sample.computed = [*found, *own], len(found) * self._block
             sample.routes = [routes for block in found for routes in self._routes.get(block, ())]
             self.prefix_hits += sample.computed
-            self.waiting.remove(sample)
-            self.running.append(sample)
-            self._admitted += 1
-            self._turns[sample.request.cache_salt] = self._admitted
+            self._start(sample)
             budget -= take
             work.append(self._work(sample, take))
         return work
-
-    def _in_turn(self) -> list[Generation]:
-        """Those that wait: whose asker has fewer before it, then whose asker has waited longer for a turn, then by arrival."""
-        before = Counter(sample.request.cache_salt for sample in self.running)
-        ranks: list[tuple[int, int]] = []
-        for sample in self.waiting:
-            asker = sample.request.cache_salt
-            ranks.append((before[asker], self._turns.get(asker, -1)))
-            before[asker] += 1
-        order = sorted(range(len(ranks)), key=ranks.__getitem__)
-        return [self.waiting[at] for at in order] if len(before) > 1 else list(self.waiting)
 
     def _find(self, sample: Generation) -> list[int]:
         """The cached blocks that begin this sample's ids; at least one token is always left to compute."""
@@ -254,7 +271,6 @@ class Scheduler:
         return found
 
     def _key(self, sample: Generation, at: int) -> bytes:
-        """The name of a full block. The first one's parent tells weights and askers apart; every other one's is the block before."""
-        parent = sample.keys[at - 1] if at else f"{sample.policy.hash}\0{sample.request.cache_salt}".encode()
+        parent = sample.keys[at - 1] if at else prefix_key(sample.policy.hash, sample.request.cache_salt)
         tokens: Sequence[int] = sample.ids[at * self._block : (at + 1) * self._block]
         return chain_key(parent, tokens)

@@ -25,6 +25,7 @@ from ostinato.engine.embedded.lanes import Lanes, Part, cut, forward
 from ostinato.engine.embedded.lanes import sample as draw_rows
 from ostinato.engine.embedded.sampler import Draw, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
+from ostinato.engine.text import shown
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
 from ostinato.model.logprobs import RowSoftmax
@@ -100,10 +101,9 @@ class EngineThread(threading.Thread):
     # ---- orders
 
     def submit(self, request: Generate, seed: int, deliver: Callable[[Chunk], None]) -> Stream:
-        """Queue a request's samples."""
-        version = (
-            self.policies[request.slot].version if request.slot in self.policies else PolicyVersion(number=0, hash="")
-        )
+        """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied meanwhile."""
+        policy = self.policies.get(request.slot)
+        version = PolicyVersion(number=0, hash="") if policy is None else policy.version
         samples = [
             Generation(request=request, index=i, seed=seed, ids=list(request.prompt_ids), policy=version)
             for i in range(request.n)
@@ -114,6 +114,8 @@ class EngineThread(threading.Thread):
         stream = Stream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
         self.scheduler.add(samples)
+        if policy is None:
+            self._end_slot(request.slot)
         return stream
 
     def cancel(self, stream: Stream) -> None:
@@ -135,8 +137,15 @@ class EngineThread(threading.Thread):
         return Swap(slot=slot, policy=policy.version, pause_s=pause, streams=streams), old
 
     def unload(self, slot: str) -> Policy | None:
-        """Forget the slot; its open samples end with `Finish.ERROR` at the next step."""
-        return self.policies.pop(slot, None)
+        """Forget the slot; its open samples end with `Finish.ERROR`."""
+        policy = self.policies.pop(slot, None)
+        self._end_slot(slot)
+        return policy
+
+    def _end_slot(self, slot: str) -> None:
+        for sample in [s for s in self.scheduler.samples() if s.request.slot == slot]:
+            self._emit(sample, (), (), "", Finish.ERROR)
+        self._send()
 
     @torch.inference_mode()
     def score(self, model: PreTrainedModel, ids: Sequence[int], start: int) -> list[float]:
@@ -197,8 +206,6 @@ class EngineThread(threading.Thread):
     @torch.inference_mode()
     def _step(self) -> None:
         started = time.perf_counter()
-        for sample in [s for s in self.scheduler.samples() if s.request.slot not in self.policies]:
-            self._emit(sample, (), (), "", Finish.ERROR)
         work = self.scheduler.plan()
         by_policy: dict[str, list[Scheduled]] = {}  # slots that hold the same weights share a forward pass
         for piece in work:
@@ -259,16 +266,9 @@ class EngineThread(threading.Thread):
     def _take(self, sample: Generation, token: int, logprob: float) -> None:
         sample.ids.append(token)
         self.counters["tokens"] += 1
-        text_stream = self._streams[sample].texts[sample.index]
-        finish: Finish | None = None
-        if token in self._stop_ids:
-            text, finish = text_stream.flush(), Finish.STOP
-        else:
-            text = text_stream.feed((token,))
-            if not text_stream.stopped and sample.sampled == sample.request.sampling.max_tokens:
-                text, finish = text + text_stream.flush(), Finish.LENGTH
-            if text_stream.stopped:
-                finish = Finish.STOP
+        stream = self._streams[sample].texts[sample.index]
+        last = sample.sampled == sample.request.sampling.max_tokens
+        text, finish = shown(stream, token, self._stop_ids, last=last)
         self._emit(sample, (token,), (logprob,), text, finish)
 
     def _spoiled(self, sample: Generation) -> None:

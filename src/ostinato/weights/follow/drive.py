@@ -82,8 +82,11 @@ class VllmFollower:
         """The root that the server says it serves; another word before the first swap."""
         return str((await self._call("GET", "/weight_info"))["weight_version"])
 
-    async def swap(self, policy: PolicyVersion) -> VllmSwap:
+    async def swap(self, policy: PolicyVersion, loaded: Callable[[], object] | None = None) -> VllmSwap:
         """Put a version before the server's users. Streams stay open.
+
+        Calls `loaded` once the version is in and the server is still paused: what was made is the old version's, what will be is
+        the new one's.
 
         Raises:
             Corrupt: the workers refused the version; the server was not paused and serves what it served.
@@ -96,6 +99,8 @@ class VllmFollower:
         try:
             await self._call("POST", "/pause?mode=keep&clear_cache=false")
             load_s = await self._load(policy)
+            if loaded is not None:
+                loaded()
             if self._kv == "recompute":
                 await self._forget()
         except Conflict:

@@ -6,7 +6,7 @@ import logging
 
 from rich.console import Console
 
-from ostinato.app.storage import home, open_follower
+from ostinato.app.storage import open_follower, store_place
 from ostinato.config import Config
 from ostinato.launch.workers.stopping import until, until_stopped
 from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap
@@ -16,8 +16,7 @@ async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console:
     """Follow `ref` with the vLLM server at `url` until told to stop. `store` is how that server names the weight store; "": as we do."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     follower = open_follower(config)
-    named = store or config.weights.url or str(home(config).weights.resolve())
-    place = {"url": named, "options": dict(config.weights.options)}
+    place = store_place(config, store)
 
     def say(swap: VllmSwap) -> None:
         console.print(

@@ -1,0 +1,124 @@
+"""One vLLM server over HTTP: what it is, a stream of its tokens, its scores. Weights are another's business (`WeightDriver`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import aiohttp
+
+from ostinato.core.errors import BadConfig, BadRequest, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.engine.vllm.wire import WireChoice, read_context, read_event, read_logprobs_mode, read_scores
+
+_PATH = "/inference/v1/generate"
+_MODE = "processed_logprobs"
+_LOOK_S = 1.0
+_START = (
+    "start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs and what "
+    "`ostinato weights drive-vllm --help` says of weights"
+)
+
+
+class Paused(Protocol):
+    """What a change of weights took."""
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds during which the server made no token."""
+        ...
+
+
+class WeightDriver(Protocol):
+    """Brings versions of the weights to one server: `weights.follow.drive.VllmFollower`."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, kind: Any, error: Any, at: Any) -> None: ...
+
+    async def served(self) -> str:
+        """The hash of the version that the server says it serves."""
+        ...
+
+    async def swap(self, policy: PolicyVersion, loaded: Callable[[], object]) -> Paused:
+        """Load a version; calls `loaded` when it is in and the server has not gone on yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What a server is. `context`: the most tokens of prompt and answer."""
+
+    context: int
+
+
+class ServerClient:
+    """A client of one server. `driver` brings it weights; `label` is the version that it serves as far as is known, "" if not."""
+
+    def __init__(self, url: str, driver: WeightDriver, *, silence_s: float) -> None:
+        self.url, self.driver, self.label = url.rstrip("/"), driver, ""
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
+            connector=aiohttp.TCPConnector(limit=0),  # the server has limits of its own
+            read_bufsize=1 << 20,
+        )
+
+    async def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+        await self._session.close()
+
+    async def facts(self, within_s: float) -> ServerFacts:
+        """What the server is, once it answers. Raises Unavailable if it never does, BadConfig if it was started wrongly."""
+        ends = asyncio.get_running_loop().time() + within_s
+        while True:
+            try:
+                context = read_context(await self._ask("/v1/models"))
+                break
+            except Unavailable:
+                if asyncio.get_running_loop().time() >= ends:
+                    raise
+                await asyncio.sleep(_LOOK_S)
+        mode = read_logprobs_mode(await self._ask("/server_info?config_format=json"))
+        if mode != _MODE:
+            raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START}")
+        return ServerFacts(context=context)
+
+    async def tokens(self, body: Mapping[str, Any]) -> AsyncGenerator[WireChoice, None]:
+        """New tokens as they are made; closing the generator frees the request. Raises BadRequest, Unavailable."""
+        try:
+            async with self._session.post(self.url + _PATH, json=dict(body) | {"stream": True}) as reply:
+                await self._check(reply)
+                async for line in reply.content:
+                    for choice in read_event(line):
+                        yield choice
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._lost(error) from error
+
+    async def scores(self, ids: Sequence[int], start: int, salt: str) -> list[float]:
+        """Log-probabilities of ids[start:] at temperature 1. Raises Unavailable."""
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        body = {"token_ids": list(ids), "sampling_params": sampling, "cache_salt": salt}
+        return read_scores(await self._ask(_PATH, body), list(ids), start)
+
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        verb = "GET" if body is None else "POST"
+        try:
+            async with self._session.request(verb, self.url + path, json=body) as reply:
+                await self._check(reply)
+                return await reply.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error) from error
+
+    async def _check(self, reply: aiohttp.ClientResponse) -> None:
+        if reply.status < 400:
+            return
+        said = " ".join((await reply.text()).split())[:500]
+        if reply.status == 404:
+            raise BadConfig(f"{self.url} has no {reply.url.path}: {_START}")
+        if reply.status == 400:
+            raise BadRequest(f"The vLLM server refuses the request: {said}")
+        raise Unavailable(f"{self.url}{reply.url.path} answers {reply.status}: {said}")
+
+    def _lost(self, error: Exception) -> Unavailable:
+        return Unavailable(f"{self.url} cannot be reached: {type(error).__name__}: {error}; is the vLLM server up?")

@@ -1,0 +1,127 @@
+"""What a vLLM server says over HTTP, as typed records; everything else in its answers is ignored.
+
+The shapes are those of vLLM's `entrypoints/scale_out/token_in_token_out/protocol.py`, as of version 0.32.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from ostinato.core.errors import Unavailable
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class WireSpan(BaseModel, frozen=True):
+    """Output tokens [start, end) were sampled by the weights labelled `version`."""
+
+    version: str
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+
+
+class _Logprob(BaseModel):
+    logprob: float = Field(allow_inf_nan=False, le=0.0)
+
+
+class _Logprobs(BaseModel):
+    content: list[_Logprob] | None = None
+
+
+class WireChoice(BaseModel):
+    """New tokens of one sample. `weight_versions` covers the whole sample and stands on its last event only."""
+
+    index: int = Field(ge=0)
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[WireSpan] | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The new tokens."""
+        return self.token_ids or []
+
+    @property
+    def values(self) -> list[float]:
+        """The new tokens' log-probabilities."""
+        content = self.logprobs.content if self.logprobs is not None else None
+        return [entry.logprob for entry in content or []]
+
+
+class _Error(BaseModel):
+    message: str = "no message"
+
+
+class _Event(BaseModel):
+    choices: list[WireChoice] = Field(default_factory=list[WireChoice])
+    error: _Error | None = None
+
+
+class _Scored(BaseModel):
+    prompt_logprobs: list[dict[str, _Logprob] | None] | None = None
+
+
+class _Card(BaseModel):
+    max_model_len: int = Field(gt=0)
+
+
+class _Cards(BaseModel):
+    data: list[_Card] = Field(min_length=1)
+
+
+class _ModelConfig(BaseModel):
+    logprobs_mode: str
+
+
+class _Settings(BaseModel):
+    model_config_: _ModelConfig = Field(alias="model_config")
+
+
+class _About(BaseModel):
+    vllm_config: _Settings
+
+
+def read_event(line: bytes) -> list[WireChoice]:
+    """One line of a token stream -> its choices; empty for a line without any. Raises Unavailable for an error and for nonsense."""
+    if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+        return []
+    event = _read(_Event, line[6:])
+    if event.error is not None:
+        raise Unavailable(f"the vLLM server ended the stream: {event.error.message}")
+    for choice in event.choices:
+        if len(choice.ids) != len(choice.values):
+            raise Unavailable(f"the vLLM server sent {len(choice.ids)} tokens with {len(choice.values)} logprobs")
+    return event.choices
+
+
+def read_scores(body: bytes, ids: list[int], start: int) -> list[float]:
+    """The log-probabilities of ids[start:] from a scored prompt. Raises Unavailable for nonsense."""
+    entries = _read(_Scored, body).prompt_logprobs or []
+    if len(entries) != len(ids):
+        raise Unavailable(f"the vLLM server scored {len(entries)} of {len(ids)} tokens")
+    found = [(entry or {}).get(str(token)) for token, entry in zip(ids[start:], entries[start:], strict=True)]
+    if None in found:
+        raise Unavailable("the vLLM server left a token without its log-probability")
+    return [entry.logprob for entry in found if entry is not None]
+
+
+def read_context(body: bytes) -> int:
+    """The most tokens of prompt and answer, from the list of models."""
+    return _read(_Cards, body).data[0].max_model_len
+
+
+def read_logprobs_mode(body: bytes) -> str:
+    """Which log-probabilities it reports, from its own settings."""
+    return _read(_About, body).vllm_config.model_config_.logprobs_mode
+
+
+def _read(kind: type[M], body: bytes) -> M:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "its JSON"
+        raise Unavailable(f"the vLLM server's answer is not understood: {where}: {first['msg']}") from error

@@ -1,0 +1,183 @@
+"""A vLLM server that also makes tokens: `FakeVllm` with the routes of vLLM's token-in, token-out API, and no model behind them.
+
+What is refused, the shape of every answer, when a pause holds the streams, and which account of the weights' versions an answer gives
+are vLLM's (0.32, `entrypoints/scale_out/token_in_token_out`); the tokens are a script's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+from tests.fakes.vllm import FakeVllm
+
+from ostinato.testing.engine import STOP_ID, decode, encode
+from ostinato.weights.follow.staging import Staged
+
+_KNOWN = {
+    *("n", "max_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs"),
+    *("prompt_logprobs", "detokenize"),
+}
+_FORBIDDEN = frozenset("@/\\\x00")  # in a cache salt
+
+
+class AnyVersion:
+    """Stands in for `Staging`: whatever is asked for is there at once."""
+
+    def __init__(self) -> None:
+        self._root = ""
+
+    def stage(self, root: str) -> Staged:
+        self._root = root
+        return self.status()
+
+    def status(self) -> Staged:
+        return Staged(root=self._root, state="ready", error="", seconds=0.0)
+
+    def take(self, root: str) -> None:
+        assert root == self._root
+
+
+class TokenVllm(FakeVllm):
+    """Answers every prompt with `script`'s bytes and `STOP_ID`.
+
+    `requests` are the bodies seen, `open` the requests under way, `cached` the prompts that were found in the prefix cache, `slow_s`
+    the time of a token. `cut_after = k` breaks each stream's connection after k events, `lie` names another version in the
+    account of versions, `forget()` is a restart: the weights are the ones it was started with.
+
+    Example::
+
+        fake = TokenVllm("an answer")
+        async with serving(fake.app) as url: ...
+    """
+
+    def __init__(self, script: str, *, context: int = 512, mode: str = "processed_logprobs") -> None:
+        super().__init__(AnyVersion())  # pyright: ignore[reportArgumentType]
+        self.script, self.context, self.mode = script, context, mode
+        self.slow_s, self.cut_after, self.lie = 0.0, -1, ""
+        self.requests: list[dict[str, Any]] = []
+        self.open = 0
+        self.cached: list[tuple[int, ...]] = []
+        self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
+        self.app.routes[:0] = [
+            Route("/inference/v1/generate", self._generate, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/server_info", self._server_info),
+        ]
+
+    def forget(self) -> None:
+        """As after a restart."""
+        self.label, self.active, self.paused = "default", False, False
+        self.served = [""] * len(self.served)
+        self._prefixes.clear()
+
+    async def _models(self, request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": "model", "max_model_len": self.context}]})
+
+    async def _server_info(self, request: Request) -> JSONResponse:
+        return JSONResponse({"vllm_config": {"model_config": {"logprobs_mode": self.mode}}, "vllm_env": {}})
+
+    async def _generate(self, request: Request) -> JSONResponse | StreamingResponse:
+        body = await request.json()
+        if refusal := _refusal(body):
+            return JSONResponse({"error": {"message": refusal, "type": "BadRequestError", "code": 400}}, 400)
+        self.requests.append(body)
+        key = (body.get("cache_salt"), tuple(body["token_ids"]))
+        if key in self._prefixes:
+            self.cached.append(key[1])
+        self._prefixes.add(key)
+        if body.get("stream"):
+            return StreamingResponse(self._stream(body), media_type="text/event-stream")
+        scored = [None, *({str(token): {"logprob": logprob(token), "rank": 1}} for token in body["token_ids"][1:])]
+        return JSONResponse({"request_id": "r", "choices": [], "prompt_logprobs": scored})
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+        sampling = body["sampling_params"]
+        samples = [_Sample(index, sampling) for index in range(sampling.get("n", 1))]
+        events = 0
+        self.open += 1
+        try:
+            for token in [*encode(self.script), STOP_ID]:
+                await asyncio.sleep(self.slow_s)
+                while self.paused:
+                    await asyncio.sleep(0.001)
+                for sample in samples:
+                    if sample.finish is None:
+                        if events == self.cut_after:
+                            raise ConnectionResetError
+                        events += 1
+                        yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:
+            self.open -= 1
+
+
+class _Sample:
+    def __init__(self, index: int, sampling: dict[str, Any]) -> None:
+        self._index, self._sampling = index, sampling
+        self._ids: list[int] = []
+        self._versions: list[str] = []
+        self.finish: str | None = None
+
+    def step(self, token: int, label: str, lie: str) -> dict[str, Any]:
+        self._ids.append(token)
+        self._versions.append(label)
+        if token in self._sampling["stop_token_ids"] or _holds(self._ids, self._sampling.get("stop", [])):
+            self.finish = "stop"
+        elif len(self._ids) == self._sampling["max_tokens"]:
+            self.finish = "length"
+        entry = {"token_id": token, "logprob": logprob(token), "rank": 1, "top_logprobs": []}
+        choice = {
+            "index": self._index,
+            "finish_reason": self.finish,
+            "stop_reason": None,
+            "token_ids": [token],
+            "logprobs": {"content": [entry]},
+            "weight_versions": spans([lie or version for version in self._versions]) if self.finish else None,
+        }
+        return {"request_id": "r", "choices": [choice]}
+
+
+def spans(versions: Sequence[str]) -> list[dict[str, Any]]:
+    """Runs of equal versions as vLLM tells them."""
+    found: list[dict[str, Any]] = []
+    for at, version in enumerate(versions):
+        if not found or found[-1]["version"] != version:
+            found.append({"version": version, "start": at, "end": at})
+        found[-1]["end"] = at + 1
+    return found
+
+
+def logprob(token: int) -> float:
+    """The same made-up number whoever asks."""
+    return -0.1 - (token % 7) / 10
+
+
+def _holds(ids: Sequence[int], stops: Sequence[str]) -> bool:
+    text = decode(ids)
+    return any(stop in text for stop in stops)
+
+
+def _refusal(body: dict[str, Any]) -> str:
+    """What vLLM says of a body that it does not take; "" for one that it does."""
+    sampling, salt = body.get("sampling_params", {}), body.get("cache_salt")
+    checks: list[tuple[bool, Callable[[], str]]] = [
+        (bool(body.get("token_ids")), lambda: "token_ids: List should have at least 1 item"),
+        (not sampling.keys() - _KNOWN, lambda: f"sampling_params: unknown {sorted(sampling.keys() - _KNOWN)}"),
+        (
+            salt is None or (0 < len(salt) <= 128 and not _FORBIDDEN & set(salt)),
+            lambda: "Parameter 'cache_salt' must be",
+        ),
+        (sampling.get("detokenize", True) or not sampling.get("stop"), lambda: "stop strings are only supported when"),
+        (
+            sampling.get("prompt_logprobs") is None or not body.get("stream"),
+            lambda: "`prompt_logprobs` are not available",
+        ),
+        (sampling.get("max_tokens", 16) >= 1, lambda: "max_tokens must be at least 1"),
+    ]
+    return next((say() for sound, say in checks if not sound), "")

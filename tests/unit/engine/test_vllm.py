@@ -1,0 +1,256 @@
+"""The engine over vLLM servers: which version made a token, who shares a cache, and what a failing server does to its streams."""
+
+import asyncio
+import contextlib
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.vllm_engine import vllm_engine
+from tests.fakes.vllm_tokens import TokenVllm
+
+from ostinato.core.errors import BadConfig, Conflict, Unavailable
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, PolicyVersion, Sampling
+from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.vllm.engine import open_vllm
+from ostinato.engine.vllm.wire import read_event, read_scores
+from ostinato.testing.renderer import ByteRenderer
+
+SCRIPT = "an answer of the script " * 8
+
+
+def version(number):
+    weights = {"w": WeightArray("F32", (4,), np.zeros(16, np.uint8))}
+    return Snapshot(policy=PolicyVersion(number=number, hash=f"hash{number}"), weights=weights)
+
+
+def ask(*, slot="live", salt="", n=1, **sampling):
+    return Generate(
+        id="r",
+        slot=slot,
+        prompt_ids=tuple(b"some prompt"),
+        n=n,
+        cache_salt=salt,
+        sampling=Sampling(**({"max_tokens": 100} | sampling)),
+    )
+
+
+async def collect(engine, request):
+    return [chunk async for chunk in engine.generate(request)]
+
+
+def runs(chunks):
+    numbers = [chunk.policy.number for chunk in chunks if chunk.ids]
+    return [numbers[0], *(b for a, b in pairwise(numbers) if a != b)]
+
+
+async def test_a_stream_across_a_swap_names_both_versions_and_the_server_agrees():
+    fake = TokenVllm(SCRIPT)
+    fake.slow_s = 0.002
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        tasks = [asyncio.create_task(collect(engine, ask(n=2))) for _ in range(3)]
+        while engine.stats()["steps"] < 12:
+            await asyncio.sleep(0.002)
+        swap = await engine.load("live", version(2))
+        answers = await asyncio.gather(*tasks)
+    assert (swap.streams, swap.pause_s > 0) == (6, True)
+    assert [runs(chunks) for chunks in answers] == [[1, 2]] * 3
+    assert all(chunk.finish in (None, Finish.LENGTH) for chunks in answers for chunk in chunks)
+
+
+async def test_an_answer_whose_versions_the_server_tells_otherwise_ends_as_an_error(caplog):
+    fake = TokenVllm(SCRIPT)
+    fake.lie = "another version"
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        chunks = await collect(engine, ask(max_tokens=5))
+    assert [chunk.finish for chunk in chunks] == [None] * 4 + [Finish.ERROR]
+    assert "another version" in caplog.text
+
+
+async def test_a_prefix_is_shared_within_a_salt_and_a_version_only():
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        found = []
+        for salt in ("acme", "acme", "evil", ""):
+            await collect(engine, ask(salt=salt, max_tokens=2))
+            found.append(len(fake.cached))
+        await engine.load("live", version(2))
+        await collect(engine, ask(salt="acme", max_tokens=2))
+        found.append(len(fake.cached))
+    assert found == [0, 1, 1, 1, 1]
+
+
+async def test_the_server_samples_as_asked_and_ends_where_the_renderer_says():
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        await collect(engine, ask(temperature=0.7, top_p=0.9, seed=5, max_tokens=3, n=2, stop=("zz",)))
+    (body,) = fake.requests
+    assert body["token_ids"] == list(b"some prompt")
+    assert body["sampling_params"] == {
+        "n": 2,
+        "max_tokens": 3,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "seed": 5,
+        "stop": ["zz"],
+        "stop_token_ids": sorted(ByteRenderer().stop_ids()),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": True,
+    }
+
+
+async def test_a_connection_that_breaks_ends_the_stream_as_an_error_and_the_next_one_works():
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        fake.cut_after = 6
+        chunks = await collect(engine, ask(n=2))
+        fake.cut_after = -1
+        again = await collect(engine, ask(max_tokens=3))
+    assert [chunk.finish for chunk in chunks if chunk.finish] == [Finish.ERROR] * 2
+    assert len(chunks) > 2
+    assert again[-1].finish is Finish.LENGTH
+
+
+async def test_a_server_that_is_gone_is_unavailable_and_hurts_no_other():
+    fakes = [TokenVllm(SCRIPT), TokenVllm(SCRIPT)]
+    async with vllm_engine(*fakes) as engine:
+        await engine.load("live", version(1))
+        await engine.load("canary", version(2))
+        engine._slots["live"].server.url = "http://127.0.0.1:9"
+        with pytest.raises(Unavailable, match="is the vLLM server up"):
+            await collect(engine, ask())
+        assert (await collect(engine, ask(slot="canary", max_tokens=2)))[-1].finish is Finish.LENGTH
+        assert engine.stats()["running"] == 0
+
+
+async def test_a_server_that_was_started_again_gets_its_weights_back(monkeypatch):
+    monkeypatch.setattr("ostinato.engine.vllm.engine._LOOK_S", 0.01)
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        fake.forget()
+        async with asyncio.timeout(5):
+            while fake.label != "hash1":
+                await asyncio.sleep(0.01)
+        chunks = await collect(engine, ask(max_tokens=3))
+    assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
+
+
+async def test_slots_of_one_version_share_a_server_and_a_version_too_many_is_refused():
+    fakes = [TokenVllm(SCRIPT), TokenVllm(SCRIPT)]
+    async with vllm_engine(*fakes) as engine:
+        for slot in ("live", "control", "canary"):
+            await engine.load(slot, version(1))
+        assert [fake.label for fake in fakes] == ["hash1", "default"]
+        await engine.load("canary", version(2))
+        assert [fake.label for fake in fakes] == ["hash1", "hash2"]
+        with pytest.raises(Unavailable, match=r"add one to engine\.urls for 'live'"):
+            await engine.load("live", version(3))
+        assert {slot: policy.number for slot, policy in engine.slots().items()} == {
+            "live": 1,
+            "control": 1,
+            "canary": 2,
+        }
+        await engine.load("live", version(2))
+        await engine.load("control", version(2))
+        await engine.load("live", version(3))  # nobody needs version 1 any more
+        assert sorted(fake.label for fake in fakes) == ["hash2", "hash3"]
+
+
+async def test_when_nobody_knows_what_a_server_holds_its_slots_are_empty():
+    fake = TokenVllm(SCRIPT)
+    fake.slow_s = 0.005
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        task = asyncio.create_task(collect(engine, ask()))
+        await asyncio.sleep(0.05)
+        fake.broken = "half of its weights are new"
+        with pytest.raises(Conflict, match="left paused"):
+            await engine.load("live", version(2))
+        assert engine.slots() == {}
+        assert (await task)[-1].finish is Finish.ERROR
+        fake.broken = ""
+        await engine.load("live", version(2))
+        assert (await collect(engine, ask(max_tokens=2)))[-1].policy.number == 2
+
+
+@pytest.mark.parametrize(("end", "finish"), [("close", Finish.ABORT), ("unload", Finish.ERROR)])
+async def test_open_streams_end_with_the_engine_and_with_their_slot(end, finish):
+    fake = TokenVllm(SCRIPT)
+    fake.slow_s = 0.01
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        task = asyncio.create_task(collect(engine, ask(n=2)))
+        while engine.stats()["steps"] < 4:
+            await asyncio.sleep(0.002)
+        await (engine.close() if end == "close" else engine.unload("live"))
+        chunks = await task
+    assert [chunk.finish for chunk in chunks if chunk.finish] == [finish] * 2
+
+
+async def test_a_closed_stream_frees_the_server():
+    fake = TokenVllm(SCRIPT)
+    fake.slow_s = 0.005
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        stream = engine.generate(ask())
+        await anext(stream)
+        assert fake.open == 1
+        await stream.aclose()
+        async with asyncio.timeout(5):
+            while fake.open:
+                await asyncio.sleep(0.005)
+
+
+async def test_a_server_that_reports_other_logprobs_is_refused_with_the_flag_to_set():
+    with pytest.raises(BadConfig, match="--logprobs-mode processed_logprobs"):
+        async with vllm_engine(TokenVllm(SCRIPT, mode="raw_logprobs")):
+            pass
+
+
+async def test_a_server_that_never_answers_is_named():
+    config = EngineConfig(kind="vllm", urls=("http://127.0.0.1:9",), connect_s=0.01)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await open_vllm(config, ByteRenderer(), lambda url: None)
+
+
+def test_the_context_is_the_smallest_of_all():
+    async def context(*sizes):
+        async with vllm_engine(*(TokenVllm(SCRIPT, context=size) for size in sizes)) as engine:
+            return engine.capabilities().context
+
+    assert asyncio.run(context(600, 300)) == 300
+
+
+@pytest.mark.parametrize("settings", [{"kind": "vllm"}, {"urls": ("x",)}, {"urls": ("http://a", "http://a")}])
+def test_urls_are_checked(settings):
+    with pytest.raises(ValueError, match=r"engine\.urls"):
+        EngineConfig(**settings)
+
+
+NAMES = st.sampled_from(["choices", "index", "token_ids", "error", "logprobs", "prompt_logprobs"])
+NESTED = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=80) | NESTED.map(lambda value: json.dumps(value).encode()))
+def test_nonsense_from_a_server_is_an_error_with_words(body):
+    """Or nothing at all: what else is raised fails here."""
+    with contextlib.suppress(Unavailable):
+        read_event(b"data: " + body)
+    with pytest.raises(Unavailable, match="vLLM server"):
+        read_scores(body, [1, 2], 1)
