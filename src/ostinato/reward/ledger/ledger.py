@@ -152,7 +152,7 @@ class TurnLedger:
         known = (matured.facts.tenant, Fate.DECIDED) if matured else self.settled.get(signal.turn)
         if known is None:
             self.orphans.add(seq, signal, self.time)
-        elif False:
+        elif known[0] != signal.tenant:
             self.counts["foreign"] += 1
         elif known[1] is Fate.MOOT:
             self.counts["moot"] += 1
