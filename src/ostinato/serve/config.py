@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field, SecretStr
 
 
@@ -47,6 +49,10 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
     canary_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the canary arm.")
+    arm_users: Literal["declared", "verified"] = Field(
+        default="declared",
+        description="Who is dealt to the control and canary arms: any name that a caller gives, or only users that the tenant proved.",
+    )
     arm_salt: str = Field(default="ostinato", description="Changing it deals all users to the arms anew.")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024, description="Longest request body; beyond it 413.")
     max_depth: int = Field(default=64, ge=4, le=500, description="Deepest nesting of a JSON body.")

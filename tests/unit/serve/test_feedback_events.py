@@ -41,6 +41,8 @@ def test_values_times_and_targets():
         ({"value": -1.1e9}, "value"),
         ({"value": float("nan")}, "value"),
         ({"id": "a\nb"}, "id"),
+        ({"id": "a\x9b2Jb"}, "id"),
+        ({"retracts": "a\u2028b"}, "retracts"),
         ({"target": "a\x00"}, "target"),
         ({"source": "robot"}, "source"),
         ({"occurred_at": "yesterday"}, "occurred_at"),

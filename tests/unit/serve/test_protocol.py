@@ -1,10 +1,12 @@
 """The head of a request is bounded, whoever sends it and however."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
+import pytest
 import uvicorn
-from gateway_world import World
+from gateway_world import ASK, World, world
 
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.protocol import MAX_HEAD_BYTES, BoundedHttp
@@ -16,8 +18,8 @@ GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 @asynccontextmanager
-async def listening():
-    app = World(FakeEngine(), MemoryLog(), ServeConfig(), ByteRenderer()).app
+async def listening(app=None):
+    app = app or World(FakeEngine(), MemoryLog(), ServeConfig(), ByteRenderer()).app
     config = uvicorn.Config(app, log_config=None, lifespan="off")
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
@@ -81,3 +83,57 @@ async def test_the_refusal_says_why():
         writer.write(GET + b"x-long: " + b"y" * (MAX_HEAD_BYTES + 1000))
         status, body = await answer(reader)
         assert (status, body) == (431, b"The head of a request holds 64 KiB at most")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("ostinato.serve.wire.protocol.HEAD_S", 0.1)
+
+
+async def test_a_head_that_comes_too_slowly_is_refused_however_many_requests_came_before(impatient):
+    for earlier in (0, 2):
+        async with listening() as (reader, writer):
+            for _ in range(earlier):
+                writer.write(GET + b"\r\n")
+                assert (await answer(reader))[0] == 200
+            writer.write(GET)
+            status, body = await asyncio.wait_for(answer(reader), 2)
+            assert (status, body) == (408, b"The head of a request must come within 10 s")
+            assert await reader.read() == b""
+
+
+async def test_trickling_bytes_buys_no_time(impatient):
+    async with listening() as (reader, writer):
+        closed = asyncio.ensure_future(reader.read())
+        for byte in GET * 2:
+            if closed.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.02)
+        assert (await closed).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_connection_that_says_nothing_is_closed(impatient):
+    async with listening() as (reader, _):
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+
+
+async def test_a_quick_head_may_be_followed_by_a_pause(impatient):
+    async with listening() as (reader, writer):
+        for _ in range(2):
+            writer.write(GET + b"\r\n")
+            assert (await answer(reader))[0] == 200
+            await asyncio.sleep(0.25)
+
+
+async def test_a_next_request_begun_during_an_answer_does_not_cut_the_answer(impatient):
+    async with world(engine=FakeEngine(lambda r: "x" * 40, delay_s=0.01), real=False) as w:
+        async with listening(w.app) as (reader, writer):
+            data = json.dumps({**ASK, "stream": True}).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            writer.write(head + b"content-length: %d\r\n\r\n" % len(data) + data)
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            writer.write(GET)
+            answered = await asyncio.wait_for(reader.read(), 5)
+        assert b"data: [DONE]" in answered
+        assert b"HTTP/1.1 408 " in answered

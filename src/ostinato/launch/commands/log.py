@@ -45,9 +45,9 @@ def existing(config: Config) -> Home:
 
 
 def line(row: Row) -> str:
-    """A row in one line."""
+    """A row in one line, whatever was put into its names."""
     kind, text = _described(row)
-    return f"{kind:10} {text}"
+    return f"{kind:10} " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _described(row: Row) -> tuple[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.core.records import Signal
@@ -16,9 +17,21 @@ Key = tuple[str, str]
 """Tenant and turn."""
 
 
-class Orphans:
-    """Ids of signals by the turn that they are about. The oldest make room; `expired` and `dropped` count what was forgotten.
+@dataclass(slots=True)
+class _Held:
+    """One tenant's: by turn, oldest first, when the first signal came, and all."""
 
+    turns: OrderedDict[str, tuple[float, list[Said]]] = field(
+        default_factory=OrderedDict[str, tuple[float, list[Said]]]
+    )
+    count: int = 0
+    bytes: int = 0
+
+
+class Orphans:
+    """Ids of signals by the turn that they are about; `expired` and `dropped` count what was forgotten.
+
+    Where there are too many, the oldest of the tenant that holds most make room: nobody's flood costs another tenant its own.
     Time is the log's own: the latest time that any row named so far. So whoever reads the same rows forgets the same signals.
 
     Args:
@@ -29,7 +42,7 @@ class Orphans:
 
     def __init__(self, *, most: int, most_bytes: int, seconds: float) -> None:
         self._most, self._most_bytes, self._seconds = most, most_bytes, seconds
-        self._held: OrderedDict[Key, tuple[float, list[Said]]] = OrderedDict()  # when the first came, and all
+        self._tenants: dict[str, _Held] = {}
         self.count = 0
         self.bytes = 0
         self.expired = 0
@@ -37,52 +50,63 @@ class Orphans:
 
     def add(self, seq: Cursor, signal: Signal, now: float) -> None:
         """Remember a signal about an unknown turn."""
-        key = (signal.tenant, signal.turn)
-        said: Said = (seq, signal.id, signal.retracts)
-        _, held = self._held.setdefault(key, (now, []))
-        self.bytes += _size(said) if held else _size(said) + _room(key)
-        held.append(said)
-        self.count += 1
+        held = self._tenants.setdefault(signal.tenant, _Held())
+        self._put((signal.tenant, signal.turn), held, now, (seq, signal.id, signal.retracts))
         while self.count > self._most or self.bytes > self._most_bytes:
-            self.dropped += self._forget(next(iter(self._held)))
+            by = "count" if self.count > self._most else "bytes"
+            tenant, most = max(self._tenants.items(), key=lambda each: (getattr(each[1], by), each[0]))
+            self.dropped += len(self._forget((tenant, next(iter(most.turns)))))
 
     def claim(self, tenant: str, turn: str) -> list[Said]:
         """What was said about a turn that has come, in order; it is held no longer."""
-        found = self._held.get((tenant, turn))
-        if found is None:
-            return []
-        self._forget((tenant, turn))
-        return found[1]
+        held = self._tenants.get(tenant)
+        return [] if held is None or turn not in held.turns else self._forget((tenant, turn))
 
     def expire(self, now: float) -> None:
         """Forget what has waited too long."""
-        while self._held:
-            key, (since, _) = next(iter(self._held.items()))
-            if now - since <= self._seconds:
-                return
-            self.expired += self._forget(key)
+        for tenant, held in list(self._tenants.items()):
+            while held.turns:
+                turn, (since, _) = next(iter(held.turns.items()))
+                if now - since <= self._seconds:
+                    break
+                self.expired += len(self._forget((tenant, turn)))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
-        held = [[*key, since, [list(each) for each in said]] for key, (since, said) in self._held.items()]
+        held = [
+            [tenant, turn, since, [list(each) for each in said]]
+            for tenant, theirs in self._tenants.items()
+            for turn, (since, said) in theirs.turns.items()
+        ]
         return {"held": held, "expired": self.expired, "dropped": self.dropped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
-        held: Sequence[Sequence[Any]] = state["held"]
-        self._held = OrderedDict(
-            ((tenant, turn), (float(since), [(seq, id, retracts) for seq, id, retracts in said]))
-            for tenant, turn, since, said in held
-        )
-        self.count = sum(len(said) for _, said in self._held.values())
-        self.bytes = sum(_room(key) + sum(map(_size, said)) for key, (_, said) in self._held.items())
+        self._tenants, self.count, self.bytes = {}, 0, 0
+        for tenant, turn, since, said in state["held"]:
+            held = self._tenants.setdefault(tenant, _Held())
+            for seq, id, retracts in said:
+                self._put((tenant, turn), held, float(since), (seq, id, retracts))
         self.expired, self.dropped = int(state["expired"]), int(state["dropped"])
 
-    def _forget(self, key: Key) -> int:
-        _, said = self._held.pop(key)
-        self.count -= len(said)
-        self.bytes -= _room(key) + sum(map(_size, said))
-        return len(said)
+    def _put(self, key: Key, held: _Held, since: float, said: Said) -> None:
+        fresh = key[1] not in held.turns
+        held.turns.setdefault(key[1], (since, []))[1].append(said)
+        self._count(held, 1, _size(said) + (_room(key) if fresh else 0))
+
+    def _forget(self, key: Key) -> list[Said]:
+        held = self._tenants[key[0]]
+        _, said = held.turns.pop(key[1])
+        self._count(held, -len(said), -_room(key) - sum(map(_size, said)))
+        if not held.turns:
+            del self._tenants[key[0]]
+        return said
+
+    def _count(self, held: _Held, signals: int, size: int) -> None:
+        held.count += signals
+        held.bytes += size
+        self.count += signals
+        self.bytes += size
 
 
 def _room(key: Key) -> int:

@@ -95,7 +95,8 @@ class Senders:
             return Placement(slot=caller.slot, assignment=Assignment(arm=Arm.EVAL, propensity=1.0))
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
-        assignment = self._arms.assign(caller.tenant, caller.user, loaded)
+        known = caller.verified or self._config.arm_users == "declared"
+        assignment = self._arms.assign(caller.tenant, caller.user if known else ANONYMOUS, loaded)
         return Placement(slot=assignment.arm.value, assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:

@@ -10,7 +10,15 @@ import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
@@ -19,8 +27,16 @@ MAX_N = 128
 MAX_STOPS = 16
 MAX_MESSAGES = 4096
 
+
+def printable(text: str) -> str:
+    """For names that are shown to people: nothing in them may move a terminal's cursor or end a line. Raises ValueError."""
+    if not text.isprintable():
+        raise ValueError("holds a character that is not printable")
+    return text
+
+
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-_User = Annotated[str, StringConstraints(max_length=512)]  # "" is what some clients send for nobody
+_User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for nobody
 _Body = TypeVar("_Body", bound=BaseModel)
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
-from ostinato.serve.dialects.openai import validate
+from ostinato.serve.dialects.openai import printable, validate
 
 MAX_EVENTS = 1000
 MAX_VALUE = 1e9  # in size: squares and sums of such values stay far from the end of what a float holds
 _MAX_TIME = 253_402_300_799.0  # the end of the year 9999
 
-_Id = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Id = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(printable)]
 _Text = Annotated[str, StringConstraints(max_length=65_536)]
 
 

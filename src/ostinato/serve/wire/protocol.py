@@ -1,36 +1,77 @@
-"""uvicorn's fast HTTP parser with a bound that it lacks: the head of a request may not grow without end."""
+"""uvicorn's fast HTTP parser with two bounds that it lacks: the head of a request may grow only so long, and take only so long."""
 
 from __future__ import annotations
+
+import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 65_536
-_REFUSED = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"content-length: 42\r\nconnection: close\r\n\r\nThe head of a request holds 64 KiB at most"
-)
+HEAD_S = 10.0
+
+
+def _refusal(status: bytes, why: bytes) -> bytes:
+    head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close" % len(why)
+    return b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, head, why)
+
+
+_TOO_LONG = _refusal(b"431 Request Header Fields Too Large", b"The head of a request holds 64 KiB at most")
+_TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come within 10 s")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection whose request head goes on for more than `MAX_HEAD_BYTES`."""
+    """Closes a connection whose request head goes on for more than `MAX_HEAD_BYTES`, or is not whole after `HEAD_S`.
+
+    A connection that sends nothing at all after it was opened counts as one that is slow.
+    """
 
     _in_head = True
     _head_ended = False
     _head_bytes = 0
+    _head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._head_due = self.loop.call_later(HEAD_S, self._late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._head_ended = False
         super().data_received(data)
         self._head_bytes = 0 if self._head_ended or not self._in_head else self._head_bytes + len(data)
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(_REFUSED)
-            self.transport.close()
+        if not self._head_bytes:
+            return
+        if self._head_due is None:
+            self._head_due = self.loop.call_later(HEAD_S, self._late)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_TOO_LONG)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_ended = True
+        self._in_time()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head = True
         super().on_message_complete()
+
+    def _in_time(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+    def _late(self) -> None:
+        self._head_due = None
+        if self.cycle is None or self.cycle.response_complete:
+            self._refuse(_TOO_SLOW if self._head_bytes else b"")  # who has said nothing is told nothing
+        else:  # the head of a next request, come in part while an answer is being sent: the answer goes first
+            self._head_due = self.loop.call_later(HEAD_S, self._late)
+
+    def _refuse(self, why: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(why)
+            self.transport.close()
