@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.record.traffic import LETTERS
 
 from ostinato.record.codec.kinds import KINDS, SMALL, TURNS, Kind, to_json
-from ostinato.record.codec.shrink import Use
+from ostinato.record.codec.shrink import Shrinker, Use
 from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import build
@@ -26,6 +26,7 @@ from ostinato.record.segments.segment import KEYS, Segment
 from ostinato.record.sqlite import sync_directory
 
 _TIMES = frozenset({"started_at", "ended_at", "at", "occurred_at", "received_at"})
+_WITHOUT = 1  # the first byte of what was packed without a dictionary
 _POLICIES = frozenset({"policy", "previous", "reference", "base"})
 
 
@@ -44,13 +45,17 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row with gaps for what a copy changes besides names. `plain`: what its key is the hash of."""
+    """A row with gaps for what a copy changes besides names.
+
+    `plain`: what its key is the hash of. `early`: it was packed before the segment had a dictionary.
+    """
 
     seq: int
     form: bytes
     gaps: tuple[tuple[str, Any], ...]
     plain: tuple[bytes, ...]
-    columns: tuple[Any, ...] = ()
+    early: bool
+    columns: tuple[Any, ...]
 
     def body(self, offsets: Offsets) -> bytes:
         return self.form % tuple(offsets.added(what, value) for what, value in self.gaps)
@@ -123,12 +128,13 @@ def _insert_extras(segment: Segment, pattern: Pattern, offsets: Offsets, renamed
 
 def _insert_rows(segment: Segment, pattern: Pattern, offsets: Offsets, renamed: bytes) -> Sequence[int]:
     """Write the rows, the identities in the order of their rows, as the writer does; returns the keys."""
-    pack, identities = segment.shrinker.pack, list[tuple[int, int]]()
+    early, later = Shrinker(dict), segment.shrinker
+    identities: list[tuple[int, int]] = []
     for kind, rows in pattern.kinds.items():
         values: list[tuple[Any, ...]] = []
         for row in rows:
             seq = row.seq + offsets.place
-            body = pack(Use.ROWS, row.body(offsets).translate(renamed))
+            body = (early if row.early else later).pack(Use.ROWS, row.body(offsets).translate(renamed))
             values.append((seq, None, body, *row.columns) if kind is TURNS else (seq, body, *row.columns))
             identities.append((_key(kind, row, offsets, renamed), seq))
         if values:
@@ -170,7 +176,8 @@ def _rows(segment: Segment, kind: Kind) -> list[_Row]:
             gaps += gap
         form = b"[" + b",".join([*(part.replace(b"%", b"%%") for part in front), *parts]) + b"]"
         plain = tuple(str(named[name]).encode() for name in kind.identity)
-        found.append(_Row(seq, form, tuple(gaps), plain, tuple(columns)))
+        early = stored[2 if kind is TURNS else 1][0] == _WITHOUT
+        found.append(_Row(seq, form, tuple(gaps), plain, early, tuple(columns)))
     return found
 
 

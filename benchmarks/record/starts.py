@@ -11,7 +11,6 @@ import asyncio
 import io
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from ostinato.app.keeping import needed
 from ostinato.app.storage import open_folds, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.records import Identity, Row
+from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
@@ -131,7 +130,7 @@ class _Since:
                 self.summary.apply(seq, row)
             if type(row) in kinds:
                 yield seq, row
-            if row.__class__.__name__ == "Turn":
+            if isinstance(row, Turn):
                 self._turns += 1
                 if self._turns % 1000 == 0:
                     self._seen(self._turns)
@@ -159,7 +158,9 @@ async def folded(run: Path, figures: Mapping[str, float], turns: int, seen: Call
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Of this program: what `getrusage` tells includes the process that started it."""
+    told = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in told.splitlines() if line.startswith("VmHWM")) / 1024
 
 
 def main() -> None:

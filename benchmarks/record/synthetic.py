@@ -37,6 +37,7 @@ BULK = 64  # rows of an append
 NEWEST = 2_000  # turns that the open segment holds
 BYTES_A_TURN = 1_500  # with room to spare: what is free is compared with it
 SEGMENT_ROWS = RecordConfig().segment_rows
+PATIENT = RecordConfig(append_s=3600.0, segment_hours=1e6)  # the machine may be busy, and the clock is the traffic's
 
 
 async def write(log: SqlLog, shape: Shape, traffic: Traffic, turns: int, rows: int, progress: Progress) -> None:
@@ -67,14 +68,16 @@ async def made_pattern(out: Path, shape: Shape, progress: Progress) -> dict[str,
         shutil.rmtree(out / "pattern", ignore_errors=True)
         draws = Draws(shape.seed)
         traffic, cpu, wall = Traffic(shape, draws), time.process_time(), time.perf_counter()
-        with SqlLog.open(out / "pattern", lambda: traffic.now, RecordConfig(segment_hours=1e6)) as log:
+        with SqlLog.open(out / "pattern", lambda: traffic.now, PATIENT) as log:
             log.derive_text(draws.pieces.__getitem__)
             await write(log, shape, traffic, 1 << 62, SEGMENT_ROWS, progress)
             for rows in traffic.finish():
                 await log.append(*rows)
         figures = {"writer's cpu us a turn, traffic included": (time.process_time() - cpu) / traffic.turns * 1e6}
         figures |= {"writer's turns a second of wall clock": traffic.turns / (time.perf_counter() - wall)}
-        with SqlLog.open(out / "pattern", lambda: traffic.now, RecordConfig(segment_rows=1, retain_days=1e5)) as log:
+        with SqlLog.open(
+            out / "pattern", lambda: traffic.now, PATIENT.model_copy(update={"segment_rows": 1, "retain_days": 1e5})
+        ) as log:
             await log.drop_old(traffic.now, 0)  # drops nothing, and closes the segment
         told.write_text(json.dumps(figures | {"span": traffic.now - START}))
     return json.loads(told.read_text())
@@ -117,7 +120,7 @@ async def make(out: Path, turns: int, shape: Shape, progress: Progress) -> dict[
     after = offsets_of(pattern, span, copies + 1)
     newest = Traffic(shape, Draws(shape.seed + 1), START + after.seconds, after.number, after.step)
     newest.rows = after.place
-    with SqlLog.open(run / "log", lambda: newest.now, RecordConfig(segment_hours=1e6)) as log:
+    with SqlLog.open(run / "log", lambda: newest.now, PATIENT) as log:
         await write(log, shape, newest, NEWEST, after.place + SEGMENT_ROWS, progress)
         figures |= {"rows": float(log.newest()), "copies' cpu us a turn": took}
     return figures | {"turns": float((copies + 1) * pattern.turns + newest.turns), "segments": float(copies + 2)}

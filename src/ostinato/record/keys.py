@@ -58,7 +58,7 @@ class Scope:
 class KeyRing:
     """The file of keys. Thread-safe; any number of processes may use one file.
 
-    Raises BadConfig if the keys are wrapped with another master key.
+    Raises BadConfig if the keys are wrapped with another master key; Corrupt, StorageFull, Unavailable.
     """
 
     def __init__(self, path: Path, master: Path | None, clock: Clock) -> None:
@@ -73,10 +73,11 @@ class KeyRing:
             self._db = sqlite.connect(path, write=True)
             self._db.execute("PRAGMA synchronous=EXTRA")
             self._db.execute("PRAGMA secure_delete=ON")
+            self._seen = self._version()
+            self._check_schema()
+            self._wrap_clear_ones()
         except driver.Error as error:
             raise translate(error, path) from error
-        self._seen = self._version()
-        self._wrap_clear_ones()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -199,6 +200,12 @@ class KeyRing:
             return self._master.decrypt(stored[1 : 1 + _NONCE], stored[1 + _NONCE :], scope.encode())
         except InvalidTag as error:
             raise BadConfig(f"record.master_key does not open the keys in {self._path}; name the right file") from error
+
+    def _check_schema(self) -> None:
+        if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'keys'").fetchone() is None:
+            raise Corrupt(
+                f"{self._path} is no file of keys; restore it from a copy: what lies under them cannot be read"
+            )
 
     def _wrap_clear_ones(self) -> None:
         """Check the master key on one key; wrap those that were made before there was one."""

@@ -1,8 +1,8 @@
 """Group commit: one thread writes whatever is waiting in one transaction, so that many callers share one fsync.
 
 Every caller is answered within its deadline. While another process holds the write lock all callers wait together. When the shared
-transaction fails for another reason, each caller's rows are tried alone: the ones that fit are kept, and exactly the others get the
-error.
+transaction fails for another reason, each caller's rows are tried alone: the ones that can be written are kept, and the others get the
+error. On a full disk the smallest are tried first; where one does not fit, those that are larger are refused with it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class _Job:
         self._answered = False
         self._gate = threading.Lock()
         self.timer: asyncio.TimerHandle | None = None
+
+    def size(self) -> int:
+        """About how many bytes its rows have."""
+        return sum(row.size for row in self.ready)
 
     def begin(self) -> bool:
         """Claim it for a transaction; False if it was given up."""
@@ -166,9 +170,13 @@ class GroupWriter:
         if len(jobs) == 1 or not isinstance(answer, OstinatoError):
             _tell([(job, answer) for job in jobs])
             return []
+        full = isinstance(answer, StorageFull)
         waiting: list[_Job] = []
-        for job in jobs:
-            answer = None if waiting else self._try([job])
+        refusal: Answer | None = None
+        for job in sorted(jobs, key=_Job.size) if full else jobs:
+            answer = refusal or (None if waiting else self._try([job]))
+            if full and isinstance(answer, StorageFull):
+                refusal = answer
             if answer is None:
                 waiting.append(job)
             else:

@@ -1,6 +1,7 @@
 """Rows of every kind, and what is in a log."""
 
 from pathlib import Path
+from typing import Any
 
 from ostinato.core.records import (
     Alarm,
@@ -53,3 +54,17 @@ async def collect(log: SqlLog, after: int = 0, kinds: set[type] = EVERY) -> list
 def firsts(directory: Path) -> list[int]:
     """The first row of each segment that is there."""
     return sorted(int(path.stem) for path in directory.glob("0*.db"))
+
+
+def limit_pages(log: SqlLog, pages: int | None) -> None:
+    """Let the open segment grow no further than `pages` (SQLite itself answers SQLITE_FULL); None lifts the limit."""
+    appender = log._appender
+    opened = appender._open_newest
+
+    def limited() -> Any:
+        head = opened()
+        head.segment.db.execute(f"PRAGMA max_page_count={pages or 2**30}")
+        return head
+
+    appender._open_newest = limited  # type: ignore[method-assign]
+    appender._forget_head()

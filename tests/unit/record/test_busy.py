@@ -6,17 +6,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pysqlite3.dbapi2
 import pytest
-from record_rows import collect, signal
+from record_rows import collect, limit_pages, signal
 
-from ostinato.core.errors import Unavailable
-from ostinato.core.records import Row
+from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.records import Row, Turn
 from ostinato.record import writer as writer_module
-from ostinato.record.config import RecordConfig
+from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.log import SqlLog
+from ostinato.testing.records import a_turn
 
 driver: Any = pysqlite3.dbapi2
 WAIT_S = 1.0
@@ -141,3 +143,54 @@ async def test_closing_at_a_held_lock_ends(tmp_path: Path):
     assert time.monotonic() - start < 2
     assert isinstance((await waiting)[1], Unavailable)
     holder.close()
+
+
+async def test_a_held_file_of_keys_is_waited_for_together_and_no_longer(tmp_path: Path):
+    """A new person's key cannot be made; who has one already waits in the same group, and all are told in time."""
+    config = RecordConfig(append_s=WAIT_S, encrypt=Encrypt.USER)
+    with SqlLog.open(tmp_path / "log", config=config) as log:
+        await log.append(a_turn("t", user="known"))
+        holder = driver.connect(str(tmp_path / "log-keys.db"), isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        turns = [a_turn(f"t{i}", user="known" if i % 2 else f"new{i}") for i in range(11)]
+        answers = await asyncio.gather(*[timed(log, turn) for turn in turns])
+        assert all(waited < 2 * WAIT_S for waited, _ in answers), answers
+        assert all("nothing of it was kept" in str(answer) for _, answer in answers if not isinstance(answer, int))
+        holder.execute("ROLLBACK")
+        holder.close()
+        await asyncio.gather(*[log.append(turn) for turn in turns])
+        assert {row.id for _, row in await collect(log, kinds={Turn}) if isinstance(row, Turn)} == {
+            "t",
+            *(turn.id for turn in turns),
+        }
+
+
+async def test_a_full_disk_is_said_at_once_to_each_of_many(log: SqlLog, sql: Any):
+    """Nobody waits for a deadline, or for the others: one is tried alone, and none that is larger after it."""
+    await log.append(signal(0))
+    limit_pages(log, sql(log._directory.segment(1), "PRAGMA page_count")[0][0])
+    rows = [replace(signal(i), comment=token_hex(4000)) for i in range(1, 401)]
+    tries: list[int] = []
+    attempt = log._writer._try
+
+    def counted(jobs: Any) -> Any:
+        tries.append(len(jobs))
+        return attempt(jobs)
+
+    log._writer._try = counted  # type: ignore[method-assign]
+    answers = await asyncio.gather(*[log.append(row) for row in rows], return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StorageFull] * 400
+    assert len({id(answer) for answer in answers}) == 400  # each his own: tracebacks are attached to them
+    assert sum(tries) == 400 + tries.count(1)
+    assert tries.count(1) <= 3
+    limit_pages(log, None)
+    assert await log.append(*rows) == 401
+
+
+async def test_on_a_full_disk_the_small_ones_that_fit_are_kept_whatever_their_place(log: SqlLog, sql: Any):
+    await log.append(signal(0))
+    limit_pages(log, sql(log._directory.segment(1), "PRAGMA page_count")[0][0] + 2)
+    rows = [replace(signal(i), comment=token_hex(30_000) if i % 2 else None) for i in range(1, 21)]
+    answers = await asyncio.gather(*[log.append(row) for row in rows], return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StorageFull, int] * 10
+    assert {row for _, row in await collect(log)} == {signal(0), *rows[1::2]}

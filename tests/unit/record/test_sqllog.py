@@ -8,6 +8,7 @@ from typing import Any
 
 import pysqlite3.dbapi2
 import pytest
+from record_rows import limit_pages
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, TooLarge, Unavailable
 from ostinato.core.records import (
@@ -277,20 +278,6 @@ async def test_a_closed_log_says_so(tmp_path: Path):
 
 
 # ---------------------------------------------------------------- a full disk
-
-
-def limit_pages(log: SqlLog, pages: int | None) -> None:
-    """Let the open segment grow no further than `pages` (SQLite itself answers SQLITE_FULL); None lifts the limit."""
-    appender = log._appender
-    opened = appender._open_newest
-
-    def limited() -> Any:
-        head = opened()
-        head.segment.db.execute(f"PRAGMA max_page_count={pages or 2**30}")
-        return head
-
-    appender._open_newest = limited  # type: ignore[method-assign]
-    appender._forget_head()
 
 
 async def test_a_full_disk_fails_exactly_the_callers_that_do_not_fit(log: SqlLog, sql: Any):

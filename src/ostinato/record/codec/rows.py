@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Identity, Row, Turn, identity
@@ -22,6 +23,15 @@ class Ready:
     said: bytes | None = None
     turn: turns.Prepared | None = None
     secret: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes, before what repeats is left out."""
+        size = len(self.body) + len(self.said or b"")
+        if self.turn is None:
+            return size
+        row = cast("Turn", self.row)
+        return size + len(self.turn.ids) + len(self.turn.logprobs) + len(row.text) + len(row.routes)
 
 
 def prepare(row: Row) -> Ready:
