@@ -54,6 +54,9 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     answer_s: float = Field(
         default=5.0, gt=0, description="Seconds that a reward function has for one turn before its process is killed."
     )
+    memory_bytes: int = Field(
+        default=4 << 30, gt=0, description="Bytes of memory that a reward function's process may take for itself."
+    )
     load_s: float = Field(default=60.0, gt=0, description="Seconds that a reward function's module has to be imported.")
     max_abs: float = Field(default=100.0, gt=0, le=1e6, description="Largest absolute reward that is believed.")
     settle_s: float = Field(
@@ -64,6 +67,11 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     )
     longest_wait_s: float = Field(
         default=7 * DAY, gt=0, description="Seconds after a turn's end in which its reward must be known."
+    )
+    batch_wait_s: float = Field(
+        default=7 * DAY,
+        gt=0,
+        description="Seconds after its reward was due until a turn is held back if too few others are there to fill a batch.",
     )
     max_signals: int = Field(default=100, ge=1, description="Signals of one turn that count: the first to be written.")
     max_orphans: int = Field(default=10_000, ge=0, description="Signals about turns yet to come that are remembered.")

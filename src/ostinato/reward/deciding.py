@@ -10,11 +10,12 @@ from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Si
 from ostinato.core.seams import Cursor, Log
 from ostinato.reward.asking.question import Answer, Asker, Failure, Question
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import OpenTurn
+from ostinato.reward.ledger.entries import Facts, OpenTurn
 from ostinato.reward.ledger.ledger import GONE, UNDELIVERED, TurnLedger
 
 ROUND_TURNS = 100  # turns asked about at once: what is learned of one round, such as an alarm, is known in the next
 ROUND_SIGNALS = 200  # signals fetched for them
+UNASKED = "unasked: reward.longest_wait_s is over"
 
 
 class Deciding:
@@ -84,6 +85,15 @@ class Deciding:
                 heapq.heappush(self._later, (decided.until, entry.facts.seq, entry.facts.id))
         return rows, complete
 
+    def given_up(self, ledger: TurnLedger, now: float, upto: Cursor) -> list[Row]:
+        """Quarantines of the turns whose time is over, for when the function cannot be asked about all that are due."""
+        late = (entry.facts for entry in ledger.open.values() if self._last_time(entry.facts) <= now)
+        return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
+
+    def _last_time(self, facts: Facts) -> float:
+        """When a turn's reward must be known."""
+        return facts.ended_at + self._config.longest_wait_s
+
     def _decide(
         self, ledger: TurnLedger, entry: OpenTurn, question: Question, answer: Answer
     ) -> Reward | Pending | str:
@@ -92,7 +102,7 @@ class Deciding:
         if isinstance(answer, Failure):
             return answer.reason
         if isinstance(answer, Pending):
-            last = facts.ended_at + self._config.longest_wait_s
+            last = self._last_time(facts)
             return Pending(until=min(answer.until, last)) if now < last else "pending: reward.longest_wait_s is over"
         if not entry.proven:
             known_by = facts.ended_at + self._config.delivery_s

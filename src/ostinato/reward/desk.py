@@ -10,9 +10,10 @@ last that the desk had read. Whoever reads the log up to there, and asks the fun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from ostinato.core.errors import Conflict, NoSignal
+from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.lineage import Lineage
 from ostinato.core.records import AlarmState, Batch, Holdback, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import TrainingBatch
@@ -26,9 +27,9 @@ from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import FUNCTION
 from ostinato.reward.ledger.entries import Matured
-from ostinato.reward.ledger.ledger import NO_SIGNAL
+from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW
 from ostinato.reward.reading import Reading
-from ostinato.reward.units import newest_units
+from ostinato.reward.units import newest_units, waited_in_vain
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -97,9 +98,9 @@ class RewardDesk:
         """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest; [] if there are too few.
 
         For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is held back once it is
-        too stale: ``stale:<lag>``. What was made under a contract that may not be trained on is held back, ``numerics:<id>``: here
-        and not when it is read, because a recorded batch stays what it is when the trainer's own contract changes. So is silence
-        that is not believed any more, ``coverage``.
+        too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. What was made under a contract that may
+        not be trained on is held back, ``numerics:<id>``: here and not when it is read, because a recorded batch stays what it is
+        when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``.
         """
         async with self._busy:
             return [turn for turn, _ in await self._choose(steps, size, base)]
@@ -143,8 +144,10 @@ class RewardDesk:
             await self._reading.save()
 
     async def close(self) -> None:
-        """Let go of the process that runs the reward function, if there is one."""
+        """Let go of the process that runs the reward function, if there is one, and save. A full disk costs the saving only."""
         await self._asker.close()
+        with contextlib.suppress(StorageFull):
+            await self.save()
 
     # ------------------------------------------------------------ rewards and reasons
 
@@ -161,8 +164,11 @@ class RewardDesk:
                 rows, complete = await self._deciding.rows(self._asker, ledger, due, now, self._reading.cursor)
             except Unloadable as error:
                 await self._alarm_unloadable(str(error), now)
-                return
+                rows, complete = [], False
             await self._write(rows)
+            await self._settle(now)
+        if not complete:
+            await self._write(self._deciding.given_up(ledger, now, self._reading.cursor))
             await self._settle(now)
 
     async def _settle(self, now: float) -> None:
@@ -190,12 +196,22 @@ class RewardDesk:
             ]
             await self._write(held)
             entries = newest_units(ledger.matured.values(), ledger.first_open, size=size, now=now, config=self._config)
+            if not entries:
+                await self._give_up_waiting(size, now)
+                return []
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
             if len(turns) == len(entries):
                 return list(zip(turns, entries, strict=True))
             there = {turn.id for turn in turns}
             gone = [entry.facts.id for entry in entries if entry.facts.id not in there]
             await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
+
+    async def _give_up_waiting(self, size: int, now: float) -> None:
+        """Hold back what has waited too long for others to be learned from with."""
+        ledger, config = self._reading.ledger, self._config
+        late = waited_in_vain(ledger.matured.values(), ledger.first_open, now=now, config=config)
+        reason = f"{TOO_FEW}: no batch of {size} in {config.batch_wait_s:g} s (reward.batch_wait_s)"
+        await self._write([Holdback(turn=entry.facts.id, reason=reason, at=now) for entry in late])
 
     def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:
         """Why a turn whose reward is known is not trained on; None if it may be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from ostinato.core.errors import Conflict
+from ostinato.core.errors import NoSignal
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.reward.desk import RewardDesk
@@ -31,17 +31,20 @@ class DeskSource:
 
     async def collect(self) -> Sequence[Turn]:
         """Wait until a batch of turns is ready."""
-        while True:
-            await self._desk.poll()
-            if turns := await self._desk.ready(self._desk.last_step, self._size, self.base):
-                return turns
+        while not (turns := await self.look()):
             await asyncio.sleep(self._poll_s)
+        return turns
+
+    async def look(self) -> Sequence[Turn]:
+        """Give every turn the reward or outcome that is due; a batch of turns if so many are ready, otherwise none."""
+        await self._desk.poll()
+        return await self._desk.ready(self._desk.last_step, self._size, self.base)
 
     async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
         """A batch with its credits, in the log before it is returned: of these turns, or of newer ones. Raises NoSignal."""
         step = self._desk.last_step + 1
         made = await self._desk.batch(step, min(len(turns), self._size), await self._live(), self.base)
         if made is None:
-            raise Conflict("turns that were ready are not any more: another trainer is using this log; stop it")
+            raise NoSignal("of the turns that were ready some have been held back since; the rest wait for others")
         self.base = None
         return made

@@ -1,4 +1,4 @@
-"""Which turns go into the next batch: whole groups and episodes, the newest first. Pure."""
+"""Which turns go into the next batch, and for which there will be none: whole groups and episodes. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,8 @@ def newest_units(
 
     Where people are served faster than the trainer learns, a queue would make every batch stale; so the newest units are taken.
     """
-    units: dict[Unit, list[Matured]] = defaultdict(list)
-    for entry in matured:
-        units[entry.facts.unit].append(entry)
     ready: list[list[Matured]] = []
-    for unit, members in units.items():
+    for unit, members in _units(matured).items():
         members.sort(key=lambda entry: entry.facts.seq)
         if part := _ready(unit, members, first_open(unit), now, config):
             ready.append(part)
@@ -42,6 +39,28 @@ def newest_units(
         if len(taken) >= size:
             return sorted(taken, key=lambda entry: entry.facts.seq)
     return []
+
+
+def waited_in_vain(
+    matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
+) -> list[Matured]:
+    """The units whose last reward was due `batch_wait_s` ago. To be asked where there are too few turns for a batch.
+
+    A unit of which a turn waits for its reward goes on waiting, which ends: see `longest_wait_s`.
+    """
+    found: list[Matured] = []
+    for unit, members in _units(matured).items():
+        last = max(entry.since for entry in members)
+        if now - last >= config.batch_wait_s and first_open(unit) is None:
+            found += members
+    return found
+
+
+def _units(matured: Iterable[Matured]) -> dict[Unit, list[Matured]]:
+    units: dict[Unit, list[Matured]] = defaultdict(list)
+    for entry in matured:
+        units[entry.facts.unit].append(entry)
+    return units
 
 
 def _ready(

@@ -44,6 +44,14 @@ def fate(turn, signals, now, *, scale: float = 1.0):
         assert sys.stdin.read() == ""
     if turn.text == "pid":
         return NoReward(reason=str(os.getpid()))
+    if turn.text == "memory":
+        return NoReward(reason=str(len(bytearray(10 << 30))))
+    if turn.text == "fork":
+        os.fork()  # two processes come to the answer
+    if turn.text == "daemon" and os.fork():
+        os._exit(0)  # the parent ends, the copy answers
+    if turn.text == "helper":
+        return NoReward(reason=str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")))
     if turn.text == "later":
         return Pending(until=now + 1)
     return Reward(turn=turn.id, value=scale * len(signals), function="fate@1", signals=tuple(s.id for s in signals), at=now)
@@ -173,7 +181,9 @@ def naughty(tmp_path, monkeypatch):
 
 @pytest.fixture
 async def isolated(naughty):
-    asker = Isolated("naughty_reward:fate", {"scale": 2}, answer_s=0.5, load_s=60.0, max_abs=100.0)
+    asker = Isolated(
+        "naughty_reward:fate", {"scale": 2}, answer_s=0.5, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30
+    )
     yield asker
     await asker.close()
 
@@ -201,6 +211,8 @@ async def test_one_process_answers_all_and_its_prints_disturb_nothing(isolated: 
         ("die", "reward_failed: its process ended (7)", 2),
         ("hang", "reward_hung: no answer in 0.5 s", 2),
         ("flood", "reward_nonsense: a function's name", 1),
+        ("memory", "reward_failed: MemoryError", 1),
+        ("daemon", "reward_", 2),
     ],
 )
 async def test_only_the_turn_at_fault_fails(isolated: Isolated, text: str, why: str, processes: int):
@@ -211,6 +223,33 @@ async def test_only_the_turn_at_fault_fails(isolated: Isolated, text: str, why: 
     assert found[1].reason.startswith(why)
     assert [answer.turn for answer in (found[0], found[2])] == ["a:0", "b:0"]
     assert isolated.started == processes
+
+
+async def test_a_function_that_forks_gives_one_answer_and_the_next_turn_its_own(isolated: Isolated):
+    many = [question("fork" if i % 2 else "", id=f"t{i}:0", signals=i) for i in range(20)]
+    found = await isolated.ask(many)
+    assert [(answer.turn, answer.value) for answer in found] == [(f"t{i}:0", 2.0 * i) for i in range(20)]
+    assert isolated.started == 1
+
+
+async def test_what_a_function_started_ends_with_its_process(isolated: Isolated):
+    (helper,) = await isolated.ask([question("helper")])
+    assert running(int(helper.reason))
+    await isolated.close()
+    gone(int(helper.reason))
+
+
+def running(process: int) -> bool:
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().split()[2] != "Z"
+
+
+def gone(process: int) -> None:
+    for _ in range(200):
+        if not running(process):
+            return
+        time.sleep(0.05)
+    pytest.fail("it is still running")
 
 
 async def test_a_function_that_always_hangs_costs_two_processes_a_round_and_no_turn_is_blamed_unasked(
@@ -242,7 +281,7 @@ async def test_a_cancelled_round_leaves_no_answer_for_the_next(isolated: Isolate
 async def test_a_function_that_cannot_be_loaded_is_the_configs_fault(naughty, name: str, options: dict, message: str):
     (naughty / "broken_reward.py").write_text("raise SystemExit(5)\n")
     (naughty / "endless_reward.py").write_text("while True: pass\n")
-    asker = Isolated(name, options, answer_s=1.0, load_s=3.0, max_abs=1.0)
+    asker = Isolated(name, options, answer_s=1.0, load_s=3.0, max_abs=1.0, memory_bytes=1 << 30)
     with pytest.raises(BadConfig) as caught:
         await asker.ask([question()])
     assert message in str(caught.value)
@@ -265,23 +304,20 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 from test_asking import question
 from ostinato.reward.asking.isolated import Isolated
 async def main():
-    asker = Isolated("naughty_reward:fate", {{}}, answer_s=60.0, load_s=60.0, max_abs=100.0)
-    (answer,) = await asker.ask([question("pid")])
-    print(answer.reason, flush=True)
+    asker = Isolated("naughty_reward:fate", {{}}, answer_s=60.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30)
+    for answer in await asker.ask([question("pid"), question("helper")]):
+        print(answer.reason, flush=True)
     await asker.ask([question("hang")])
 asyncio.run(main())
 """
     desk = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert desk.stdout is not None
-    child = int(desk.stdout.readline())
+    child, helper = int(desk.stdout.readline()), int(desk.stdout.readline())
     time.sleep(0.3)
-    os.kill(child, 0)
+    assert running(child)
+    assert running(helper)
     desk.kill()
     desk.wait()
     desk.stdout.close()
-    for _ in range(100):
-        status = Path(f"/proc/{child}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("the function is still running")
+    gone(child)
+    gone(helper)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.core.errors import Corrupt, NoSignal
+from ostinato.core.errors import Corrupt, NoSignal, StorageFull
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Turn
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account, recount
@@ -120,6 +120,23 @@ async def test_it_saves_by_itself_every_so_many_rows(now, open_desk, turn):
     await log.append(*[turn(i) for i in range(99, 250)])
     await desk.poll()
     assert folds.kept["desk"][0] == 200
+
+
+async def test_it_saves_when_it_is_closed_if_there_is_room(now, open_desk, turn):
+    log, folds = MemoryLog(), MemoryFolds()
+    desk = open_desk(log, folds=folds)
+    await log.append(turn(0))
+    await desk.poll()
+    await desk.close()
+    assert folds.kept["desk"][0] == 1
+
+    class Full(MemoryFolds):
+        async def save(self, name, cursor, state):
+            raise StorageFull("no space left")
+
+    desk = open_desk(log, folds=Full())
+    await desk.poll()
+    await desk.close()
 
 
 @pytest.mark.parametrize("damage", ["none", "garbage", "another format", "another log", "ahead of the log"])

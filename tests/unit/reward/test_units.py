@@ -177,3 +177,80 @@ async def test_nothing_starves(log, now, open_desk, turn):
     found = await recount(log)
     assert (found.waiting, found.trained) == (0, 200)
     assert found.balanced
+
+
+# ---------------------------------------------------------------- a batch that never fills
+
+WAITS = RewardConfig(batch_wait_s=1000.0, episode_wait_s=10**6, user_cap=1.0)
+
+
+async def test_turns_for_which_too_few_others_come_are_held_back_in_the_end(log, now, open_desk, turn):
+    await talk(log, turn, "e", range(3), {2: "accepted"})
+    desk = open_desk(log, config=WAITS)
+    for now.at in (41.0, 1039.9):
+        assert await desk.batch(1, 8, V0) is None
+        assert log.of(Holdback) == []
+    now.at = 1040.0  # the window closed at 40
+    assert await desk.batch(1, 8, V0) is None
+    reason = "too_few: no batch of 8 in 1000 s (reward.batch_wait_s)"
+    assert log.reasons(Holdback) == {f"t{i}:0": reason for i in range(3)}
+    found = await recount(log)
+    assert (found.waiting, found.held, found.balanced) == (0, {"too_few": 3}, True)
+
+
+async def test_old_turns_are_learned_from_if_there_are_enough(log, now, open_desk, turn):
+    await talk(log, turn, "e", range(3), {2: "accepted"})
+    await talk(log, turn, "f", range(5, 9), {6: "rejected"})
+    now.at = 1e6  # nobody trained for days
+    assert await open_desk(log, config=WAITS).batch(1, 7, V0)
+    assert log.of(Holdback) == []
+
+
+async def test_a_unit_is_given_up_as_a_whole_and_not_while_a_turn_of_it_is_open(log, now, open_desk, turn):
+    await talk(log, turn, "e", [0], {0: "accepted"})
+    await rollouts(log, turn, "g", [1], ended_at=10.0)
+    await talk(log, turn, "e", [2], {}, ended_at=900.0)
+    await rollouts(log, turn, "g", [3], ended_at=1020.0)
+    desk = open_desk(log, config=WAITS)
+    now.at = 1041.0
+    assert await desk.batch(1, 8, V0) is None
+    assert log.of(Holdback) == [], "the first is old, but not its unit"
+    now.at = 1931.0
+    assert await desk.batch(1, 8, V0) is None
+    assert set(log.reasons(Holdback)) == {"t0:0", "t2:0"}
+    now.at = 2051.0
+    await rollouts(log, turn, "g", [5], ended_at=2040.0)
+    assert await desk.batch(1, 8, V0) is None
+    assert set(log.reasons(Holdback)) == {"t0:0", "t2:0"}, "one of the group is open"
+    now.at = 3100.0
+    assert await desk.batch(1, 8, V0) is None
+    assert set(log.reasons(Holdback)) == {f"t{i}:0" for i in (0, 1, 2, 3, 5)}
+
+
+async def test_a_group_that_was_given_up_is_closed(log, now, open_desk, turn):
+    await rollouts(log, turn, "g", range(4), ended_at=10.0)
+    desk = open_desk(log, config=WAITS)
+    now.at = 2000.0
+    assert await desk.batch(1, 8, V0) is None
+    await rollouts(log, turn, "g", range(10, 18), ended_at=1999.0)
+    now.at = 2100.0
+    assert await desk.batch(1, 8, V0) is None
+    assert {log.reasons(Holdback)[f"t{i}:0"] for i in range(10, 18)} == {"late_group"}
+
+
+async def test_a_rewards_own_date_cannot_make_its_turn_wait_for_ever(log, now, open_desk, turn):
+    def dated(at: float):
+        return lambda turn, signals, now: Reward(turn=turn.id, value=1.0, function="d@1", signals=(), at=at)
+
+    config = RewardConfig(batch_wait_s=1000.0, longest_wait_s=500.0)
+    await talk(log, turn, "far", [0], {})
+    now.at = 20.0
+    await open_desk(log, fn=dated(1e300), config=config).poll()
+    await talk(log, turn, "past", [1], {})
+    desk = open_desk(log, fn=dated(-1e300), config=config)
+    now.at = 1009.0
+    assert await desk.ready(0, 8) == []
+    await desk.poll()
+    for now.at, gone in ((1009.9, set()), (1010.0, {"t1:0"}), (1509.9, {"t1:0"}), (1510.0, {"t0:0", "t1:0"})):
+        assert await desk.ready(0, 8) == []
+        assert set(log.reasons(Holdback)) == gone

@@ -82,7 +82,7 @@ class TrainWorker:
         """One step, stored beside the next, if the trainer may go on; then a checkpoint, if one is due."""
         parts = self.parts
         if not await self.may_learn():
-            await parts.desk.poll()
+            await parts.source.look()
             await asyncio.sleep(self._settings.poll_s)
             return
         with self._refusals():

@@ -1,13 +1,16 @@
 """The process that runs a reward function: questions in, one line of JSON each, answers out in the same order.
 
-Started by `isolated.py`, which kills it when an answer is late. It ends when its input does, whatever the function is doing: a
-thread of its own reads, so that a desk that was killed leaves nothing running. What the function prints goes to standard error.
+Started by `isolated.py`, which kills it and all that it started when an answer is late. It does the same itself when its input
+ends, whatever the function is doing: a thread of its own reads, so that a desk that was killed leaves nothing running. What the
+function prints goes to standard error.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import sys
 import threading
 from queue import SimpleQueue
@@ -25,11 +28,16 @@ def main() -> None:
     questions, answers = _take_over()
     hello = json.loads(questions.readline())
     sys.path[:] = hello["path"]
+    resource.setrlimit(resource.RLIMIT_DATA, (hello["memory_bytes"], hello["memory_bytes"]))
     function = _load(hello["function"], hello["options"], answers)
     waiting: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read, args=(questions, waiting), daemon=True).start()
+    this = os.getpid()
     while True:
-        answers.write(answer_line(answered(function, read_question(waiting.get()), hello["max_abs"])))
+        line = answer_line(answered(function, read_question(waiting.get()), hello["max_abs"]))
+        if os.getpid() != this:
+            os._exit(0)  # the function forked: the copy's answer would be taken for that to the next question
+        answers.write(line)
 
 
 def _take_over() -> tuple[BinaryIO, BinaryIO]:
@@ -59,6 +67,8 @@ def _load(name: str, options: dict[str, object], answers: BinaryIO) -> RewardFn:
 def _read(questions: BinaryIO, waiting: SimpleQueue[bytes]) -> None:
     for line in questions:
         waiting.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 

@@ -40,14 +40,28 @@ class Isolated:
         answer_s: seconds for one answer.
         load_s: seconds for starting a process and importing the module.
         max_abs: the largest absolute reward that is believed.
+        memory_bytes: private memory of the process; beyond it the function meets a MemoryError.
 
-    Example: ``await Isolated("yours:kept", {"window": 600.0}, answer_s=5.0, load_s=60.0, max_abs=100.0).ask([question])``
+    Example: ``await Isolated("yours:kept", {"window": 600.0}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30).ask([question])``
     """
 
     def __init__(
-        self, name: str, options: Mapping[str, Any], *, answer_s: float, load_s: float, max_abs: float
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        answer_s: float,
+        load_s: float,
+        max_abs: float,
+        memory_bytes: int,
     ) -> None:
-        self._hello = {"function": name, "options": dict(options), "max_abs": max_abs}
+        self._hello = {
+            "function": name,
+            "options": dict(options),
+            "max_abs": max_abs,
+            "memory_bytes": memory_bytes,
+            "path": sys.path,
+        }
         self._answer_s = answer_s
         self._load_s = load_s
         self._max_abs = max_abs
@@ -94,9 +108,8 @@ class Isolated:
         )
         self._process = process
         self.started += 1
-        hello = self._hello | {"path": sys.path}
         try:
-            await _send(process, [json.dumps(hello).encode() + b"\n"])
+            await _send(process, [json.dumps(self._hello).encode() + b"\n"])
             line = await _line(process, self._load_s)
         except _Lost as lost:
             await self.close()

@@ -16,5 +16,10 @@ def asker_of(config: RewardConfig) -> Asker:
     if config.function.startswith(BUILT_IN):
         return Inline(load(config.function, config.options), max_abs=config.max_abs)
     return Isolated(
-        config.function, config.options, answer_s=config.answer_s, load_s=config.load_s, max_abs=config.max_abs
+        config.function,
+        config.options,
+        answer_s=config.answer_s,
+        load_s=config.load_s,
+        max_abs=config.max_abs,
+        memory_bytes=config.memory_bytes,
     )

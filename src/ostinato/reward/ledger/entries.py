@@ -107,13 +107,14 @@ class OpenTurn:
 class Matured:
     """A turn whose reward is known and whose outcome is open. `signals` are those that the reward rests on.
 
-    `silent`: nothing at all had been said about it when the reward was made.
+    `silent`: nothing at all had been said about it when the reward was made. `since`: when the reward was due (Unix seconds).
     """
 
     facts: Facts
     value: float
     silent: bool
     signals: tuple[str, ...]
+    since: float
 
 
 open_turns: TypeAdapter[list[OpenTurn]] = TypeAdapter(list[OpenTurn])

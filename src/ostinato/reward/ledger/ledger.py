@@ -37,9 +37,9 @@ from ostinato.reward.ledger.settled import Fate, Settled
 from ostinato.reward.ledger.teaching import Teaching
 
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
-NO_SIGNAL = "no_signal"
+NO_SIGNAL, TOO_FEW = "no_signal", "too_few"  # holdbacks of whole units
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
-GROUPS = 10_000  # groups that were learned from, remembered so that none is parted
+GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted
 LATE_GROUP = "late_group"
 
 
@@ -193,7 +193,9 @@ class TurnLedger:
     def _rewarded(self, row: Reward, facts: Facts, heard: bool) -> tuple[str | None, Matured]:
         self.counts["rewarded"] += 1
         self.alarms.answered()
-        return self._unbelievable(row), Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals)
+        since = min(max(row.at, facts.ended_at), facts.ended_at + self.config.longest_wait_s)  # whatever `at` says
+        matured = Matured(facts=facts, value=row.value, silent=not heard, signals=row.signals, since=since)
+        return self._unbelievable(row), matured
 
     def _quarantined(self, row: Quarantine, facts: Facts) -> str:
         self._pass(row.at)
@@ -222,6 +224,8 @@ class TurnLedger:
         self.held[kind_of(row.reason)] += 1
         if matured is not None:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
+            if kind_of(row.reason) in (NO_SIGNAL, TOO_FEW):
+                self._close_group(matured.facts)
             if kind_of(row.reason) == NO_SIGNAL:
                 self.teaching.flat(row, matured)
 
@@ -233,10 +237,7 @@ class TurnLedger:
             self.counts["trained"] += 1
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)
-            if entry.facts.group is not None:
-                self.groups[entry.facts.tenant, entry.facts.group] = None
-        while len(self.groups) > GROUPS:
-            self.groups.popitem(last=False)
+            self._close_group(entry.facts)
         if batch.base is not None:
             self.lineage = Lineage(first=batch.step, base=batch.base.number)
         self.last_batch, self.last_step = batch, batch.step
@@ -251,6 +252,13 @@ class TurnLedger:
             state = "without a reward" if known is None else known[1].value
             raise Corrupt(f"the log's batch {batch.step} holds turn {turn_id}, which is {state}; restore the log")
         return None
+
+    def _close_group(self, facts: Facts) -> None:
+        """Members that are still to come are too late."""
+        if facts.group is not None:
+            self.groups[facts.tenant, facts.group] = None
+            if len(self.groups) > GROUPS:
+                self.groups.popitem(last=False)
 
     def _forget_open(self, facts: Facts) -> None:
         places = self._open_in.get(facts.unit)

@@ -12,7 +12,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import matured_turns, open_turns
 from ostinato.reward.ledger.ledger import TurnLedger
 
-FORMAT = "ledger@1"
+FORMAT = "ledger@2"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
