@@ -163,7 +163,7 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
 
 
 async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simulated_users):
-    run = up("train.microbatch_tokens=16", "learn.batch=600", "train.recompute=true")
+    run = up("train.microbatch_tokens=16", "learn.batch=600", "train.recompute_tokens=0")
 
     await live(await run.serving())
     async with simulated_users(run):

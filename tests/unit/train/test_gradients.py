@@ -132,8 +132,9 @@ def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, tmp_path: Path):
-    """And those are the engine's: modules as they were loaded, without anything of the trainer's in them."""
-    path = llama(tmp_path / "model")
+    """And those are the engine's: modules as they were loaded, without anything of the trainer's in them. Wide enough that another
+    library's products have other bits."""
+    path = llama(tmp_path / "model", hidden_size=256, intermediate_size=2048)
     config = TrainConfig(compute=dtype, publish=dtype)
     found, _ = ours(path, config, coefficients())
     packed, policy = pack(token_turns(turns())), Policy(path, config)
