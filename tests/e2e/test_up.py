@@ -27,16 +27,16 @@ PATIENT_S = 120.0
 class Up:
     """A process of `ostinato up`, and the directory of its run."""
 
-    def __init__(self, directory: Path, settings: list[str], *more: str) -> None:
+    def __init__(self, directory: Path, settings: list[str], *more: str, output: Path | None = None) -> None:
         self.words = [word for setting in (*settings, *more) for word in ("--set", setting)]
         self.config = load(None, [*settings, *more])
         self.home = Home(self.config.run.directory)
-        self.output = directory / "up.txt"
+        self.output = output or directory / "up.txt"
         self.url = ""
-        with self.output.open("ab") as output:
+        with self.output.open("ab") as written:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ostinato.cli", "up", *self.words],
-                stdout=output,
+                stdout=written,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"NO_COLOR": "1", "COLUMNS": "200"},
             )
@@ -45,7 +45,7 @@ class Up:
         return await asyncio.to_thread(self.process.wait, timeout_s)
 
     def said(self) -> str:
-        return self.output.read_text()
+        return self.output.read_text() if self.output.is_file() else ""
 
     def standing(self, name: str):
         board = read_board(self.home.workers)
@@ -215,6 +215,21 @@ async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_pat
         assert load(run.home.config).run == run.config.run
         await run.doing("train", "waiting for 32 turns")
         await run.until(lambda run=run: run.standing("release").doing.startswith("judging"), "the suite was read")
+        run.kill()
+
+
+async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_settings):
+    """Its output goes to a full disk. Workers are started, healed and stopped all the same."""
+    run = Up(tmp_path, quick_settings(tmp_path, "model.numerics=fast"), output=Path("/dev/full"))
+    try:
+        assert await live(await run.serving())
+        pid = await run.doing("serve", "serving")
+        os.kill(pid, signal.SIGKILL)
+        await run.doing("serve", "serving", than=pid)
+        run.process.send_signal(signal.SIGTERM)
+        await run.ended()
+        assert read_board(run.home.workers).ended == "stopped"
+    finally:
         run.kill()
 
 

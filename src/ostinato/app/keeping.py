@@ -1,12 +1,18 @@
-"""What a run's garbage collection holds on to besides refs, pins, leases and the newest: what was live, and what a restart needs."""
+"""What a run's tidying up holds on to.
+
+A collection of the weights: what was live, and what a restart needs, besides refs, pins, leases and the newest. Retention of the log:
+what is not decided yet, and what a restarted trainer reads again.
+"""
 
 from __future__ import annotations
 
 from ostinato.app.storage import Run
 from ostinato.config import Config
-from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent
-from ostinato.core.seams import Log
+from ostinato.core.clock import wall_clock
+from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
+from ostinato.core.seams import Cursor, Log
 from ostinato.record.log import SqlLog
+from ostinato.reward.reading import needed_above
 from ostinato.weights.keep.gc import Collected, OnStep, collect
 
 _LIVE = ("shipped", "rolled_back")  # the actions after which the event's version is before users
@@ -34,7 +40,23 @@ async def _released(log: Log, count: int) -> list[PolicyVersion]:
 
 
 def _retaken(log: SqlLog, config: Config) -> list[PolicyVersion]:
-    """What the steps were measured against, and went back to, that a trainer takes again from its oldest checkpoint."""
-    steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
-    batches = [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
+    """What the steps were measured against, and went back to, that a trainer takes again."""
+    batches = _batches(log, config)
     return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]
+
+
+def _batches(log: SqlLog, config: Config) -> list[Batch]:
+    """The steps that a trainer takes again from its oldest checkpoint."""
+    steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
+    return [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]
+
+
+async def drop_old_rows(run: Run, others: Cursor) -> int:
+    """Drop what is older than `record.retain_days` and needed no more; how many segments of the log.
+
+    `others` is how far the log was read by who keeps a fold of it besides the reward desk. Raises StorageFull, Unavailable, Corrupt.
+    """
+    turns = [(turn,) for batch in _batches(run.log, run.config) for turn in batch.turns]
+    again = [place - 1 for place in await run.log.places(Turn, turns)]
+    needed = await needed_above(run.folds, run.config.reward)
+    return await run.log.drop_old(wall_clock(), min([needed, others, *again]))

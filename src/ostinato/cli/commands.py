@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -14,6 +17,9 @@ from ostinato import __version__
 from ostinato.cli.options import Common, console, run_to_end
 from ostinato.cli.weights import weights
 from ostinato.core.errors import OstinatoError
+
+if TYPE_CHECKING:
+    from ostinato.config import Config
 
 app = App(
     name="ostinato",
@@ -69,41 +75,43 @@ def serve(common: Common | None = None) -> None:
     """Run the gateway and the embedded engine (a worker of `up`)."""
     import uvloop
 
-    from ostinato.launch.workers.life import live
-    from ostinato.launch.workers.serve import serve as run
-
-    config = (common or Common()).load()
-    live(lambda life: run(config, life), loop_factory=uvloop.new_event_loop)
+    _worker("serve", (common or Common()).load(), loop_factory=uvloop.new_event_loop)
 
 
 @app.command
 def train(common: Common | None = None) -> None:
     """Run the trainer (a worker of `up`)."""
-    from ostinato.launch.workers.life import live
-    from ostinato.launch.workers.train import train as run
-
-    config = (common or Common()).load()
-    live(lambda life: run(config, life), expendable=500)
+    _worker("train", (common or Common()).load(), expendable=500)
 
 
 @app.command
 def release(common: Common | None = None) -> None:
     """Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`)."""
-    from ostinato.launch.workers.life import live
-    from ostinato.launch.workers.release import release as run
-
-    config = (common or Common()).load()
-    live(lambda life: run(config, life), expendable=300)
+    _worker("release", (common or Common()).load(), expendable=300)
 
 
 @app.command
 def housekeeping(common: Common | None = None) -> None:
     """Delete what nothing needs and set long logs aside, now and then (a worker of `up`)."""
-    from ostinato.launch.workers.housekeeping import housekeeping as run
-    from ostinato.launch.workers.life import live
+    _worker("housekeeping", (common or Common()).load(), expendable=300)
 
-    config = (common or Common()).load()
-    live(lambda life: run(config, life), expendable=300)
+
+def _worker(
+    name: str,
+    config: Config,
+    *,
+    expendable: int = 0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
+    """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
+    from ostinato.launch.workers.life import Life, live
+
+    async def work(life: Life) -> None:
+        life.starting(config)("loading its code")
+        main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
+        await main_loop(config, life)
+
+    live(work, expendable=expendable, loop_factory=loop_factory)
 
 
 @app.command(name="config")

@@ -128,6 +128,11 @@ class SqlLog:
         found = await self._ask(lambda: self._reader.find(kind_of(kind), identities))
         return [cast(R, found[each]) for each in identities if each in found]
 
+    async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
+        """Where the rows of one kind with these identities stand; unknown ones are left out."""
+        found = await self._ask(lambda: self._reader.places(kind_of(kind), identities))
+        return [found[each] for each in identities if each in found]
+
     async def horizon(self) -> Cursor:
         """Rows up to here may have been dropped, by retention; 0 while none has. Batches, releases, stamps and alarms stay."""
         return await self._ask(self._reader.horizon)

@@ -54,7 +54,11 @@ class LogReader:
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
         """The rows with these identities, as far as there are any."""
-        return self._ask(lambda: self._find(kind, identities))
+        return {identity: row for identity, (_, row) in self._ask(lambda: self._find(kind, identities)).items()}
+
+    def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
+        """Where the rows with these identities stand, as far as there are any."""
+        return {identity: place for identity, (place, _) in self._ask(lambda: self._find(kind, identities)).items()}
 
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
         """The newest `n` rows of these kinds, oldest of them first."""
@@ -91,7 +95,7 @@ class LogReader:
         segment = self._segments.get(listing.firsts[index])
         return _rows(segment, _present(segment, kinds), after, upto)
 
-    def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+    def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, tuple[Cursor, Row]]:
         keys = {identity: key_of(kind, identity) for identity in identities}
         newest = self._segments.newest()
         found = {
@@ -112,7 +116,7 @@ class LogReader:
             found |= {identity: row for identity, row in rows if row is not None}
         return found
 
-    def _row_of(self, first: Cursor, kind: Kind, identity: Identity, key: int) -> Row | None:
+    def _row_of(self, first: Cursor, kind: Kind, identity: Identity, key: int) -> tuple[Cursor, Row] | None:
         try:
             return _row(self._segments.get(first), kind, identity, key)
         except SegmentGone:  # its row is gone too, or among those that are kept
@@ -154,9 +158,10 @@ def _rows(segment: Segment, kinds: Collection[Kind], after: Cursor, upto: Cursor
     return [(row[0], segment.decode(kind, row)) for kind, row in chosen], upto
 
 
-def _row(segment: Segment, kind: Kind, identity: Identity, key: int) -> Row | None:
+def _row(segment: Segment, kind: Kind, identity: Identity, key: int) -> tuple[Cursor, Row] | None:
     place, _ = segment.place(kind, identity, key)
-    return None if place is None else segment.row(kind, place)
+    row = None if place is None else segment.row(kind, place)
+    return None if place is None or row is None else (place, row)
 
 
 def _last(segment: Segment, kinds: Collection[Kind], n: int, end: Cursor = (1 << 63) - 1) -> Found:

@@ -86,3 +86,14 @@ class Reading:
             ledger.touched |= dict.fromkeys(ledger.open)
         self.ledger, self.cursor, self._last = ledger, cursor, last
         return True
+
+
+async def needed_above(folds: Folds, config: RewardConfig) -> Cursor:
+    """The place in the log above which a desk that starts from its saving needs every row; 0 if there is no saving."""
+    found = await folds.load(NAME)
+    ledger = None if found is None else restored(found[1]["ledger"], config)
+    if found is None or ledger is None:
+        return 0
+    waiting = [*(entry.facts for entry in ledger.open.values()), *(entry.facts for entry in ledger.matured.values())]
+    said = [place for entry in ledger.open.values() for place, _, _ in entry.said]
+    return min([found[0], *(place - 1 for place in said), *(facts.seq - 1 for facts in waiting)])

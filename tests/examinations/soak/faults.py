@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ import pysqlite3.dbapi2 as sqlite
 from tests.examinations.soak.users import Told, flood
 from tests.examinations.soak.weather import Weather
 
-WORKERS = ("serve", "train", "release")
+WORKERS = ("serve", "train", "release", "housekeeping")
 
 
 def workers(supervisor: psutil.Process) -> dict[str, psutil.Process]:
@@ -31,6 +33,15 @@ def workers(supervisor: psutil.Process) -> dict[str, psutil.Process]:
         if name is not None and "ostinato.cli" in words:
             found[name] = child
     return found
+
+
+def reward_process(trainer: psutil.Process) -> psutil.Process | None:
+    """The process that the trainer asks about rewards, if it runs now."""
+    for child in trainer.children():
+        with contextlib.suppress(psutil.Error):
+            if "ostinato.reward.asking.child" in child.cmdline():
+                return child
+    return None
 
 
 @dataclass
@@ -58,8 +69,8 @@ class Faults:
             "reward hangs": lambda: self._mood("hang", 20.0),
             "reward is nonsense": lambda: self._mood("nonsense", 15.0),
             "orphans": lambda: flood(self.url, 5_000, self.told),
-            "clock ahead": lambda: self._while(15.0, clock_ns=3_600 * 10**9),
-            "clock behind": lambda: self._while(15.0, clock_ns=-3_600 * 10**9),
+            "clock ahead": lambda: self._while(15.0, clock_ns=240 * 10**9),
+            "clock behind": lambda: self._while(15.0, clock_ns=-240 * 10**9),
         }
 
     async def run(self, until: asyncio.Event, every_s: float) -> None:
@@ -89,8 +100,6 @@ class Faults:
         def held() -> None:
             connection = sqlite.connect(str(newest), timeout=5.0, isolation_level=None)
             connection.execute("BEGIN IMMEDIATE")
-            import time
-
             time.sleep(8.0)
             connection.execute("ROLLBACK")
             connection.close()

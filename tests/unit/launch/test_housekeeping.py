@@ -10,15 +10,17 @@ import pytest
 from ostinato.app.storage import open_follower, open_run
 from ostinato.config import load
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
-from ostinato.core.records import Batch, ReleaseEvent
+from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Stamp, Turn
 from ostinato.core.weights import WeightArray
 from ostinato.launch.commands.status import disk_use
 from ostinato.launch.views.progress import last_lines
-from ostinato.launch.views.summary import FOLD
+from ostinato.launch.views.summary import FOLD, keep, summarise
 from ostinato.launch.workers import housekeeping
 from ostinato.launch.workers.housekeeping import Rounds, remove_leftovers, set_aside
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.pulse import Pulse
+from ostinato.reward.reading import Reading
+from ostinato.testing.records import a_turn
 from ostinato.weights.keep.fsck import verify
 from ostinato.weights.publish.publisher import VersionPublisher
 
@@ -118,6 +120,49 @@ async def test_what_a_restarted_trainer_takes_again_stays(run, life):
     await Rounds(run, life).tidy()
     with pytest.raises(NotFound):
         await open_follower(run.config).fetch(old)  # another process's: one keeps what it has read
+
+
+@pytest.mark.parametrize(("waiting", "taught", "horizon"), [(0, 0, 40), (17, 0, 10), (0, 25, 20), (34, 8, 0)])
+async def test_the_log_forgets_what_is_old_and_needed_no_more(settings, life, waiting, taught, horizon):
+    """Ten rows a segment. Turn `waiting` has no outcome yet; `taught` is in a batch that a restarted trainer takes again."""
+    words = [*settings, "record.segment_rows=10", "record.retain_days=1e-9", "housekeeping.collect=false"]
+    with open_run(load(None, words)) as run:
+        rounds = Rounds(run, life)
+        for number in range(1, 41):
+            finish = Finish.STOP if number in (waiting, taught) else Finish.ABORT
+            await run.log.append(a_turn(f"t{number}:0", finish=finish))
+        if taught:
+            await run.log.append(Reward(turn=f"t{taught}:0", value=1.0, function="f@1", signals=(), at=1.0))
+            policy = PolicyVersion(number=0, hash="a" * 64)
+            await run.log.append(Batch(step=1, turns=(f"t{taught}:0",), credits=((0.1,),), reference=policy, at=1.0))
+        await run.log.append(Stamp(id="c", contract="{}", at=1.0))
+        await rounds.tidy()
+        assert await run.log.horizon() == 0, "nobody has said yet how far the log was read"
+        reading = Reading(run.log, run.config.reward, run.folds)
+        await reading.catch_up()
+        await reading.save()
+        await rounds.tidy()
+        assert await run.log.horizon() == 0, "one of two has not said it"
+        seen, _ = await summarise(run.log, run.folds, run.log.newest())
+        await keep(seen, run.folds)
+        await rounds.tidy()
+        assert await run.log.horizon() == horizon
+        assert life.pulse.trouble() is None
+        again = Reading(run.log, run.config.reward, run.folds)
+        await again.catch_up()
+        assert again.ledger.open.keys() == ({f"t{waiting}:0"} if waiting else set())
+        needed = [(f"t{number}:0",) for number in (waiting, taught) if number]
+        assert len(await run.log.find(Turn, needed)) == len(needed)
+    said = [line["said"].get("log") for line in last_lines(run.home.progress("housekeeping"))]
+    assert said == [None, None, f"dropped {horizon // 10} old segments of the log" if horizon else None]
+
+
+async def test_without_a_time_to_keep_it_the_log_keeps_everything(settings, life):
+    with open_run(load(None, [*settings, "record.segment_rows=1"])) as run:
+        for number in range(4):
+            await run.log.append(a_turn(f"t{number}:0", finish=Finish.ABORT))
+        await Rounds(run, life).tidy()
+        assert len([row async for _, row in run.log.read(0, {Turn})]) == 4
 
 
 async def test_collection_can_be_left_to_others(settings, life):

@@ -16,7 +16,7 @@ from ostinato.launch.placing.process import WorkerProcess
 
 HEAD = """
 import asyncio, sys, threading, time
-from ostinato.core.errors import BadConfig, Conflict, Unavailable
+from ostinato.core.errors import BadConfig, Conflict, StorageFull, Unavailable
 from ostinato.launch.workers.life import live
 from ostinato.launch.workers.stopping import unless
 """
@@ -80,6 +80,28 @@ async def test_it_says_why_it_fails(tmp_path, raised, code, failed, certain):
     written = (tmp_path / "one.log").read_text()
     assert ("Traceback" in written) == (code == 1)
     assert failed.partition(": ")[2] in written
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "outside"),
+    [
+        ("StorageFull('no room')", 2, True),
+        ("OSError(28, 'No space left on device')", 1, True),
+        ("Unavailable('the bucket is away')", 2, True),
+        ("Conflict('taken')", 2, False),
+    ],
+)
+async def test_it_says_why_it_fails_where_the_disk_takes_no_line_of_its_output(raised, code, outside):
+    text = f"""
+    async def work(life):
+        raise {raised}
+    live(work)
+    """
+    worker = WorkerProcess("one", program(text), Path("/dev/full"))
+    await worker.start()
+    assert await worker.ended() == code
+    assert worker.sign.failed.startswith(raised.partition("(")[0])
+    assert (worker.sign.outside, worker.sign.certain) == (outside, False)
 
 
 async def test_told_to_end_it_waits_for_no_thread_that_computes(tmp_path):

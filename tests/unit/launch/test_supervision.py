@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ostinato.core.errors import StorageFull
 from ostinato.launch.placing.judging import Limits
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.supervision import Condition, Supervisor, WorkerFailed
@@ -175,3 +176,23 @@ async def test_a_start_that_the_machine_refuses_is_a_failure_like_any_other(tmp_
         async with asyncio.timeout(20):
             with pytest.raises(WorkerFailed, match=r"could not be started: .*no-such-program"):
                 await task
+
+
+async def test_a_full_disk_is_waited_for_however_long_it_is_full(tmp_path):
+    """It refuses the start itself, and then what a worker writes: twice as often as failures would be too many."""
+    crew, full = Crew(tmp_path, one="say(failed='StorageFull: no room', outside=True); sys.exit(2)"), [True]
+    refused = []
+
+    def before_start():
+        if full[0]:
+            refused.append(1)
+            raise StorageFull("config.json cannot be written: no room")
+
+    crew.supervisor._before_start = before_start
+    async with crew.running() as task:
+        await crew.until(lambda: len(refused) >= 2 * LIMITS.tries)
+        assert "could not be started: config.json cannot be written" in crew.watched["one"].reason
+        full[0] = False
+        await crew.until(lambda: crew.watched["one"].restarts >= 4 * LIMITS.tries)
+        assert not task.done()
+        assert crew.watched["one"].reason == "StorageFull: no room"

@@ -16,8 +16,7 @@ from ostinato.config import load
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "numba", "sqlalchemy", "scipy", "numpy", "pydantic", "aiohttp", "obstore")
 COLLECT = f"""
-import io, json, sys, time
-began = time.process_time()
+import io, json, sys
 from rich.console import Console
 from ostinato.cli import app
 def walk(app, path=()):
@@ -26,13 +25,11 @@ def walk(app, path=()):
         if not name.startswith("-"):
             yield from walk(app[name], (*path, name))
 found = {{}}
-first = None
 for path, _ in walk(app):
     out = io.StringIO()
     app.help_print(list(path), console=Console(file=out, width=200))
     found[" ".join(path)] = out.getvalue()
-    first = first or time.process_time() - began
-print(json.dumps({{"help": found, "seconds": first, "loaded": [name for name in {HEAVY!r} if name in sys.modules]}}))
+print(json.dumps({{"help": found, "loaded": [name for name in {HEAVY!r} if name in sys.modules]}}))
 """
 
 
@@ -45,7 +42,30 @@ def told():
 def test_help_loads_nothing_heavy_for_any_command(told):
     assert len(told["help"]) > 25
     assert told["loaded"] == []
-    assert told["seconds"] < 1.5, "CPU seconds from nothing to the first page of help"
+
+
+def test_help_comes_in_half_a_second():
+    """CPU seconds of the whole process, from its first instruction to the last line; the quickest of five, for a busy machine."""
+    program = (
+        "import sys, time; sys.argv = ['ostinato', '--help']\nfrom ostinato.cli import main\n"
+        "try: main()\nfinally: print('took', time.process_time(), file=sys.stderr)"
+    )
+    quickest = 60.0
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert "Usage: ostinato COMMAND" in done.stdout
+        quickest = min(quickest, float(done.stderr.split("took")[1]))
+    assert quickest < 0.5
+
+
+def test_looking_at_a_run_loads_no_model_code():
+    heavy = ("torch", "transformers", "numba", "tokenizers", "fastapi", "starlette", "uvicorn", "obstore")
+    program = (
+        "import sys\nimport ostinato.launch.commands.status, ostinato.launch.commands.log\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_every_key_set_in_a_help_text_is_one(told):

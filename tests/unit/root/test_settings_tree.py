@@ -1,11 +1,14 @@
 """Settings: one tree, checked once; a mistake is answered with the nearest valid name."""
 
+import ast
 import json
 import stat
+from pathlib import Path
 
 import pytest
 
-from ostinato.config import Config, load, origins, parse_override, save
+import ostinato
+from ostinato.config import Config, keys, load, origins, parse_override, save
 from ostinato.core.errors import BadConfig
 
 
@@ -59,6 +62,17 @@ def test_a_mistake_names_the_key_and_the_way_out(override, message):
     with pytest.raises(BadConfig) as caught:
         load(None, [override])
     assert message in str(caught.value)
+
+
+def test_every_key_is_read_by_something():
+    read = {
+        node.attr
+        for path in Path(ostinato.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    dead = [name for name, _ in keys(Config) if name.rpartition(".")[2] not in read]
+    assert dead == []
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):

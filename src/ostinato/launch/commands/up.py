@@ -114,7 +114,7 @@ async def up(config: Config, console: Console) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
     def say(worker: str, what: str) -> None:
-        console.print(Text.assemble((f"{worker:12}", "bold"), " ", what), soft_wrap=True)
+        _show(console, Text.assemble((f"{worker:12}", "bold"), " ", what))
 
     with hold(home(config).root, "up"):
         if not config.evaluate.suite:
@@ -123,12 +123,18 @@ async def up(config: Config, console: Console) -> None:
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
         async with launch(config, say) as launched:
-            console.print(f"taken {launched.url}; it answers once the model is loaded", highlight=False)
+            _show(console, f"taken {launched.url}; it answers once the model is loaded")
             announcing = asyncio.create_task(_announce(launched, config.model.served_as, console))
             try:
                 await launched.during(_set(stopping))
             finally:
                 announcing.cancel()
+
+
+def _show(console: Console, line: str | Text) -> None:
+    """One line for people. Where it cannot be written, as on a full disk, the workers go on all the same."""
+    with contextlib.suppress(OSError):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 async def _set(event: asyncio.Event) -> None:
@@ -137,14 +143,15 @@ async def _set(event: asyncio.Event) -> None:
 
 async def _announce(launched: Launched, model: str, console: Console) -> None:
     """Show what the serving worker does until it answers, however long that takes."""
-    shown, started = "", asyncio.get_running_loop().time()
-    with console.status("starting") as status:
+    shown, started, url = "", asyncio.get_running_loop().time(), None
+    with contextlib.suppress(OSError), console.status("starting") as status:
         while (url := read_address(launched.home.address)) is None:
             doing = launched.doing("serve")
             waited = asyncio.get_running_loop().time() - started
             status.update(f"serve: {doing} ({waited:.0f} s)")
             if doing != shown and not console.is_terminal:
-                console.print(Text.assemble((f"{'serve':12}", "bold"), " ", doing), soft_wrap=True)
+                _show(console, Text.assemble((f"{'serve':12}", "bold"), " ", doing))
             shown = doing
             await asyncio.sleep(0.2)
-    console.print(f"\nserving [bold]{url}/v1[/]  model [bold]{model}[/]  (Ctrl-C stops)\n", highlight=False)
+    if url is not None:
+        _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{model}[/]  (Ctrl-C stops)\n")

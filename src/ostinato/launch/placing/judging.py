@@ -57,7 +57,7 @@ def hung(sign: Sign | None, silent_s: float, limits: Limits) -> str | None:
 def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
     """What an exit code and the last sign mean. `last_line` is the end of the worker's output, for one that could say nothing itself."""
     if sign is not None and sign.failed is not None:
-        return Ending(reason=sign.failed, fault=True, certain=sign.certain)
+        return Ending(reason=sign.failed, fault=not sign.outside, certain=sign.certain)
     if code == 0:
         return Ending(reason="ended, as if it had been told to", fault=False)
     if code < 0:

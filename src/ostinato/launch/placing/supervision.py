@@ -6,12 +6,13 @@ A worker holds no truth: everything is in the log and the weight store. So the r
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import OstinatoError, StorageFull
 from ostinato.launch.placing.judging import Ending, Failures, Limits, ending, hung
 from ostinato.launch.placing.process import WorkerProcess
 
@@ -113,8 +114,9 @@ class Supervisor:
         try:
             self._before_start()
             await worker.start()
-        except OSError as error:  # no process, no file: the machine is short of something
-            return Ending(reason=f"could not be started: {error}", fault=True)
+        except (OSError, StorageFull) as error:  # no process, no file: the machine is short of something
+            full = isinstance(error, StorageFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
+            return Ending(reason=f"could not be started: {error}", fault=not full)
         watched.turn(Condition.RUNNING)
         self._say(worker.name, f"started (pid {worker.pid})")
         return await self._end_of(worker)

@@ -1,7 +1,8 @@
 """The housekeeping worker: keeps the disk bounded while a run goes on, and keeps what `ostinato status` starts from.
 
-Each round deletes the versions that nothing needs, sets long logs aside and removes what killed writers left. A chore that fails is
-tried again in the next round; the others go on. All of it may be killed at any instant.
+Each round deletes the versions that nothing needs, drops rows of the log that are older than they shall become, sets long output
+aside and removes what killed writers left. A chore that fails is tried again in the next round; the others go on. All of it may be
+killed at any instant.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from ostinato.app.keeping import collect_weights
+from ostinato.app.keeping import collect_weights, drop_old_rows
 from ostinato.app.storage import Run, home, open_run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -80,6 +81,8 @@ class Rounds:
         chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [("logs", self._logs), ("leftovers", self._leftovers)]
         if self._run.config.housekeeping.collect:
             chores.append(("weights", self._weights))
+        if self._run.config.record.retain_days is not None:
+            chores.append(("log", self._log))
         said = {name: text for name, chore in chores if (text := await self.attempt(name, chore))}
         for name, text in said.items():
             logger.info("%s: %s", name, text)
@@ -102,6 +105,11 @@ class Rounds:
         if not found.deleted.objects:
             return ""
         return f"deleted {len(found.gone)} versions, {found.deleted.bytes / 1e6:.1f} MB; kept {found.kept.bytes / 1e6:.1f} MB"
+
+    async def _log(self) -> str:
+        kept = await self._run.folds.load(summary.FOLD)
+        dropped = await drop_old_rows(self._run, 0 if kept is None else kept[0])
+        return f"dropped {dropped} old segments of the log" if dropped else ""
 
     async def _logs(self) -> str:
         logs = (self._run.home.root / "logs").glob("*.log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.workers.pulse import Pulse, Sender, supervised
 from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
@@ -70,9 +71,10 @@ def live(
         loop.run_until_complete(_main(work, pulse, sender))
     except BaseException as error:  # noqa: BLE001 (whatever it is, the supervisor is told)
         code = _explain(error, pulse, sender)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the disk that its output goes to may be full
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
@@ -93,19 +95,27 @@ async def _tell(life: Life) -> None:
 
 
 def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
-    """Say why the worker ends, on its output and to the supervisor. Returns the exit code."""
+    """Say why the worker ends, to the supervisor and, if the disk lets it, on its output. Returns the exit code."""
     cause = first_cause(error)
     if isinstance(cause, Stopped):
         return 0
     expected = isinstance(cause, OstinatoError)
-    if expected:
-        print(f"error {cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
-    else:
-        traceback.print_exception(error)
     if sender is not None:
         why = f"{type(cause).__name__}: {cause}"
-        sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=isinstance(cause, BadConfig)))
+        certain, outside = isinstance(cause, BadConfig), _passes(cause)
+        sender.last_words(Sign(doing=pulse.sign().doing, failed=why, certain=certain, outside=outside))
+    with contextlib.suppress(OSError):
+        if expected:
+            print(f"error {cause}", file=sys.stderr)  # noqa: T201 (its output is the worker's log)
+        else:
+            traceback.print_exception(error)
     return EXPECTED if expected else DEFECT
+
+
+def _passes(cause: BaseException) -> bool:
+    """True if it is no fault of the worker's and passes: a full disk, or a disk, a store or a service that is away."""
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(cause, StorageFull | Unavailable)
 
 
 def first_cause(error: BaseException) -> BaseException:

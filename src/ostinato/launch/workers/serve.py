@@ -10,7 +10,7 @@ import socket
 from ostinato.app.serving import Serving, open_serving
 from ostinato.app.storage import SERVED_REFS, Run, home, open_run
 from ostinato.config import Config
-from ostinato.core.errors import Unavailable
+from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
@@ -29,11 +29,17 @@ _CLOSE_S = 5.0  # an engine that hangs is not waited for
 _LOOK_S = 1.0
 
 
+class EngineFailed(OstinatoError):
+    """The engine died or hangs: the worker's own failure, and only a new process gets another one."""
+
+    code = "engine_failed"
+
+
 async def serve(config: Config, life: Life) -> None:
     """Serve until told to stop; the address is taken before the model is loaded.
 
-    Raises BadConfig for an open address without keys or one that is taken, Conflict if the run is served already, Unavailable if the
-    engine failed or hangs.
+    Raises BadConfig for an open address without keys or one that is taken, Conflict if the run is served already, EngineFailed if the
+    engine died or hangs.
     """
     check_bind(config.listen.host, config.serve.api_keys)
     with contextlib.ExitStack() as stack:
@@ -85,14 +91,19 @@ async def follow(serving: Serving, progress: Progress) -> None:
 
 
 async def attend(engine: Engine, longest_s: float) -> None:
-    """Until cancelled. Raises Unavailable once the engine is dead, or has requests and has not ended a step for `longest_s`."""
+    """Until cancelled. Raises EngineFailed once the engine is dead, or has requests and has not ended a step for `longest_s`."""
     loop = asyncio.get_running_loop()
     steps, since = -1.0, loop.time()
     while True:
-        stats = engine.stats()  # raises Unavailable for a dead one
+        try:
+            stats = engine.stats()
+        except Unavailable as error:
+            raise EngineFailed(str(error)) from error
         busy = stats.get("running", 0.0) + stats.get("waiting", 0.0) > 0
         if not busy or stats.get("steps", 0.0) != steps:
             steps, since = stats.get("steps", 0.0), loop.time()
         if loop.time() - since > longest_s:
-            raise Unavailable(f"the engine has not ended a step for {loop.time() - since:.0f} s, with requests waiting")
+            raise EngineFailed(
+                f"the engine has not ended a step for {loop.time() - since:.0f} s, with requests waiting"
+            )
         await asyncio.sleep(_LOOK_S)
