@@ -58,6 +58,18 @@ async def test_pieces_of_heads_count_together_only_within_one():
             assert (await answer(reader))[0] == 200
 
 
+async def test_the_end_of_a_long_body_is_no_long_head():
+    async with listening() as (reader, writer):
+        event = {"id": "s1", "target": "t:0", "name": "accepted", "value": True, "source": "human"}
+        many = json.dumps([{**event, "comment": "x" * 900} for _ in range(1000)]).encode()
+        head = b"POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        for _ in range(3):
+            writer.write(head + b"content-length: %d\r\n\r\n" % len(many))
+            writer.write(many)
+            status, body = await answer(reader)
+            assert (status, len(json.loads(body))) == (202, 1000)
+
+
 async def flood(piece):
     async with listening() as (_, writer):
         writer.write(GET)

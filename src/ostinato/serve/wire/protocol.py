@@ -26,7 +26,7 @@ class BoundedHttp(HttpToolsProtocol):
     """
 
     _in_head = True
-    _head_ended = False
+    _passed = False  # a head or a body ended in these bytes: what is left of them cannot be long
     _head_bytes = 0
     _head_due: asyncio.TimerHandle | None = None
 
@@ -39,9 +39,9 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._head_ended = False
+        self._passed = False
         super().data_received(data)
-        self._head_bytes = 0 if self._head_ended or not self._in_head else self._head_bytes + len(data)
+        self._head_bytes = 0 if self._passed or not self._in_head else self._head_bytes + len(data)
         if not self._head_bytes:
             return
         if self._head_due is None:
@@ -51,12 +51,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head_ended = True
+        self._passed = True
         self._in_time()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._passed = True
         super().on_message_complete()
 
     def _in_time(self) -> None:
