@@ -20,7 +20,8 @@ from ostinato.weights.publish.candidates import Candidates
 from ostinato.weights.publish.publisher import VersionPublisher
 
 COMMANDS = [
-    *("up", "demo", "serve", "train", "release", "housekeeping", "config", "eval", "status", "log", "ship", "rollback"),
+    *("up", "demo", "serve", "train", "release", "housekeeping", "config", "eval", "status", "log"),
+    *("forget", "ship", "rollback"),
     *("weights", "doctor"),
 ]
 

@@ -18,14 +18,15 @@ from ostinato.app.proving import note_suite
 from ostinato.app.storage import Run, open_run
 from ostinato.config import Config, load
 from ostinato.core.errors import Corrupt
-from ostinato.core.records import Alarm, Batch, PolicyVersion, ReleaseEvent, Turn
+from ostinato.core.records import Alarm, Batch, Holdback, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.samples import TrainingBatch
+from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.outcomes import OutcomeConfig, Outcomes
-from ostinato.reward.accounting import Accounting, account
+from ostinato.reward.accounting import Accounting, account, recount
 from ostinato.reward.asking.inline import Inline
 from ostinato.reward.desk import RewardDesk
 from ostinato.reward.functions import copilot
@@ -34,6 +35,7 @@ from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
+from ostinato.train.batch.admission import Admission
 
 DAY = 86_400.0
 V0 = PolicyVersion(number=0, hash=f"{0:064x}")
@@ -239,3 +241,47 @@ async def test_a_run_without_its_folds_starts_from_what_is_left(config: Config, 
         await desk.poll()
         assert desk.last_step == STEPS
         await desk.close()
+
+
+class NoExperts:
+    """Of a dense model."""
+
+    def admits(self, turn: Turn) -> bool:
+        return True
+
+
+async def test_learning_goes_on_when_a_person_was_forgotten(tmp_path: Path, now: Now):
+    """Before and after their turns became a batch, with folds and without."""
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "record.encrypt=user"])
+    async with opened(config, now) as run:
+        await worked(run, now)
+        before = await seen(run, now)
+        for i in range(SIZE):
+            each = replace(a_turn(f"new-{i}", user=f"u{i}", version=STEPS, ended_at=now.at), episode=f"new-{i}")
+            said = a_signal(each, "accepted" if i % 2 else "undone", at=now.at + 1)
+            await run.log.append(each, a_delivery(each), said)
+        now.at += 60
+        desk = desk_of(run, now)
+        await desk.poll()  # their rewards are known, and they wait for a batch
+        screen = io.StringIO()
+        await forget(config, "default", "u1", Console(file=screen, width=300))
+        assert f"rows up to {run.log.newest()} may still know it" in screen.getvalue()
+
+        assert await desk.batch(STEPS + 1, SIZE, V0) is None  # one of four is missing
+        await desk.save()
+        held = {row.turn: row.reason async for _, row in run.log.read(0, {Holdback}) if isinstance(row, Holdback)}
+        assert held == {"new-1": "gone"}
+
+        again = desk_of(run, now)
+        replayed = [batch async for batch in again.history(CHECKPOINT)]
+        assert [batch.row for batch in replayed] == [batch.row for batch in before.replayed]
+        for batch in replayed:
+            admitted, counts = Admission(None, refuse_foreign=False, experts=NoExperts()).admit(batch.samples)
+            assert [sample.turn.user for sample in admitted] == ["u0", "u2", "u3"]
+            assert counts["turns_empty"] == 1
+        kept = await account(run.log, run.folds, run.config.reward)
+        assert kept.balanced
+        assert (kept.trained, kept.held) == (STEPS * SIZE, {"gone": 1})
+        afresh = await account(run.log, None, run.config.reward)
+        assert replace(afresh, coverage=kept.coverage) == kept
+        assert (await recount(run.log)).contradictions == ()

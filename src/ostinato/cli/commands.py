@@ -186,6 +186,22 @@ def show_log(
 
 
 @app.command
+def forget(tenant: str, *, user: str | None = None, common: Common | None = None) -> None:
+    """Make what people wrote unreadable for ever, by destroying the keys that it lies under (`record.encrypt`).
+
+    Parameters
+    ----------
+    tenant
+        Whose people; `default` where there is only one.
+    user
+        This one alone; none: everybody of the tenant.
+    """
+    from ostinato.launch.commands.log import forget as run
+
+    run_to_end(run((common or Common()).load(), tenant, user, Console()))
+
+
+@app.command
 def ship(version: str = "candidate", *, reason: str = "by hand", common: Common | None = None) -> None:
     """Put a version before users without asking the gate; `ostinato rollback` takes it back.
 

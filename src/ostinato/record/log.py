@@ -1,6 +1,6 @@
 """The log on SQLite: every turn, signal, reward, batch and release, in one order, durable when `append` returns.
 
-It is a directory of segments, each a database of its own (decision 0006). Several processes may append to one log; within a process
+It is a directory of segments, each a database of its own (decision 0007). Several processes may append to one log; within a process
 one thread commits for all callers (`writer.py`). Readers never block a writer.
 """
 

@@ -200,9 +200,9 @@ class RewardDesk:
                 await self._give_up_waiting(size, now)
                 return []
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
-            if len(turns) == len(entries):
+            there = {turn.id for turn in turns if not turn.redacted}
+            if len(there) == len(entries):
                 return list(zip(turns, entries, strict=True))
-            there = {turn.id for turn in turns}
             gone = [entry.facts.id for entry in entries if entry.facts.id not in there]
             await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
 

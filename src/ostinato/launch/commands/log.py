@@ -1,4 +1,4 @@
-"""`ostinato log`: the newest rows of the append-only log, a line each."""
+"""`ostinato log`: the newest rows of the append-only log, a line each. `ostinato forget`: somebody's words, unreadable."""
 
 from __future__ import annotations
 
@@ -87,3 +87,17 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
     with open_log(config) as log:
         for cursor, row in log.tail(last, KINDS[kind]):
             console.print(f"{cursor:>8}  {line(row)}", highlight=False, markup=False, soft_wrap=True)
+
+
+async def forget(config: Config, tenant: str, user: str | None, console: Console) -> None:
+    """Make what a tenant's user wrote, or everybody of a tenant, unreadable. Raises NotFound, BadConfig."""
+    existing(config)
+    with open_log(config) as log:
+        newest = await log.forget(tenant, user)
+    who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
+    console.print(
+        f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it, and a "
+        "running gateway holds the conversations that it remembers until it starts anew",
+        highlight=False,
+        soft_wrap=True,
+    )

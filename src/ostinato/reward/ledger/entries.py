@@ -38,7 +38,7 @@ def untrainable(turn: Turn, min_temperature: float) -> str | None:
         return f"finish:{turn.finish}"
     if turn.arm not in LEARNING_ARMS:
         return f"arm:{turn.arm}"
-    if not turn.sampled_ids:
+    if not turn.sampled_ids and not turn.redacted:  # erased since: decided then by what it was
         return "empty"
     if turn.sampling.temperature == 0:
         return "greedy"
