@@ -13,6 +13,7 @@ import torch
 from benchmarks.contender import THREADS, quiet_stdout, serve
 
 import ostinato
+import ostinato.model.config
 from ostinato.core.generation import Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, Sampling
@@ -31,6 +32,7 @@ from ostinato.weights.version.content import weights_root
 
 Mode = Literal["exact", "fast"]
 BLOCK = EngineConfig().block
+COMPUTE = ostinato.model.config.quick_dtype()  # as model.compute = "auto" has it; weights are in bf16
 
 
 def make_engine(path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stops: bool = True) -> TorchEngine:
@@ -39,7 +41,7 @@ def make_engine(path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stop
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
     config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens)
-    return TorchEngine(build(path), renderer, config, contract=arithmetic(path, mode))
+    return TorchEngine(build(path, COMPUTE), renderer, config, contract=arithmetic(path, mode))
 
 
 def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
@@ -52,11 +54,11 @@ def arithmetic(path: Path, mode: Mode) -> Contract:
     """Under what both compute; in exact mode the self-test finds the row rule, the same bits at one thread and at all."""
     rows = 1
     if mode == "exact":
-        found = examine(path, torch.bfloat16, (1, THREADS), prepack)
+        found = examine(path, COMPUTE, (1, THREADS), prepack)
         if not found.exact:
             raise SystemExit(found.reason)
         rows = found.rows
-    return contract(torch.bfloat16, mode, 1, rows=rows, block=BLOCK)
+    return contract(COMPUTE, mode, 1, rows=rows, block=BLOCK)
 
 
 def first_snapshot(path: Path) -> Snapshot:

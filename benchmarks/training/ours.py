@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from benchmarks.contender import THREADS, quiet_stdout, reward, serve
-from benchmarks.engine.ours import BLOCK, first_snapshot, make_engine, make_trainer
+from benchmarks.engine.ours import BLOCK, COMPUTE, first_snapshot, make_engine, make_trainer
 from benchmarks.training.roofline import Matrices, Roofline
 
 import ostinato
@@ -45,18 +45,18 @@ class Loop:
             settings["mode"],
             kv_tokens=min(blocks * BLOCK, EngineConfig().kv_tokens),  # long rollouts take turns, as in the product
             rows=rows,
-            stops=not settings["ignore_eos"],
+            stops=False,
         )
         self._trainer = make_trainer(
             path,
             settings["mode"],
             microbatch_tokens=settings["microbatch"],
             turn_tokens=self._tokens,
-            recompute=settings["recompute"],
+            **({"recompute_tokens": 0} if settings["recompute"] else {}),
         )
         self._policy = PolicyVersion(number=0, hash="")
-        self._matrices = Matrices.of(empty_model(path, torch.bfloat16))
-        self._roofline = Roofline(self._matrices)
+        self._matrices = Matrices.of(empty_model(path, COMPUTE))
+        self._roofline = Roofline(self._matrices, COMPUTE)
 
     async def start(self, snapshot: Snapshot) -> None:
         await self._engine.start()
@@ -156,6 +156,7 @@ def main() -> None:
     loop, contender = asyncio.new_event_loop(), Loop(path, settings)
     loop.run_until_complete(contender.start(first_snapshot(path)))
     about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": settings["mode"]}
+    about |= {"compute": str(COMPUTE), "masters": "torch.float32", "microbatch": settings["microbatch"]}
     serve(about, lambda command: loop.run_until_complete(contender.step(command)), answers)
 
 

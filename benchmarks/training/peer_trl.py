@@ -1,7 +1,9 @@
 """TRL's GRPOTrainer as a contender of step.py; runs in the peers' environment. `python -m benchmarks.peers` makes it.
 
 One optimizer step per question: the trainer runs in its own loop and waits, at the end of each step, for the next one. It
-generates with transformers, which is its way without a GPU. Weights and dtypes are TRL's defaults: bf16 throughout.
+generates with transformers, which is its way without a GPU. `dtype` is that of weights, gradients, moments and arithmetic alike:
+bf16 wants CPUs that multiply it, fp32 is the faster one on all others. All rollouts of a step are generated at once; `batch` is
+how many of them go through a forward and backward pass together.
 """
 
 from __future__ import annotations
@@ -92,17 +94,19 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     path, settings = sys.argv[1], json.loads(sys.argv[2])
     rollouts = len(settings["prompts"]) * settings["samples"]
-    batch = min(settings["trl_batch"], rollouts)
+    batch, dtype = settings["batch"], settings["dtype"]
     turnstile = Turnstile(answers)
     with tempfile.TemporaryDirectory() as scratch:
         config = trl.GRPOConfig(
             output_dir=scratch,
             use_cpu=True,
-            bf16=True,
+            bf16=dtype == "bfloat16",
+            model_init_kwargs={"dtype": dtype},
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=rollouts // batch,
             num_generations=settings["samples"],
             max_completion_length=settings["tokens"],
+            generation_kwargs={"min_new_tokens": settings["tokens"]},  # every sample is of full length, as ours are
             temperature=1.0,
             beta=0.0,
             loss_type="dr_grpo",
@@ -127,7 +131,7 @@ def main() -> None:
             callbacks=[turnstile],
         )
         about = {"version": trl.__version__, "torch": torch.__version__, "batch": batch}
-        about["dtype"] = str(turnstile.trainer.model.dtype)
+        about |= {"dtype": str(turnstile.trainer.model.dtype), "optimizer": str(config.optim)}
         print(json.dumps(about), file=answers, flush=True)
         if sys.stdin.readline():
             turnstile.trainer.train()

@@ -1,4 +1,4 @@
-"""How fast this CPU multiplies a model's own bf16 matrices: what the matrix part of a pass would take with nothing else to do."""
+"""How fast this CPU multiplies a model's own matrices: what the matrix part of a pass would take with nothing else to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
+
+from ostinato.model.linear import linear
 
 Shapes = Counter[tuple[int, ...]]
 
@@ -53,23 +54,26 @@ def _best(work: Callable[[], Any], seconds: float = 0.25) -> float:
     return min(times)
 
 
-def seconds(shapes: Shapes, rows: int, *, backward: bool) -> float:
-    """Seconds for `rows` rows through all `shapes`, with the products that autograd makes of `F.linear`."""
+def seconds(shapes: Shapes, rows: int, dtype: torch.dtype, *, backward: bool) -> float:
+    """Seconds for `rows` rows through all `shapes`, with the products that a pass needs of a linear layer."""
     total = 0.0
     with torch.inference_mode():
         for (out, into), count in shapes.items():
-            weight = torch.randn(out, into).bfloat16()
-            x, grad = torch.randn(rows, into).bfloat16(), torch.randn(rows, out).bfloat16()
-            products = [lambda: grad.mm(weight), lambda: grad.t().mm(x)] if backward else [lambda: F.linear(x, weight)]  # noqa: B023
-            total += count * sum(_best(product) for product in products)
+            weight = torch.randn(out, into).to(dtype)
+            x, grad = torch.randn(rows, into).to(dtype), torch.randn(rows, out).to(dtype)
+            total += count * sum(_best(product) for product in _products(x, weight, grad, backward=backward))
     return total
+
+
+def _products(x: Tensor, weight: Tensor, grad: Tensor, *, backward: bool) -> list[Callable[[], Tensor]]:
+    return [lambda: grad.mm(weight), lambda: grad.t().mm(x)] if backward else [lambda: linear(x, weight)]
 
 
 class Roofline:
     """Least seconds for an amount of work, from products of the same shapes measured here. Each row count is measured once."""
 
-    def __init__(self, matrices: Matrices) -> None:
-        self._matrices = matrices
+    def __init__(self, matrices: Matrices, dtype: torch.dtype) -> None:
+        self._matrices, self._dtype = matrices, dtype
         self._known: dict[tuple[str, int, bool], float] = {}
         self.rates: dict[str, float] = {}
 
@@ -83,7 +87,7 @@ class Roofline:
         key = (part, rows, backward)
         if key not in self._known:
             shapes: Shapes = getattr(self._matrices, part)
-            self._known[key] = seconds(shapes, rows, backward=backward)
+            self._known[key] = seconds(shapes, rows, self._dtype, backward=backward)
             flop = 2 * rows * _weights(shapes) * (2 if backward else 1)
             name = f"{part} {'backward' if backward else 'forward'}, {rows} rows"
             self.rates[name] = flop / self._known[key] / 1e9

@@ -131,8 +131,8 @@ def test_tree_attention_and_its_gradient_equal_masked_softmax(turns: list[TokenT
     packed = pack(turns)
     torch.manual_seed(packed.tokens)
     rows = packed.tokens + padding
-    q, grad = torch.randn(2, rows, 6, 8).to(dtype)
-    k, v = torch.randn(2, rows, 2, 8).to(dtype)
+    q, grad = torch.randn(2, rows, 4, 16).to(dtype)
+    k, v = torch.randn(2, rows, 2, 16).to(dtype)
     inputs = [x.requires_grad_(True) for x in (q, k, v)]
     wide = [x.detach().double()[: packed.tokens].requires_grad_(True) for x in inputs]
     plain = masked_softmax(*wide, torch.from_numpy(allowed(packed)), 0.3, window, torch.from_numpy(packed.positions_N))
@@ -148,7 +148,7 @@ def test_tree_attention_and_its_gradient_equal_masked_softmax(turns: list[TokenT
 def test_the_gradients_bits_do_not_depend_on_the_number_of_threads():
     packed = pack(trunk(300, [(200, 90), (250, 40), (17, 200), (300, 60)]))
     torch.manual_seed(0)
-    q, grad = torch.randn(2, packed.tokens, 6, 16)
+    q, grad = torch.randn(2, packed.tokens, 4, 16)
     k, v = torch.randn(2, packed.tokens, 2, 16)
     found = []
     try:

@@ -108,7 +108,7 @@ def drift(
         f"{prefix}k3": float(k3(behaviour_M.double(), logprobs_M.detach().double()).mean()),
         f"{prefix}chi2": float((2 * d).exp().mean()) - 1,
         f"{prefix}max_abs": float(d.abs().max()),
-        f"{prefix}p99.9_abs": float(d.abs().sort().values[min(count - 1, int(count * 0.999))]),
+        f"{prefix}p99.9_abs": float(d.abs().sort().values[int(count * 0.999)]),
         f"{prefix}over_ln2": float((d.abs() > math.log(2)).double().mean()),
         f"{prefix}truncated": float((weights > cap).double().mean()),
         f"{prefix}ess": effective_share(weights.clamp(max=cap)),

@@ -23,8 +23,7 @@ def rewards_to_go(values_M: Tensor, turns_M: Tensor) -> Tensor:
     last = torch.ones_like(turns_M, dtype=torch.bool)
     last[:-1] = turns_M[1:] != turns_M[:-1]
     ends = total[last]
-    which = (last.cumsum(0) - last.long()).clamp(max=len(ends) - 1)
-    return (ends[which] - before).to(values_M.dtype)
+    return (ends[last.cumsum(0) - last.long()] - before).to(values_M.dtype)
 
 
 def turn_means(values_M: Tensor, turns_M: Tensor) -> Tensor:
@@ -33,7 +32,7 @@ def turn_means(values_M: Tensor, turns_M: Tensor) -> Tensor:
     Example: values ``[1, 3, 8]`` of turns ``[0, 0, 1]`` give ``[2, 8]``.
     """
     sums_S = torch.zeros(int(turns_M.max()) + 1, dtype=torch.float64).index_add_(0, turns_M, values_M.double())
-    return sums_S / torch.bincount(turns_M, minlength=len(sums_S))
+    return sums_S / torch.bincount(turns_M)
 
 
 def sequence_mask(logprobs_M: Tensor, behaviour_M: Tensor, turns_M: Tensor, *, bound: float) -> Tensor:

@@ -34,6 +34,11 @@ def test_a_turn_goes_as_a_whole_when_its_geometric_mean_ratio_leaves_the_bound(b
     assert sequence_mask(NOW, BEHAVIOUR, TURNS, bound=bound).tolist() == kept
 
 
+def test_a_turn_on_the_bound_stays():
+    d = torch.tensor([1.0, -1.0, 1.0 + 1e-6, -1.0 - 1e-6])
+    assert sequence_mask(d, torch.zeros(4), torch.arange(4), bound=math.e).tolist() == [True, True, False, False]
+
+
 def test_no_difference_masks_nothing_and_weighs_exactly_one():
     keep = sequence_mask(BEHAVIOUR, BEHAVIOUR, TURNS, bound=1.0 + 1e-9)
     assert keep.all()
@@ -126,6 +131,16 @@ def test_drift_of_equal_bits_is_zero_and_one_bit_is_one_difference():
     one_bit[3] = torch.nextafter(one_bit[3], torch.tensor(0.0))
     assert drift(one_bit, NOW, cap=2.0, prefix="")["differing"] == 1
     assert drift(NOW[:0], NOW[:0], cap=2.0, prefix="") == {"tokens": 0.0, "differing": 0.0}
+
+
+def test_a_weight_at_the_cap_is_not_cut():
+    assert drift(NOW, NOW, cap=1.0, prefix="")["truncated"] == 0
+    assert drift(NOW, BEHAVIOUR, cap=1.0, prefix="")["truncated"] == pytest.approx(3 / 5)
+
+
+def test_one_token_in_a_thousand_is_further_away_than_the_last_percentile():
+    found = drift(torch.arange(2000.0) / 2000, torch.zeros(2000), cap=2.0, prefix="")
+    assert (found["p99.9_abs"], found["max_abs"]) == pytest.approx((0.999, 0.9995))
 
 
 def test_turns_of_a_group_need_not_be_numbered_from_zero():

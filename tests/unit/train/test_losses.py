@@ -119,6 +119,16 @@ def test_the_kl_penalty_is_the_reward_to_go_of_k1():
 
 def test_rewards_to_go_stay_inside_their_turn():
     assert rewards_to_go(torch.tensor([1.0, 2, 4, 8]), torch.tensor([5, 5, 5, 9])).tolist() == [7, 6, 4, 8]
+    found = rewards_to_go(torch.tensor([1.0, 2, 4, 8, 16]), torch.tensor([0, 0, 1, 1, 2]))
+    assert (found.tolist(), found.dtype) == ([3, 2, 12, 8, 16], torch.float32)
+
+
+def test_weights_are_truncated_at_two_unless_told_otherwise():
+    behaviour, turns = torch.full((3,), -2.0), torch.tensor([0, 0, 0])
+    now = behaviour + torch.tensor([1.5, 1.9, 2.5]).log()
+    rest = {"behaviour_M": behaviour, "advantages_M": torch.ones(3), "turns_M": turns, "normaliser": 1.0}
+    assert policy_loss(now, **rest).weights_M.tolist() == pytest.approx([1.5, 1.9, 2.0])
+    assert policy_loss(now, cap=1.6, **rest).weights_M.tolist() == pytest.approx([1.5, 1.6, 1.6])
 
 
 # ---------------------------------------------------------------- the estimator against exact mathematics

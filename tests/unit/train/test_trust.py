@@ -83,6 +83,8 @@ def test_turns_count_with_their_parts_of_their_episodes():
     shares = torch.where(TURNS_M < 20, 1 / 20, 1.0)
     assert of(d).ess_turns == pytest.approx(44 / 64, abs=0.01)
     assert of(d, shares).ess_turns == pytest.approx(44 / 45, abs=0.01)
+    w = math.exp(-3)
+    assert of(d, shares).ess == pytest.approx((44 + w) ** 2 / (45 * (44 + w * w)), rel=1e-3)
     assert of(d, shares).mean_weight == pytest.approx((44 + math.exp(-3)) / 45, rel=1e-3)
 
 
