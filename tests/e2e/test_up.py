@@ -162,6 +162,60 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     assert read_board(first.home.workers).ended == "stopped"
 
 
+HARM = """
+import ctypes, os, threading, time
+
+class Hang(BaseException):
+    def __init__(self):
+        time.sleep(1e6)
+
+def harm():
+    while True:
+        time.sleep(0.1)
+        for kind, error in (("die", MemoryError), ("hang", Hang)):
+            if os.path.exists(os.path.join(os.environ["HARM"], kind)):
+                for thread in threading.enumerate():
+                    if type(thread).__name__ == "EngineThread":
+                        os.unlink(os.path.join(os.environ["HARM"], kind))
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
+
+threading.Thread(target=harm, daemon=True).start()
+"""
+
+
+async def test_an_engine_whose_thread_dies_or_hangs_gets_a_new_process(tmp_path, up, monkeypatch):
+    """The harm is done from inside, in the engine's own thread, between two instructions of a step."""
+    (tmp_path / "harm").mkdir()
+    (tmp_path / "harm" / "sitecustomize.py").write_text(HARM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "harm"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("HARM", str(tmp_path / "harm"))
+    run = up("supervise.engine_s=3", "evaluate.suite=''", "listen.port=0")
+    url = await run.serving()
+    for kind, told in (("die", "EngineFailed"), ("hang", "EngineFailed: the engine has not ended a step for")):
+        pid = await run.doing("serve", "serving")
+        await live(url)
+        (tmp_path / "harm" / kind).touch()
+        asking = asyncio.create_task(ask_on(url))
+        try:
+            await run.doing("serve", "serving", than=pid)
+        finally:
+            asking.cancel()
+        assert told in run.standing("serve").reason
+    assert run.standing("serve").restarts == 2
+    assert await live(url)
+
+
+async def ask_on(url: str) -> None:
+    """Ask, again and again, whatever comes back."""
+    body = {"model": (await health(url))["model"], "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+    async with aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with asyncio.timeout(2), session.post(f"{url}/v1/chat/completions", json=body):
+                    pass
+            await asyncio.sleep(0.1)
+
+
 async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simulated_users):
     run = up("train.microbatch_tokens=16", "learn.batch=600", "train.recompute_tokens=0")
 
