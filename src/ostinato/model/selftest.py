@@ -35,38 +35,11 @@ Teams = Sequence[int]
 _REFERENCE = 512  # rows of the call that others are compared with
 _BEYOND = (1024, 2048)  # longer calls, whose first rows are compared
 # row counts by importance, in multiples of the rule: what is tested first is tested for the largest matrices too
+# fmt: off
 _STEPS = (
-    1,
-    2,
-    3,
-    5,
-    8,
-    4,
-    7,
-    16,
-    31,
-    6,
-    9,
-    12,
-    32,
-    15,
-    17,
-    24,
-    33,
-    48,
-    64,
-    63,
-    100,
-    128,
-    13,
-    20,
-    96,
-    127,
-    200,
-    255,
-    256,
-    500,
+    1, 2, 3, 5, 8, 4, 7, 16, 31, 6, 9, 12, 32, 15, 17, 24, 33, 48, 64, 63, 100, 128, 13, 20, 96, 127, 200, 255, 256, 500,
 )
+# fmt: on
 _ELEMENTS = 300_000  # outputs compared per row count: bf16 rounds all but about one deviation in 5,000 away
 _CANCELLING_ELEMENTS = 40_000  # where it cannot hide them
 _CALLS = 128  # at most, per row count
