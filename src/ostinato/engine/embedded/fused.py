@@ -43,7 +43,8 @@ class FusedMLP(nn.Module):
 
     def __init__(self, mlp: GatedMLP) -> None:
         super().__init__()
-        self.gate_up, self.down = PackedLinear.of([mlp.gate_proj, mlp.up_proj]), PackedLinear.of([mlp.down_proj])
+        gate, up, down = (cast("nn.Linear", part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self.gate_up, self.down = PackedLinear.of([gate, up]), PackedLinear.of([down])
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""

@@ -79,26 +79,9 @@ def attention_gradient(dim, block, share):
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def run(
-        head,
-        q_NHD,
-        do_NHD,
-        lse_NH,
-        delta_NH,
-        keys,
-        keys_by_dim,
-        values_by_dim,
-        tiles_T2,
-        positions_N,
-        where_N,
-        table,
-        first,
-        last,
-        scale,
-        window,
-        dq_NHD,
-        dk,
-        dv,
-    ):
+        head, q_NHD, do_NHD, lse_NH, delta_NH, keys, keys_by_dim, values_by_dim, tiles_T2, positions_N, where_N, table, first, last,
+        scale, window, dq_NHD, dk, dv,
+    ):  # fmt: skip
         q, do = np.zeros((height, dim), np.float32), np.zeros((height, dim), np.float32)
         dq, p = np.zeros((height, dim), np.float32), np.zeros((height, block), np.float32)
         ds = np.zeros((height, block), np.float32)
