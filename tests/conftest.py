@@ -16,7 +16,7 @@ def row_rule():
 
     A test that asks fails where exact mode cannot hold on this machine, with the self-test's reason.
     """
-    from ostinato.engine.embedded.packed import prepack
+    from ostinato.engine.embedded.form import prepack
     from ostinato.model.selftest import examine
 
     verdicts = {}

@@ -20,7 +20,7 @@ from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
-from ostinato.engine.embedded.packed import prepack
+from ostinato.engine.embedded.form import prepack
 from ostinato.model.load import build, load_model
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
@@ -41,7 +41,7 @@ def make_engine(path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stop
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
     config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens)
-    return TorchEngine(build(path, COMPUTE), renderer, config, contract=arithmetic(path, mode))
+    return TorchEngine(build(path, COMPUTE), renderer, config, contract=arithmetic(path, mode), wide=True)
 
 
 def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:

@@ -136,7 +136,9 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     listen: ListenConfig = Field(default_factory=ListenConfig, description="Where the gateway listens.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model.")
     serve: ServeConfig = Field(default_factory=ServeConfig, description="The gateway: limits, keys, arms.")
-    engine: EngineConfig = Field(default_factory=EngineConfig, description="The embedded engine: sizes.")
+    engine: EngineConfig = Field(
+        default_factory=EngineConfig, description="Which engine makes the tokens, and its sizes."
+    )
     record: RecordConfig = Field(default_factory=RecordConfig, description="The log: how long, how large, whose keys.")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward function and credit.")
     learn: LearnConfig = Field(default_factory=LearnConfig, description="The pace of learning.")

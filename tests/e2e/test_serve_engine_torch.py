@@ -1,6 +1,7 @@
 """The torch engine on the tiny model: right tokens in any company, shared prompts, and nothing left behind."""
 
 import asyncio
+import sys
 
 import pytest
 import torch
@@ -157,6 +158,24 @@ async def test_closing_aborts_open_streams(tmp_path):
         await tiny.engine.close()
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].finish is Finish.ABORT
+
+
+async def test_threads_take_short_turns_while_a_version_is_built_and_long_ones_again_afterwards(tmp_path, monkeypatch):
+    before, during = sys.getswitchinterval(), []
+    async with tiny_engine(tmp_path) as tiny:
+        make = tiny.engine._make
+
+        def watched(weights):
+            during.append(sys.getswitchinterval())
+            return make(weights)
+
+        monkeypatch.setattr(tiny.engine, "_make", watched)
+        await tiny.engine.load("live", tiny_snapshot(tmp_path, 1, seed=1))
+        monkeypatch.setattr(tiny.engine, "_make", None)
+        with pytest.raises(TypeError):
+            await tiny.engine.load("live", tiny_snapshot(tmp_path, 2, seed=2))
+    assert during[0] < before / 10
+    assert sys.getswitchinterval() == before
 
 
 async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch):

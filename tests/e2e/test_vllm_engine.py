@@ -76,30 +76,32 @@ async def told(work):
 
     with VllmServer(PYTHON, path, source=ROOT, work=work, log=work / "vllm.log", options=OPTIONS) as server:
         await server.ready(1200)
-        config = EngineConfig(kind="vllm", urls=(server.url,))
+        config = EngineConfig(kind="vllm", urls=(server.url,), silence_s=600)
         engine = await open_vllm(
             config, renderer, lambda url: VllmFollower(url, Follower(store), {"url": str(root)}, kv="keep")
         )
-        story["context"] = engine.capabilities().context
-        await engine.start()
-        await engine.load("live", Snapshot(policy=policies[0], weights=first))
-        story["twice"] = [await collect(engine, ask(7)) for _ in range(2)]
-        story["warm"] = await collect(engine, ask(8, temperature=0.5))
-        text = "".join(chunk.text for chunk in story["twice"][0] if chunk.index == 0)
-        story["text"], story["stop"] = text, text[20:24]
-        story["stopped"] = await collect(engine, ask(7, stop=(text[20:24],)))
-        ids, logprobs, _ = joined(story["twice"][0])
-        prompt = renderer.encode(PROMPT)
-        story["scores"], story["logprobs"] = await engine.score("live", [*prompt, *ids], len(prompt)), logprobs
-        streams = [asyncio.create_task(collect(engine, ask(seed, max_tokens=150))) for seed in range(3)]
-        await asyncio.sleep(3.0)
-        story["swap"] = await engine.load("live", Snapshot(policy=policies[1], weights=second))
-        story["across"] = await asyncio.gather(*streams)
-        stream = engine.generate(ask(9, max_tokens=400))
-        await anext(stream)
-        await stream.aclose()
-        story["running"] = engine.stats()["running"]
-        await engine.close()
+        try:
+            story["context"] = engine.capabilities().context
+            await engine.start()
+            await engine.load("live", Snapshot(policy=policies[0], weights=first))
+            story["twice"] = [await collect(engine, ask(7)) for _ in range(2)]
+            story["warm"] = await collect(engine, ask(8, temperature=0.5))
+            text = "".join(chunk.text for chunk in story["twice"][0] if chunk.index == 0)
+            story["text"], story["stop"] = text, text[20:24]
+            story["stopped"] = await collect(engine, ask(7, stop=(text[20:24],)))
+            ids, logprobs, _ = joined(story["twice"][0])
+            prompt = renderer.encode(PROMPT)
+            story["scores"], story["logprobs"] = await engine.score("live", [*prompt, *ids], len(prompt)), logprobs
+            streams = [asyncio.create_task(collect(engine, ask(seed, max_tokens=150))) for seed in range(3)]
+            await asyncio.sleep(3.0)
+            story["swap"] = await engine.load("live", Snapshot(policy=policies[1], weights=second))
+            story["across"] = await asyncio.gather(*streams)
+            stream = engine.generate(ask(9, max_tokens=400))
+            await anext(stream)
+            await stream.aclose()
+            story["running"] = engine.stats()["running"]
+        finally:
+            await engine.close()
     return story
 
 

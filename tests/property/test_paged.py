@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.examinations.exactness import sweeps
 
-from ostinato.engine.embedded.packed import prepack
+from ostinato.engine.embedded.form import prepack
 from ostinato.model import selftest
 from ostinato.model.linear import Linear
 from ostinato.model.paged import Blocks, Entry, Places, Reads, WholeAttend

@@ -67,17 +67,29 @@ def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:
     """What the self-test says about this machine and the configured model; measured once per process.
 
-    Best is that the trainer's threads give the bits of one, as which each of the engine's computes. If they do not, the verdict is on
+    Best is that the threads of trainer and engine give the bits of one. If they do not, the verdict is on
     `threads` alone.
     """
-    path = model_path(config)
-    found = _examined(path, dtype, tuple(sorted({1, config.train.threads})))
-    return found if found.exact else _examined(path, dtype, (threads,))
+    found = _examined(model_path(config), dtype, _all_threads(config))
+    return found if found.exact else _examined(model_path(config), dtype, (threads,))
+
+
+def threads_agree(config: Config) -> bool:
+    """Whether the engine's threads together give the bits of one, by the self-test; fast mode promises no bits and may always."""
+    from ostinato.model.config import compute_dtype
+
+    if config.model.numerics != "exact":
+        return True
+    return _examined(model_path(config), compute_dtype(config.model), _all_threads(config)).exact
+
+
+def _all_threads(config: Config) -> tuple[int, ...]:
+    return tuple(sorted({1, config.train.threads, config.engine.threads}))
 
 
 @lru_cache
 def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> ExactnessVerdict:
-    from ostinato.engine.embedded.packed import prepack
+    from ostinato.engine.embedded.form import prepack
     from ostinato.model.selftest import examine
 
     return examine(path, dtype, threads, prepack)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import SecretStr
 from starlette.applications import Starlette
 
-from ostinato.app.numerics import engine_contract, stamp
+from ostinato.app.numerics import engine_contract, stamp, threads_agree
 from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -60,7 +60,8 @@ async def _embedded(config: Config, model: Path, renderer: Renderer) -> Engine:
 
     contract = await asyncio.to_thread(engine_contract, config)
     weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
-    return TorchEngine(weights, renderer, config.engine, contract=contract)
+    wide = await asyncio.to_thread(threads_agree, config)
+    return TorchEngine(weights, renderer, config.engine, contract=contract, wide=wide)
 
 
 async def _vllm(config: Config, renderer: Renderer) -> Engine:

@@ -23,7 +23,7 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     )
     connect_s: float = Field(default=600.0, gt=0, description="Longest wait for the vLLM servers at the start.")
     silence_s: float = Field(
-        default=120.0, gt=0, description="A vLLM server that says nothing for so long is given up on."
+        default=300.0, gt=0, description="A vLLM server that says nothing for so long is given up on."
     )
     weights_seen_as: str = Field(
         default="",

@@ -115,10 +115,29 @@ def logits(model: PreTrainedModel, hidden_MD: Tensor, *, rows: int = 1) -> Tenso
 
 
 def check_config(config: Any) -> None:
-    """Raise BadConfig for a model with layers that are not causal softmax attention over the past or a window of it."""
+    """Raise BadConfig unless every layer is causal softmax attention over the past, whose positions say nothing of company.
+
+    Rotary embeddings of the kinds "dynamic" and "longrope" choose their frequencies by the largest position of a call, so that a
+    token's numbers would depend on the sequences beside it.
+    """
     kinds: set[str] = set(cast("list[str]", getattr(config, "layer_types", None) or []))
     if odd := sorted(kinds - {"full_attention", "sliding_attention"}):
         raise BadConfig(f"layers of kind {odd} are not supported: every layer must be softmax attention")
+    if bound := sorted(kind for kind in _rope_types(config) if "dynamic" in kind or kind == "longrope"):
+        raise BadConfig(
+            f"rotary embeddings of kind {bound} are not supported: a token's depend on the length of what is computed beside it"
+        )
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The kinds of rotary embeddings: of the whole model, or of each kind of layer."""
+    found: set[str] = set()
+    for stated in (getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)):
+        parameters = cast("dict[str, Any]", stated or {})
+        for entry in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
+            entry = cast("dict[str, Any]", entry)
+            found |= {str(entry[name]) for name in ("rope_type", "type") if name in entry}
+    return found
 
 
 class _Probe:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,13 @@ from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.experts import set_rows
 from ostinato.model.paged import Blocks, Entry, Places, Reads
 
-Pack = Callable[[nn.Module], object]
-"""Lays a module's linear layers out for the CPU in place, as the engine does it."""
+
+class Pack(Protocol):
+    """Brings a module into the engine's form in place; at multiples of `rows` rows it keeps its bits."""
+
+    def __call__(self, model: nn.Module, rows: int = 1, /) -> object: ...
+
+
 REMEDY = 'set model.numerics = "fast"'
 
 
@@ -90,7 +95,7 @@ def check_exact(
     engine = model
     if pack is not None:
         engine = copy.deepcopy(model)
-        pack(engine)
+        pack(engine, rows)
     total = sum(_CUTS)
     vocabulary = vocabulary_of(model)
     ids = torch.randint(vocabulary, (2, total), generator=torch.Generator().manual_seed(6))

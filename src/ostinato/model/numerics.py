@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 import torch
 
 from ostinato.core.numerics import Contract
+from ostinato.model.linear import linear
+from ostinato.model.threads import team
 
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 _LIBRARIES = ("transformers", "numba", "llvmlite")
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
+_ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe; rows that every row rule divides
 _SWITCHES = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
     "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
     "MKL_CBWR",
     "MKL_ENABLE_INSTRUCTIONS",
 )
@@ -42,7 +48,7 @@ def contract(
     return Contract(
         mode=mode,
         torch=torch.__version__,
-        blas=blas(),
+        blas=f"{blas()} bits {probe()}",
         isa=isa(),
         threads=threads,
         block=block,
@@ -51,6 +57,23 @@ def contract(
         quantisation=quantisation,
         kernels=" ".join([f"ostinato {KERNELS}", *(f"{name} {_version(name)}" for name in _LIBRARIES)]),
     )
+
+
+@torch.inference_mode()
+def probe() -> str:
+    """Eight hex digits of the bits of a few sums and products: what no list of switches can leave out.
+
+    Most terms of each sum cancel in pairs, so that what remains shows the order in which they were added, and some numbers are so
+    small that a process that flushes them to zero gets others.
+    """
+    source = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(rows, _INPUTS, generator=source) for rows in (_OUTPUTS, _ROWS))
+    weight[:, 1::2], x[:, 1::2] = weight[:, ::2], -x[:, ::2]
+    x[:, ::16] *= 1 + 2.0**-6
+    tiny = torch.full((4,), 2.0**-130)
+    with team(1):
+        bits = [linear(x.bfloat16(), weight.bfloat16()), linear(x, weight), torch.exp(x[0]), tiny * torch.arange(4.0)]
+    return sha256(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in bits)).hexdigest()[:8]
 
 
 def blas() -> str:

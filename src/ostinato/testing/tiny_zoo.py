@@ -73,6 +73,15 @@ SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 """Architectures whose forward pass our attention expresses. Qwen3-MoE has a dense layer among its sparse ones."""
 
+_ROPE = {"rope_theta": 10000.0}
+_LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
+
 REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "capped scores": (lambda: Gemma2Config(**_WIDE, sliding_window=WINDOW), "caps its attention scores"),
     "capped logits": (lambda: _gemma3(final_logit_softcapping=1.0), "changes its logits"),
@@ -90,6 +99,14 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
             first_k_dense_replace=3,
         ),
         "24 wide for keys and 16 for values",
+    ),
+    "dynamic frequencies": (
+        lambda: LlamaConfig(**_DENSE, rope_parameters=_ROPE | {"rope_type": "dynamic", "factor": 2.0}),
+        "length of what is computed beside it",
+    ),
+    "frequencies of two lengths": (
+        lambda: LlamaConfig(**_DENSE, rope_parameters=_ROPE | _LONG),
+        "length of what is computed beside it",
     ),
     "recurrent": (
         lambda: MambaConfig(vocab_size=256 + len(SPECIALS), hidden_size=32, num_hidden_layers=2, state_size=4),

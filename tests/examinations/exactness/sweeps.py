@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ostinato.engine.embedded.packed import prepack
+from ostinato.engine.embedded.form import prepack
 from ostinato.model.kernels.softmax import TILE
 from ostinato.model.linear import Linear
 from ostinato.model.logprobs import RowSoftmax

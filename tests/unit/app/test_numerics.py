@@ -14,7 +14,7 @@ from ostinato.app.storage import open_log
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract, differences
-from ostinato.engine.embedded.packed import prepack
+from ostinato.engine.embedded.form import prepack
 from ostinato.launch.commands import doctor
 from ostinato.launch.commands.log import print_log
 from ostinato.launch.commands.status import show_status

@@ -1,3 +1,6 @@
+import threading
+from collections import Counter
+
 import pytest
 import torch
 
@@ -69,6 +72,31 @@ def test_lanes_change_no_bit(model):
     states = alone.repeat(8, 1)
     assert sample(model, states, rows, lanes, 4) == sample(model, states, rows, Lanes(1), 4)
     lanes.close()
+
+
+def test_what_stands_alone_has_all_threads_if_that_changes_no_bit(model):
+    torch.set_num_threads(1)
+    assert Lanes(2, wide=True).map(lambda _: torch.get_num_threads(), [0]) == [2]
+    assert Lanes(2).map(lambda _: torch.get_num_threads(), [0]) == [1]
+    assert Lanes(2, wide=True).map(lambda _: torch.get_num_threads(), [0, 1]) == [1, 1]
+    assert torch.get_num_threads() == 1
+    shape = KVShape(layers=2, kv_heads=2, head_dim=16, dtype=torch.float32)
+    (part,) = cut(model, [piece(0, 0, 12)], 2)
+    found = [Lanes(2, wide=wide).map(lambda p: forward(p, Store(shape, 4, 16), 4), [part])[0] for wide in (True, False)]
+    assert torch.equal(found[0].states_RD, found[1].states_RD)
+
+
+def test_no_lane_waits_while_there_is_work():
+    """Four equal parts of two policies: each of two lanes takes two, where one lane for the first and one for the rest would take three."""
+    done, both = [], threading.Barrier(2, timeout=20)
+
+    def run(item):
+        both.wait()  # two parts are always under way: a lane that took three would leave the third alone, and the barrier breaks
+        done.append((threading.get_ident(), item))
+        return item * 10
+
+    assert Lanes(2).map(run, [0, 1, 2, 3]) == [0, 10, 20, 30]
+    assert sorted(Counter(lane for lane, _ in done).values()) == [2, 2]
 
 
 def test_an_error_in_a_lane_is_raised_after_all_have_ended():

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from ostinato.engine.embedded.packed import PackedLinear, prepack
+from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.packed import PackedLinear
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.linear import Linear
 from ostinato.model.load import load_model

@@ -1,10 +1,14 @@
 """What this machine says about its arithmetic: complete, repeatable, and another id when a switch is turned."""
 
+import os
 import re
+import subprocess
+import sys
 
+import pytest
 import torch
 
-from ostinato.model.numerics import blas, contract, isa
+from ostinato.model.numerics import blas, contract, isa, probe
 
 
 def made(**changes):
@@ -41,8 +45,50 @@ def test_the_libraries_are_those_that_torch_was_built_with():
     assert torch.backends.cpu.get_cpu_capability() in isa()
 
 
-def test_a_switch_in_the_environment_is_another_arithmetic(monkeypatch):
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR"])
+def test_a_switch_in_the_environment_is_another_arithmetic(monkeypatch, name):
     before = made().id
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert "ONEDNN_MAX_CPU_ISA=AVX2" in made().blas
+    monkeypatch.setenv(name, "AVX2")
+    assert f"{name}=AVX2" in made().blas
     assert made().id != before
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this CPU cannot flush denormal numbers")
+def test_a_process_that_flushes_denormal_numbers_has_another_arithmetic():
+    before = made()
+    torch.set_flush_denormal(True)
+    try:
+        assert made().id != before.id
+    finally:
+        torch.set_flush_denormal(False)
+    assert made() == before
+
+
+def test_the_probe_tells_another_order_of_additions_from_ours(monkeypatch):
+    """Planted: a product that adds its second half first."""
+
+    def turned(x, weight):
+        half = x.shape[-1] // 2
+        return x[:, half:] @ weight[:, half:].t() + x[:, :half] @ weight[:, :half].t()
+
+    before = probe()
+    assert probe() == before
+    monkeypatch.setattr("ostinato.model.numerics.linear", turned)
+    assert probe() != before
+
+
+def test_instructions_that_are_masked_give_another_id():
+    """Asked of a process of its own, because the library reads its switch once."""
+    code = "from ostinato.model.numerics import probe; print(probe())"
+    found = {
+        isa: subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | ({"DNNL_MAX_CPU_ISA": isa} if isa else {}),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for isa in ("", "SSE41")
+    }
+    assert all(len(bits) == 1 for bits in found.values())
+    assert found[""] != found["SSE41"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import TypeVar
 
 from transformers import PreTrainedModel
@@ -19,13 +20,14 @@ from ostinato.core.weights import Snapshot, Swap, Weights
 from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.blocks import BlockPool
+from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.kv import Store
-from ostinato.engine.embedded.packed import prepack
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 
 T = TypeVar("T")
+_TURN_S = 0.0002
 
 
 class TorchEngine:
@@ -35,8 +37,9 @@ class TorchEngine:
         build: weights -> an eval module; raises BadWeights for weights that must not be served.
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
         config: sizes.
-        prepack: lay bf16 weights out for the CPU's kernels when they are loaded (the same bits, fewer microseconds).
+        prepack: bring models into the engine's form when they are loaded (the same bits, fewer microseconds).
         contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
+        wide: a team of `config.threads` torch threads gives the bits of one: small steps may then use them all.
 
     Example::
 
@@ -56,10 +59,12 @@ class TorchEngine:
         *,
         prepack: bool = True,
         contract: Contract | None = None,
+        wide: bool = False,
     ) -> None:
         self.config = config or EngineConfig()
         self._build, self._renderer, self._prepack = build, renderer, prepack
-        self._contract = contract
+        self._contract, self._wide = contract, wide
+        self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: EngineThread | None = None
@@ -87,8 +92,9 @@ class TorchEngine:
             decode=self._renderer.decode,
             flush=self._flush,
             threads=config.threads,
-            rows=DEFAULT_ROWS if self._contract is None else self._contract.rows,
+            rows=self._rows,
             recompute=config.recompute_on_swap,
+            wide=self._wide,
         )
         self._worker.start()
 
@@ -137,7 +143,8 @@ class TorchEngine:
             same = (p.model for p in list(worker.policies.values()) if p.version.hash == snapshot.policy.hash)
             model = next(same, None)
             if model is None:
-                model = await asyncio.to_thread(self._make, snapshot.weights)
+                with _short_turns():
+                    model = await asyncio.to_thread(self._make, snapshot.weights)
             policy = Policy(version=snapshot.policy, model=model)
             swap, _ = await self._call(lambda: worker.exchange(slot, policy))
         self._last_pause_s = swap.pause_s
@@ -200,10 +207,9 @@ class TorchEngine:
 
     def _make(self, weights: Weights) -> PreTrainedModel:
         model = self._build(weights)
-        if self._contract is not None:
-            set_rows(model, self._contract.rows)
+        set_rows(model, self._rows)
         if self._prepack:
-            prepack(model)
+            prepack(model, self._rows)
         return model
 
     def _running(self) -> EngineThread:
@@ -259,6 +265,20 @@ class TorchEngine:
     def _flush(self, outbox: list[tuple[Callable[[Chunk], None], Chunk]]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_deliver, outbox)
+
+
+@contextlib.contextmanager
+def _short_turns() -> Generator[None]:
+    """While a version is built, threads take the interpreter in turns of 0.2 ms and not of 5.
+
+    Each of a step's operations gives the interpreter up, and would wait for a whole turn of the building thread to have it back.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _TURN_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _deliver(outbox: list[tuple[Callable[[Chunk], None], Chunk]]) -> None:

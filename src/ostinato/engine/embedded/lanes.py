@@ -1,16 +1,18 @@
 """One step's arithmetic, spread over lanes: threads that each run a part of the batch through the whole model.
 
 Lanes need no barrier inside a layer, where a team of OpenMP threads needs two per operation; torch runs with one thread in each. A
-row's bits do not depend on the rows beside it, so they do not depend on the lanes.
+row's bits do not depend on the rows beside it, so they do not depend on the lanes. Where there is too little work for two parts, its
+one part is computed by a team after all: few tokens cost what it costs to read the weights, and two cores read more than one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from ostinato.engine.embedded.scheduler import Scheduled
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
 from ostinato.model.paged import Entry
+from ostinato.model.threads import team
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -31,23 +34,45 @@ _WORTH = 8  # tokens below which a part of its own would read all weights for to
 
 
 class Lanes:
-    """`count` threads, the caller's included. Example: ``Lanes(2).map(run, parts)``."""
+    """`count` threads, the caller's included. `wide`: what stands alone may use them all, because that changes no bit.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    Example: ``Lanes(2).map(run, parts)``.
+    """
+
+    def __init__(self, count: int, *, wide: bool = False) -> None:
+        self.count, self._wide = count, wide
         self._pool = ThreadPoolExecutor(
             max(1, count - 1), thread_name_prefix="ostinato-lane", initializer=torch.set_num_threads, initargs=(1,)
         )
 
     def map(self, run: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """`run` of every item, in order. Raises what `run` raises, after all have ended."""
-        others = [self._pool.submit(run, item) for item in items[1:]] if self.count > 1 else []
+        """`run` of every item; each lane takes the next one when it is done with its last, so the longest should come first.
+
+        Returns the answers in the items' order. Raises what `run` raises, after all have ended.
+        """
+        if len(items) == 1:
+            with team(self.count if self._wide else torch.get_num_threads()):
+                return [run(items[0])]
+        found: list[B | None] = [None] * len(items)
+        waiting = deque(enumerate(items))
+
+        def lane() -> None:
+            while waiting:
+                try:
+                    at, item = waiting.popleft()
+                except IndexError:  # another lane was quicker
+                    return
+                found[at] = run(item)
+
+        others = [self._pool.submit(lane) for _ in range(min(self.count, len(items)) - 1)]
         try:
-            first = [run(item) for item in (items[:1] if others else items)]
+            lane()
         finally:
             for other in others:
                 other.exception()  # waits: no lane may still be writing keys when the next step begins
-        return [*first, *(other.result() for other in others)]
+        for other in others:
+            other.result()
+        return cast("list[B]", found)
 
     def close(self) -> None:
         """End the threads."""
@@ -60,6 +85,11 @@ class Part:
 
     model: PreTrainedModel
     pieces: list[Scheduled]
+
+    @property
+    def tokens(self) -> int:
+        """How many it computes."""
+        return sum(piece.end - piece.start for piece in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ few rows costs as much as the product itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -24,13 +25,23 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._packed, self._bias = packed, bias
 
+    @classmethod
+    def of(cls, layers: Sequence[nn.Linear]) -> PackedLinear:
+        """One layer whose outputs are those of several, side by side. Raises ValueError if these cannot be one."""
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
+        if len(biases) not in (0, len(layers)) or not linear.ONEDNN or not _can_pack(weight):
+            raise ValueError("these layers cannot be packed as one")
+        packed = cast("Tensor", torch.ops.mkldnn._reorder_linear_weight(weight, _CHECK_ROWS[-1]))
+        return cls(packed, torch.cat(biases) if biases else None)
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         return product(x, self._packed, self._bias)
 
 
 @torch.inference_mode()
-def prepack(model: nn.Module) -> int:
+def prepack_linears(model: nn.Module) -> int:
     """Replace the model's bf16 and fp32 linear layers on the CPU by packed ones, in place; returns how many.
 
     A layer whose packed result differs in any bit stays as it is, and so does every layer where this torch cannot pack.

@@ -71,6 +71,7 @@ class EngineThread(threading.Thread):
         threads: int,
         rows: int,
         recompute: bool,
+        wide: bool,
     ) -> None:
         super().__init__(name="ostinato-engine", daemon=True)
         self.scheduler = scheduler
@@ -80,7 +81,7 @@ class EngineThread(threading.Thread):
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
-        self._lanes, self._rows, self._recompute = Lanes(threads), rows, recompute
+        self._lanes, self._rows, self._recompute = Lanes(threads, wide=wide), rows, recompute
         self._store: Store | None = None
         self._streams: dict[Generation, Stream] = {}
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
@@ -216,7 +217,7 @@ class EngineThread(threading.Thread):
             for part in cut(self.policies[pieces[0].sample.request.slot].model, pieces, self._lanes.count)
         ]
         if parts:
-            self._run(parts)
+            self._run(sorted(parts, key=lambda part: -part.tokens))  # the longest first: see `Lanes.map`
         self._send()
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - started

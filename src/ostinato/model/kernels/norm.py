@@ -10,9 +10,19 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ostinato.model.kernels.vector import WIDE, all16, fma16, load16, mul16, round16, store16, sum16
+from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, mul16, round16, store16, sum16
 
 LANES = WIDE
+
+
+@njit(inline="always")
+def root(x_ND, n, first, dim, eps):
+    """Row n's r over places first to first + dim."""
+    squares = all16(np.float32(0.0))
+    for d in range(first, first + dim, WIDE):
+        x = load16(x_ND, n, d)
+        squares = fma16(x, x, squares)
+    return np.float32(1.0) / np.sqrt(sum16(squares) / np.float32(dim) + eps)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -20,12 +30,21 @@ def rms_norm(x_ND, weight_1D, eps, out_ND, scales_N):
     """Fill out_ND, and scales_N with each row's r. D is a multiple of 16."""
     rows, dim = x_ND.shape
     for n in range(rows):
-        squares = all16(np.float32(0.0))
-        for d in range(0, dim, WIDE):
-            x = load16(x_ND, n, d)
-            squares = fma16(x, x, squares)
-        r = np.float32(1.0) / np.sqrt(sum16(squares) / np.float32(dim) + eps)
+        r = root(x_ND, n, 0, dim, eps)
         scales_N[n] = r
+        for d in range(0, dim, WIDE):
+            y = round16(out_ND, mul16(load16(x_ND, n, d), all16(r)))
+            store16(out_ND, n, d, mul16(load16(weight_1D, 0, d), y))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_norm(x_ND, more_ND, weight_1D, eps, out_ND):
+    """Add more_ND to x_ND in place, rounding to the dtype as torch does, and fill out_ND with the norm of the sum."""
+    rows, dim = x_ND.shape
+    for n in range(rows):
+        for d in range(0, dim, WIDE):
+            store16(x_ND, n, d, add16(load16(x_ND, n, d), load16(more_ND, n, d)))
+        r = root(x_ND, n, 0, dim, eps)
         for d in range(0, dim, WIDE):
             y = round16(out_ND, mul16(load16(x_ND, n, d), all16(r)))
             store16(out_ND, n, d, mul16(load16(weight_1D, 0, d), y))

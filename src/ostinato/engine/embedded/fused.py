@@ -1,0 +1,190 @@
+"""A decoder layer in eleven calls instead of some sixty: what a token costs beside its arithmetic is mostly calls.
+
+The layer that it stands for is the library's, x + attention(norm(x)) followed by x + mlp(norm(x)), and so are its bits: the first time
+that a model is fused it is compared with itself as it was, and if any bit differs it stays as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ostinato.engine.embedded.packed import PackedLinear
+from ostinato.model.attention import Attend, hidden
+from ostinato.model.exactness import bits_of, vocabulary_of
+from ostinato.model.gated import GatedMLP, gated
+from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
+from ostinato.model.kernels.rotary import rotate
+from ostinato.model.norms import RMSNorm
+from ostinato.model.paged import WholeAttend, array
+
+_STEPS = (1, 2, 3, 5)  # numbers of tokens at which a fused model is compared, in multiples of the row rule
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a layer asks of attention beside its queries, keys and values; see `model.attention.Attend`."""
+
+    scale: float
+    window: int
+
+
+class FusedMLP(nn.Module):
+    """`GatedMLP` with both of its first products as one."""
+
+    def __init__(self, mlp: GatedMLP) -> None:
+        super().__init__()
+        gate, up, down = (cast("nn.Linear", part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self.gate_up, self.down = PackedLinear.of([gate, up]), PackedLinear.of([down])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
+        return self.down(gated(*self.gate_up(x).chunk(2, -1)))
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer over copies of another's weights. Raises ValueError or AttributeError for one of other parts."""
+
+    def __init__(self, layer: Any, reach: Reach) -> None:
+        super().__init__()
+        attention: Any = layer.self_attn
+        self._layer: int = attention.layer_idx
+        self._reach, self._dim = reach, cast("int", attention.head_dim)
+        self.input_layernorm = _norm_of(layer.input_layernorm)
+        self.post_attention_layernorm = _norm_of(layer.post_attention_layernorm)
+        self.q_norm, self.k_norm = (
+            None if norm is None else _norm_of(norm, self._dim)
+            for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
+        )
+        self.qkv = PackedLinear.of([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = PackedLinear.of([attention.o_proj])
+        self._flat = isinstance(layer.mlp, GatedMLP)  # the library's own take [1, N, D]
+        self.mlp: nn.Module = FusedMLP(layer.mlp) if isinstance(layer.mlp, GatedMLP) else layer.mlp
+        self._heads = attention.q_proj.out_features // self._dim
+        self._kv_heads = attention.k_proj.out_features // self._dim
+        self.attention_type: str = getattr(layer, "attention_type", "full_attention")
+
+    def forward(
+        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], attend: Attend, **_: Any
+    ) -> Tensor:
+        """[1, N, D] -> [1, N, D]. What is given is written to."""
+        x_ND = hidden_states[0]
+        normed_ND = torch.empty_like(x_ND)
+        rms_norm(array(x_ND), *_terms(self.input_layernorm), array(normed_ND), np.empty(len(x_ND), np.float32))
+        q_NHD, k_NKD, v_NKD = self._heads_of(self.qkv(normed_ND), *position_embeddings)
+        seen_NHD = attend(self._layer, q_NHD, k_NKD, v_NKD, self._reach.scale, self._reach.window)
+        out_ND = self.out(seen_NHD.view(len(x_ND), -1))
+        add_norm(array(x_ND), array(out_ND), *_terms(self.post_attention_layernorm), array(normed_ND))
+        more_ND = self.mlp(normed_ND) if self._flat else self.mlp(normed_ND.unsqueeze(0)).squeeze(0)
+        return x_ND.add_(more_ND).unsqueeze(0)
+
+    def _heads_of(self, qkv_NW: Tensor, cos_1ND: Tensor, sin_1ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries [N, H, D] and keys [N, KV, D], and values [N, KV, D]."""
+        rows, dim, heads, kv_heads = len(qkv_NW), self._dim, self._heads, self._kv_heads
+        if cos_1ND.shape != (1, rows, dim):
+            raise ValueError("only a part of each head is rotated")  # the kernel does not look
+        packed, cos, sin = array(qkv_NW), array(cos_1ND[0]), array(sin_1ND[0])
+        q_NX, k_NX = (qkv_NW.new_empty(rows, count * dim) for count in (heads, kv_heads))
+        rotate(packed, 0, heads, cos, sin, *_terms(self.q_norm, packed), array(q_NX))
+        rotate(packed, heads * dim, kv_heads, cos, sin, *_terms(self.k_norm, packed), array(k_NX))
+        v_NX = qkv_NW[:, (heads + kv_heads) * dim :]
+        return q_NX.view(rows, heads, dim), k_NX.view(rows, kv_heads, dim), v_NX.view(rows, kv_heads, dim)
+
+
+def _norm_of(norm: object, width: int = 0) -> RMSNorm:
+    if not isinstance(norm, RMSNorm) or (width and len(norm.weight) != width) or len(norm.weight) % LANES:
+        raise ValueError("a norm of another kind")
+    return norm
+
+
+def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], np.float32]:
+    """A norm's weight [1, D] and epsilon for the kernels; nothing [1, 0] in `like`'s dtype where there is none."""
+    if norm is None:
+        assert like is not None
+        return np.empty((1, 0), like.dtype), np.float32(0.0)
+    return array(norm.weight)[None], np.float32(norm.eps)
+
+
+_known: dict[tuple[str, torch.dtype, int], tuple[Reach, ...] | None] = {}
+
+
+@torch.inference_mode()
+def fuse(model: PreTrainedModel, rows: int) -> int:
+    """Exchange the decoder layers of a CPU model for fused ones, in place; returns how many linear layers they took over.
+
+    All or none: a model of other parts, or one that answers with other bits at some multiple of `rows` tokens, stays as it is. Tried
+    once per process for each configuration.
+    """
+    body: Any = model.base_model
+    layers: Any = getattr(body, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or model.device.type != "cpu":
+        return 0
+    with _LOCK:
+        key = (model.config.to_json_string(use_diff=False), model.dtype, rows)
+        linears = sum(isinstance(part, nn.Linear) for part in layers.modules())
+        if key not in _known:
+            found = _try(model, layers, rows)
+            if found is None and not _tells(model, rows):
+                return 0  # such weights say nothing about others
+            _known[key] = found
+        elif (reaches := _known[key]) is not None:
+            for number, reach in enumerate(reaches):
+                layers[number] = FusedLayer(layers[number], reach)
+        return linears - sum(isinstance(part, nn.Linear) for part in layers.modules())
+
+
+def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[Reach, ...] | None:
+    """Fuse the layers if that changes no bit; what each asks of attention, or None if they are as they were."""
+    plain = list(layers)
+    try:
+        want, reaches = _answers(model, rows)
+        if len(reaches) != len(plain) or not _tells(model, rows):
+            return None
+        for number, reach in enumerate(reaches):
+            layers[number] = FusedLayer(plain[number], reach)
+        got, asked = _answers(model, rows)
+        if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
+            return reaches
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        pass  # a layer of other parts, or one that is called in another way
+    for number, layer in enumerate(plain):
+        layers[number] = layer
+    return None
+
+
+class _Recorded:
+    """Attention over one whole sequence that keeps what each layer asks of it."""
+
+    def __init__(self, tokens: int) -> None:
+        self._whole = WholeAttend([tokens])
+        self.reaches: list[Reach] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        self.reaches.append(Reach(scale, window))
+        return self._whole(layer, q, k, v, scale, window)
+
+
+def _answers(model: PreTrainedModel, rows: int) -> tuple[list[Tensor], tuple[Reach, ...]]:
+    """Bits of the model's final states at several numbers of tokens, and what each layer asked of attention the last time."""
+    found: list[Tensor] = []
+    attend = _Recorded(0)
+    for count in (rows * step for step in _STEPS):
+        attend = _Recorded(count)
+        ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
+        found.append(bits_of(hidden(model, ids, torch.arange(count), attend, rows=rows)))
+    return found, tuple(attend.reaches)
+
+
+def _tells(model: PreTrainedModel, rows: int) -> bool:
+    """Whether different tokens get different states: with weights of zeros a comparison would show nothing."""
+    states: Sequence[Tensor] = _answers(model, rows)[0]
+    return len(torch.unique(states[-1], dim=0)) > 1

@@ -1,0 +1,125 @@
+"""Fused layers keep every bit of the library's, for every architecture that they take; the others stay as they are."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, Qwen3Config
+
+from ostinato.engine.embedded import fused
+from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.fused import FusedLayer, fuse
+from ostinato.model.attention import hidden, logits
+from ostinato.model.exactness import bits_of, check_exact
+from ostinato.model.load import load_model
+from ostinato.model.paged import WholeAttend
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN to pack for")
+ROWS = 4
+SHAPE = {
+    "vocab_size": 260,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+FUSED = {
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "bias": lambda: LlamaConfig(**SHAPE, attention_bias=True),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
+    "odd heads": lambda: LlamaConfig(**(SHAPE | {"num_attention_heads": 8, "head_dim": 12, "num_key_value_heads": 4})),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(fused, "_known", {})
+
+
+@torch.inference_mode()
+def answer(model, count):
+    ids = torch.randint(260, (count,), generator=torch.Generator().manual_seed(count))
+    states = hidden(model, ids, torch.arange(count), WholeAttend([count]), rows=ROWS)
+    return bits_of(logits(model, states, rows=ROWS))
+
+
+def layers_of(model):
+    return [type(layer) is FusedLayer for layer in model.base_model.layers]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", FUSED)
+def test_a_fused_model_gives_the_same_bits(tmp_path, kind, dtype):
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bf16 kernels to pack for")
+    path = tiny_of(tmp_path / "m", FUSED[kind]())
+    plain, engine = load_model(path, dtype), load_model(path, dtype)
+    assert prepack(engine, ROWS) == 2 * 7 + 1
+    assert layers_of(engine) == [True, True]
+    for count in (1, 4, 7, 33, 100):
+        assert torch.equal(answer(engine, count), answer(plain, count)), count
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_pass_of_the_trainer_has_the_bits_of_the_fused_engine(tmp_path, kind):
+    """One pass under autograd, against the fused form cut up with a cache in company: `check_exact` raises on any difference."""
+    model = load_model(tiny_of(tmp_path / "m", FUSED[kind]()), torch.float32)
+    seen = []
+
+    def pack(part, rows=1):
+        seen.append(prepack(part, rows))
+
+    check_exact(model, 32, pack=pack)
+    assert seen == [2 * 7 + 1]
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_every_supported_architecture_keeps_its_bits_fused_or_not(tmp_path, kind):
+    path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
+    plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
+    prepack(engine, ROWS)
+    for count in (1, 9, 40):
+        assert torch.equal(answer(engine, count), answer(plain, count)), count
+
+
+def test_a_layer_that_computes_something_else_stays_as_it_is(tmp_path):
+    """Planted: the same parts, but what the feed-forward layer says counts half."""
+    model = load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32)
+    first = model.base_model.layers[0]
+    kind = type(first)
+
+    class Half(kind):
+        def forward(self, hidden_states, **options):
+            return hidden_states + (super().forward(hidden_states, **options) - hidden_states) * 0.5
+
+    first.__class__ = Half
+    want = answer(model, 9)
+    assert fuse(model, ROWS) == 0
+    assert layers_of(model) == [False, False]
+    assert torch.equal(answer(model, 9), want)
+
+
+def test_weights_of_zeros_prove_nothing(tmp_path):
+    path = tiny_of(tmp_path / "m", FUSED["llama"]())
+    model = load_model(path, torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert fuse(model, ROWS) == 0
+    assert fuse(load_model(path, torch.float32), ROWS) == 2 * 7
+
+
+def test_what_was_found_once_is_not_tried_again(tmp_path, monkeypatch):
+    path = tiny_of(tmp_path / "m", FUSED["llama"]())
+    assert fuse(load_model(path, torch.float32), ROWS) == 2 * 7
+    monkeypatch.setattr(fused, "_try", None)
+    again = load_model(path, torch.float32)
+    assert fuse(again, ROWS) == 2 * 7
+    monkeypatch.undo()
+    assert torch.equal(answer(again, 9), answer(load_model(path, torch.float32), 9))
+
+
+def test_a_part_of_a_model_is_packed_only():
+    assert prepack(nn.Sequential(nn.Linear(32, 48)), ROWS) in (0, 1)
