@@ -13,9 +13,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -97,7 +98,7 @@ async def housekeeping(config: Config) -> None:
         await needed(log, config)
 
 
-READERS: Mapping[str, Callable[[Config], Awaitable[None]]] = {
+READERS: Mapping[str, Callable[[Config], Coroutine[Any, Any, None]]] = {
     each.__name__: each for each in (desk, gateway, status, release_ledger, release_outcomes, housekeeping)
 }
 

@@ -142,7 +142,7 @@ async def measure(out: Path, turns: int, shape: Shape, fold_turns: int, readers:
     run = out / str(turns)
     made = run / "made.json"
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), disable=None
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     ) as progress:
         if not made.exists():
             figures = await make(out, turns, shape, progress)

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class FileFolds:
                 os.fsync(file.fileno())
             partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise StorageFull(
                 f"{path} was not written: {error}; free space. What it held before is untouched"
             ) from error
