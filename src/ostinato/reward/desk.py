@@ -153,9 +153,8 @@ class RewardDesk:
 
     async def _poll(self) -> None:
         now = self._clock()
-        await (
-            self._reading.catch_up()
-        )  # after the look at the clock: a signal that the clock lets in must have been readable
+        # after the look at the clock: a signal that the clock lets in must have been readable
+        await self._reading.catch_up()
         await self._settle(now)
         ledger = self._reading.ledger
         complete = True

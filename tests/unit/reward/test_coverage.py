@@ -10,7 +10,8 @@ from ostinato.core.records import Alarm, AlarmState, Holdback, PolicyVersion, Qu
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.config import CoverageConfig, RewardConfig
 from ostinato.reward.ledger.coverage import Coverage
-from ostinato.testing.records import a_delivery, a_signal
+from ostinato.reward.ledger.ledger import TurnLedger
+from ostinato.testing.records import a_delivery, a_signal, a_turn
 
 V0 = PolicyVersion(number=0, hash="00")
 
@@ -189,3 +190,14 @@ async def test_alarms_of_others_are_left_alone(log, now, open_desk, turn):
     mine = replace(log.of(Alarm)[0], id="coverage:default:1", name="coverage:default")
     await log.append(mine)
     assert (await account(log)).alarms == ("coverage:default",)
+
+
+def test_a_signal_that_the_reward_does_not_rest_on_does_not_make_its_turn_heard():
+    """It was committed between the desk's reading and its writing: the reward is what silence means."""
+    for upto, silent in ((2, True), (3, False)):
+        ledger, turn = TurnLedger(RewardConfig()), a_turn("t0:0")
+        reward = Reward(turn=turn.id, value=0.0, function="f@1", signals=(), at=40.0, upto=upto)
+        for seq, row in enumerate((turn, a_delivery(turn), a_signal(turn), reward), 1):
+            ledger.apply(seq, row)
+        assert ledger.matured[turn.id].silent is silent
+        assert ledger.alarms.coverages[turn.tenant].silent == silent

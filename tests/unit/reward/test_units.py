@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Batch, Holdback, Pending, PolicyVersion, Reward
 from ostinato.reward.accounting import recount
 from ostinato.reward.config import RewardConfig
@@ -149,6 +150,19 @@ async def test_a_member_that_comes_after_its_group_was_learned_from_is_held_back
     assert log.reasons(Holdback) == {"t9:0": "late_group"}
     assert [each.id for each in await desk.ready(1, 1)] == ["t11:0"]
     assert (await recount(log)).balanced
+
+
+async def test_a_group_that_taught_nothing_is_closed_too(log, now, open_desk, turn):
+    desk = open_desk(log)
+    for i in range(4):
+        await talk(log, turn, f"g-{i}", [i], {i: "accepted"}, group="g")
+    now.at = 99.0
+    with pytest.raises(NoSignal):
+        await desk.batch(1, 4, V0)
+    await rollouts(log, turn, "g", [9], ended_at=98.0)
+    now.at = 300.0
+    await desk.poll()
+    assert log.reasons(Holdback)["t9:0"] == "late_group"
 
 
 async def test_nothing_starves(log, now, open_desk, turn):

@@ -42,10 +42,7 @@ class Isolated:
         max_abs: the largest absolute reward that is believed.
         memory_bytes: private memory of the process; beyond it the function meets a MemoryError.
 
-    Example::
-
-        asker = Isolated("yours:kept", {"window": 600.0}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30)
-        answers = await asker.ask([question])
+    Example: ``await Isolated("yours:kept", {}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 30).ask([question])``
     """
 
     def __init__(
