@@ -128,7 +128,7 @@ def squatting_a_turn_that_does_not_exist_yet(siege):
     with siege.acme.stream(n=16) as (turn, lines):
         assert siege.acme.say(turn) == "early"
         assert siege.bolt.say(turn, "rejected") == "early"
-        flood = [siege.bolt.event(f"guess-{n}:0" if n % 2 else turn, "rejected") for n in range(1000)]
+        flood = [siege.bolt.event(f"guess-{n}:0" if n % 2 else turn, "rejected") for n in range(600)]
         assert len(flood) > siege.config.reward.max_orphans
         assert siege.bolt.post(flood)[0] == 202
         assert siege.find(Turn, turn) is None, "it has ended too early to tell anything"

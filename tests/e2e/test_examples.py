@@ -1,4 +1,4 @@
-"""The examples that a newcomer copies, run as they are written: only the address is another one."""
+"""The examples of the client and of the guide, run as they are written: only the address is another one."""
 
 import asyncio
 import inspect
@@ -56,16 +56,6 @@ async def served():
 def test_the_address_is_the_one_that_a_server_takes_by_default():
     listen = load(None, []).listen
     assert f"http://{listen.host}:{listen.port}" == ADDRESS
-
-
-async def test_readme():
-    (example,) = blocks("README.md")
-    async with served() as (_, log, run):
-        names = await run(example)
-        names["client"].close()
-    (turn,), (signal,) = log.turns(), log.signals()
-    assert (turn.user, turn.text) == ("u42", "def hello(): ...")
-    assert (signal.turn, signal.name, signal.value) == (turn.id, "accepted", 1.0)
 
 
 async def test_the_clients_readme():
