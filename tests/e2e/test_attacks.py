@@ -8,7 +8,7 @@ import contextlib
 import io
 import os
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -174,8 +174,12 @@ def many_names_for_one(siege):
     """Bolt wants more of each step than is its due, by giving every call another user's name."""
     dealt = Arms(control=siege.config.serve.control_share)
     names = [f"p{n}" for n in range(100) if dealt.assign("acme", f"p{n}", {"live", "control"}).arm == Arm.LIVE]
-    people = [siege.acme.ask(signed=name).turn for name in names[:5]]
-    crowd = [siege.bolt.ask(user=f"sybil-{n}").turn for n in range(12)]
+    people, crowd = [], []
+    for n in range(15):
+        if n % 3:
+            crowd.append(siege.bolt.ask(user=f"sybil-{n}").turn)
+        else:
+            people.append(siege.acme.ask(signed=names[n // 3]).turn)
     assert siege.acme.post([siege.acme.event(turn) for turn in people])[0] == 202
     assert siege.bolt.post([siege.bolt.event(turn, "rejected") for turn in crowd])[0] == 202
     yield
@@ -184,13 +188,17 @@ def many_names_for_one(siege):
     turns = {turn.id: turn for turn in siege.rows(Turn)}
     together = 0
     for batch in siege.rows(Batch):
+        sizes = Counter(
+            (turns[id].tenant, turns[id].episode) for id in batch.turns
+        )  # an episode's turns share one weight
         masses = defaultdict(float)
         for id, credit in zip(batch.turns, batch.credits, strict=True):
             turn = turns[id]
-            masses[turn.tenant, turn.user if turn.verified else ""] += sum(map(abs, credit))
+            person = turn.tenant, turn.user if turn.verified else ""
+            masses[person] += sum(map(abs, credit)) / sizes[turn.tenant, turn.episode]
         most = max(siege.config.reward.user_cap, 2 / len(masses))
         assert max(masses.values()) <= most * sum(masses.values()) * (1 + 1e-9)
-        together += len({*people} & {*batch.turns}) > 0 and len({*crowd} & {*batch.turns}) > 8
+        together += len({*people} & {*batch.turns}) > 0 and len({*crowd} & {*batch.turns}) > 1
         assert all(masses["acme", turns[id].user] > 0 for id in {*people} & {*batch.turns})
     assert together, "no batch had both, so nothing was shown"
 
