@@ -16,7 +16,7 @@ import httpx2
 
 from ostinato.app.storage import Home, open_log
 from ostinato.config import load
-from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, Reward, Turn
+from ostinato.core.records import Delivered, Holdback, Quarantine, Reward, Turn
 from ostinato.launch.placing.address import read_address
 from ostinato.testing.tiny import tiny_model
 from ostinato_client import sign_user
@@ -203,10 +203,6 @@ class Siege:
 
     def holdback(self, id: str) -> str:
         return eventually(lambda: self.find(Holdback, id), f"turn {id} has an outcome").reason
-
-    def batches(self, id: str) -> list[Batch]:
-        """The batches with this turn."""
-        return [batch for batch in self.rows(Batch) if id in batch.turns]
 
     def delivered(self) -> set[str]:
         return {turn for row in self.rows(Delivered) for turn in row.turns}
