@@ -1,12 +1,13 @@
 """What the gateway costs: our gateway, a bare Starlette server and LiteLLM's proxy, one core each, the same one-token calls.
 
     python -m benchmarks.peers litellm
-    python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--contenders echo gateway litellm]
+    python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--directory DIR] [--contenders echo gateway gateway-memory litellm]
 
 Every server is pinned to one core and the load to another. Latency: one connection, one call after the other. Throughput: 32
 connections. Rounds alternate, a server that is not measured is stopped (SIGSTOP), and figures are medians over rounds. Nobody computes
 anything: ours has an engine that makes its token at once, LiteLLM a mocked answer; ours writes each turn to its log on disk before
-the answer ends, the others keep nothing. Writes benchmarks/results/gateway.json.
+the answer ends, the others keep nothing. With one connection each of our calls waits for the disk, whose own time for an fdatasync is
+measured before and printed beside; --directory says which disk, and /dev/shm is none. Writes benchmarks/results/gateway.json.
 """
 
 from __future__ import annotations
@@ -145,15 +146,35 @@ def cpu_seconds(group: int) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def sync_seconds(directory: Path) -> float:
+    """What the disk takes to keep a page, at the median of 200."""
+    seconds: list[float] = []
+    with (directory / "probe").open("wb", buffering=0) as file:
+        for _ in range(200):
+            file.write(bytes(4096))
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
 def medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contenders", nargs="+", choices=NAMES, default=["echo", "gateway", "litellm"])
+    parser.add_argument(
+        "--contenders", nargs="+", choices=NAMES, default=["echo", "gateway", "gateway-memory", "litellm"]
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=None,
+        help="where our log is written (default: the system's for temporary files)",
+    )
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--load-core", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "gateway.json")
@@ -162,7 +183,9 @@ def main() -> None:
     before = machine()
     kinds = [(stream, connections) for stream in (False, True) for connections in (1, CONNECTIONS)]
     taken: dict[str, list[dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        disk_ms = 1e3 * sync_seconds(Path(directory))
+        print(f"an fdatasync of 4 KiB takes {disk_ms:.2f} ms (median) in {directory}")
         _rounds(args, Path(directory), kinds, taken)
     table = {name: {**medians(rounds), "rounds": rounds} for name, rounds in taken.items()}
     for name, row in table.items():
@@ -171,7 +194,11 @@ def main() -> None:
             f"{row['cpu_ms_per_call']:6.3f} ms CPU a call"
         )
     args.out.write_text(
-        json.dumps({"machine": before, "arguments": vars(args), "figures": table}, indent=1, default=str)
+        json.dumps(
+            {"machine": before, "arguments": vars(args), "fdatasync_ms": disk_ms, "figures": table},
+            indent=1,
+            default=str,
+        )
     )
 
 

@@ -16,7 +16,7 @@ import httpx2
 
 from ostinato.app.storage import Home, open_log
 from ostinato.config import load
-from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, Reward, Turn
+from ostinato.core.records import Delivered, Holdback, Quarantine, Reward, Turn
 from ostinato.launch.placing.address import read_address
 from ostinato.testing.tiny import tiny_model
 from ostinato_client import sign_user
@@ -133,6 +133,10 @@ class Asker:
         reply = self.http.post("/v1/feedback", json=event)
         return reply.status_code, reply.json()
 
+    def send(self, path: str, body: bytes, headers: dict | None = None) -> httpx2.Response:
+        """A body as it is, said to be JSON."""
+        return self.http.post(path, content=body, headers={"content-type": "application/json"} | (headers or {}))
+
     def say(self, target, name="accepted", value=True, **fields) -> str:
         """What became of one event."""
         code, answer = self.post(self.event(target, name, value, **fields))
@@ -162,6 +166,10 @@ class Siege:
         self.bolt = Asker(self.url, self.model, BOLT_KEY, BOLT_SECRET)
         self.operator = Asker(self.url, self.model, self.home.admin_key())
         self.outsider = Asker(self.url, self.model)
+
+    def close(self) -> None:
+        for asker in (self.acme, self.bolt, self.operator, self.outsider):
+            asker.http.close()
 
     def health(self) -> dict:
         return httpx2.get(f"{self.url}/health", timeout=20).json()
@@ -195,10 +203,6 @@ class Siege:
 
     def holdback(self, id: str) -> str:
         return eventually(lambda: self.find(Holdback, id), f"turn {id} has an outcome").reason
-
-    def batches(self, id: str) -> list[Batch]:
-        """The batches with this turn."""
-        return [batch for batch in self.rows(Batch) if id in batch.turns]
 
     def delivered(self) -> set[str]:
         return {turn for row in self.rows(Delivered) for turn in row.turns}
@@ -239,10 +243,10 @@ def talk(*texts: str) -> list[dict[str, str]]:
 def request(method: str, path: str, body: object = None, **headers: str) -> bytes:
     """The bytes of a request after which the connection ends."""
     data = b"" if body is None else json.dumps(body).encode()
-    lines = {"host": "127.0.0.1", "connection": "close", "content-length": str(len(data)), **headers}
-    if body is not None:
-        lines.setdefault("content-type", "application/json")
-    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+    kind = {} if body is None else {"content-type": "application/json"}
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = {"host": "127.0.0.1", "connection": "close", "content-length": str(len(data)), **kind, **given}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data
 
 
@@ -273,7 +277,8 @@ def besieged(directory: Path):
         for name, command in (("keyed", "serve"), ("keyless", "serve"), ("keyed", "train"))
     ]
     try:
-        yield Siege(words["keyed"]), Siege(words["keyless"])
+        with contextlib.closing(Siege(words["keyed"])) as keyed, contextlib.closing(Siege(words["keyless"])) as keyless:
+            yield keyed, keyless
     except AssertionError as error:
         said = "\n".join(worker.output.read_text()[-2000:] for worker in workers)
         raise AssertionError(f"{error}\n{said}") from error

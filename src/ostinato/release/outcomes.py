@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, Field
 
 from ostinato.core.records import Arm, Finish, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
+
+_MOST_SIGNALS = 100  # of one turn, the first to be written
 
 
 class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
@@ -51,7 +53,7 @@ class Outcomes:
         self._cursor: Cursor = 0
         self._window: deque[_Watched] = deque()
         self._by_turn: dict[str, _Watched] = {}
-        self._early: dict[tuple[str, str], list[Signal]] = {}  # by tenant and turn
+        self._early: dict[str, dict[str, list[Signal]]] = {}  # about turns to come, by tenant and turn, oldest first
 
     async def refresh(self) -> None:
         """Read what is new in the log."""
@@ -114,7 +116,7 @@ class Outcomes:
         watched = _Watched(turn.id, turn.arm, turn.person, "".join(hashes), turn.ended_at, failed)
         self._window.append(watched)
         self._by_turn[turn.id] = watched
-        for signal in self._early.pop((turn.tenant, turn.id), []):
+        for signal in self._early.get(turn.tenant, {}).pop(turn.id, []):
             self._signal(signal)
         if len(self._window) > self._config.window:
             del self._by_turn[self._window.popleft().turn]
@@ -122,12 +124,21 @@ class Outcomes:
     def _signal(self, signal: Signal) -> None:
         watched = self._by_turn.get(signal.turn)
         if watched is None:
-            self._early.setdefault((signal.tenant, signal.turn), []).append(signal)
-            if len(self._early) > self._config.window:
-                del self._early[next(iter(self._early))]
-        elif signal.tenant != watched.person[0]:
-            return
-        elif signal.retracts is not None:
-            watched.signals[signal.retracts] = None  # also keeps a late original from coming back
-        else:
-            watched.signals.setdefault(signal.id, self._says(signal))
+            self._wait(signal)
+        elif signal.tenant == watched.person[0]:
+            about = signal.retracts or signal.id
+            if len(watched.signals) >= _MOST_SIGNALS and about not in watched.signals:
+                return
+            if signal.retracts is not None:
+                watched.signals[about] = None  # also keeps a late original from coming back
+            else:
+                watched.signals.setdefault(about, self._says(signal))
+
+    def _wait(self, signal: Signal) -> None:
+        """Keep a signal for a turn to come; where there are too many, the tenant with the most gives up its oldest."""
+        said = self._early.setdefault(signal.tenant, {}).setdefault(signal.turn, [])
+        if len(said) < _MOST_SIGNALS:
+            said.append(replace(signal, comment=None, correction=None))
+        if sum(map(len, self._early.values())) > self._config.window:
+            most = max(self._early.values(), key=len)
+            del most[next(iter(most))]

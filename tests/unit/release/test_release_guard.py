@@ -170,3 +170,23 @@ async def test_people_of_one_name_with_two_tenants_are_two_people():
 async def test_a_signal_that_says_no_is_not_read_as_yes(verb, value, expected):
     outcomes = await tallies((turn("a"), signal("s1", "a", verb, value=value)))
     assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == expected
+
+
+async def test_a_flood_about_turns_to_come_costs_no_other_tenant_its_own_and_is_not_kept():
+    log = MemoryLog()
+    outcomes = Outcomes(log, OutcomeConfig(maturity_s=5.0, window=100))
+    flood = [signal(f"f{n}", f"guess{n}", "rejected", tenant="rival") for n in range(300)]
+    flood += [signal(f"g{n}", "a", "rejected", tenant="rival") for n in range(300)]
+    await log.append(signal("s1", "a", "accepted"), *flood, turn("a"))
+    await outcomes.refresh()
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (1.0, 1)}
+    kept = [said for theirs in outcomes._early.values() for said in theirs.values()]
+    assert len(kept) <= 100
+    assert max(map(len, kept)) <= 100
+
+
+async def test_so_many_signals_of_one_turn_count_and_those_can_be_taken_back():
+    rows = [turn("a"), *(signal(f"s{n}", "a", "rejected") for n in range(150))]
+    outcomes = await tallies([*rows, *(signal(f"r{n}", "a", "sorry", retracts=f"s{n}") for n in range(150))])
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {}
+    assert len(outcomes._window[0].signals) == 100

@@ -150,6 +150,19 @@ async def test_logprobs_have_openais_shape():
         assert len(logprobs["token_logprobs"]) == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_bytes_of_a_split_character_are_each_tokens_own(stream):
+    async with world("né") as w:
+        _, _, body = await w.chat(logprobs=True, stream=stream)
+        if stream:
+            choices = [choice for event in events(body)[:-1] for choice in event["choices"] if choice["logprobs"]]
+            content = [each for choice in choices for each in choice["logprobs"]["content"]]
+        else:
+            content = body["choices"][0]["logprobs"]["content"]
+        assert [each["bytes"] for each in content[:3]] == [[110], [195], [169]]
+        assert bytes(byte for each in content for byte in each["bytes"]).decode() == "né"
+
+
 async def test_completions_take_text_or_ids_and_stream():
     async with world() as w:
         for prompt in ("xy", [120, 121], ["xy"], [[120, 121]]):

@@ -1,0 +1,74 @@
+"""Long prompts are tokenised beside the event loop; whoever sends many of them waits behind himself only."""
+
+import asyncio
+import threading
+
+import pytest
+
+from ostinato.core.errors import BadRequest
+from ostinato.serve.calls.rendering import AT_ONCE_CHARS, MOST_WAITING, Rendering
+from ostinato.serve.quotas import QuotaExceeded
+
+LONG = AT_ONCE_CHARS + 1
+
+
+@pytest.fixture
+async def held():
+    """A thread that is busy until told, and the order in which what waits for it is done."""
+    rendering, free, order = Rendering(), threading.Event(), []
+    first = asyncio.ensure_future(rendering.run("many", LONG, free.wait))
+    await asyncio.sleep(0)
+    yield rendering, free, order
+    free.set()
+    await first
+    rendering.close()
+
+
+def put(rendering, order, tenant, number):
+    return asyncio.ensure_future(rendering.run(tenant, LONG, lambda: order.append((tenant, number))))
+
+
+async def test_tenants_take_turns(held):
+    rendering, free, order = held
+    waiting = [put(rendering, order, "many", number) for number in range(20)]
+    await asyncio.sleep(0)
+    waiting += [put(rendering, order, "few", number) for number in range(2)]
+    await asyncio.sleep(0)
+    free.set()
+    await asyncio.gather(*waiting)
+    assert order[:4] == [("many", 0), ("few", 0), ("many", 1), ("few", 1)]
+
+
+async def test_a_queue_is_bounded_for_its_own_tenant_only(held):
+    rendering, free, order = held
+    waiting = [put(rendering, order, "many", number) for number in range(MOST_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(QuotaExceeded):
+        await rendering.run("many", LONG, lambda: None)
+    waiting.append(put(rendering, order, "few", 0))
+    free.set()
+    await asyncio.gather(*waiting)
+    assert len(order) == MOST_WAITING + 1
+
+
+async def test_who_has_gone_is_passed_over_and_errors_reach_who_asked(held):
+    rendering, free, order = held
+    gone = put(rendering, order, "many", 0)
+    stays = put(rendering, order, "many", 1)
+
+    def bad():
+        raise BadRequest("no", field="messages")
+
+    fails = asyncio.ensure_future(rendering.run("few", LONG, bad))
+    await asyncio.sleep(0)
+    gone.cancel()
+    free.set()
+    with pytest.raises(BadRequest):
+        await fails
+    await stays
+    assert order == [("many", 1)]
+
+
+async def test_short_texts_wait_for_nobody(held):
+    rendering, _, _ = held
+    assert await rendering.run("few", AT_ONCE_CHARS, lambda: "now") == "now"
