@@ -6,6 +6,7 @@ import time
 import pytest
 
 from ostinato.train.batch.packing import TokenTurn, microbatches, pack
+from ostinato.train.gradients.tree_attention import Layout
 
 
 def test_the_documented_example():
@@ -83,6 +84,17 @@ def test_an_episode_of_32k_tokens_is_packed_in_time_that_grows_with_what_is_read
     assert (
         time.process_time() - started < 4e-6 * read + 1.0
     )  # 2.6 million tokens: a quadratic pass over the tree alone takes minutes
+
+
+@pytest.mark.parametrize(("turns", "tokens"), [(75, 16_099), (155, 32_099)])
+def test_the_layout_of_a_long_episode_grows_with_its_tokens(turns: int, tokens: int):
+    """A few numbers per token, and no layout of all queries by all keys: that would be 8 GB at 32k tokens."""
+    layout = Layout(pack(episode(1_200, turns=turns)))
+    places = layout.places
+    held = (places.tokens, places.blocks, places.offsets, layout.positions_N, layout.where_N, layout.table)
+    assert len(layout.positions_N) == tokens
+    assert sum(array.nbytes for array in held) < 48 * tokens
+    assert len(layout.tiles(16)) <= tokens / 16 + 1
 
 
 @pytest.mark.parametrize(("prompt", "sampled"), [((), (1,)), ((1,), ())])
