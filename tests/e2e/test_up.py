@@ -122,7 +122,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_path, up, quick_settings):
-    first = up("supervise.silence_s=6")
+    first = up("supervise.silence_s=10")
     await first.until(lambda: "taken http://" in first.said(), "it took its port")
     url = first.said().split("taken ")[1].split(";")[0]
     assert read_address(first.home.address) is None, "the port is taken long before the model is loaded"

@@ -164,6 +164,22 @@ def growth(seen: list[Sample]) -> dict[str, float]:
     return found
 
 
+def peaks(seen: list[Sample]) -> dict[str, list[int]]:
+    """By process, the most MiB that it took in each quarter."""
+    end = seen[-1].at + 1e-9
+    names = sorted({name for sample in seen for name in sample.resident})
+    return {
+        name: [
+            max(
+                (s.resident[name] >> 20 for s in seen if name in s.resident and int(4 * s.at / end) == quarter),
+                default=0,
+            )
+            for quarter in range(4)
+        ]
+        for name in names
+    }
+
+
 async def drained(config: Config, timeout_s: float) -> tuple[float, Any]:
     """Wait until no turn waits for its outcome. Returns the seconds that took (or the timeout), and the last count."""
     begun = time.monotonic()
@@ -282,6 +298,7 @@ async def soak(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "outcomes": asdict(counted),
         "balanced": counted.balanced,
         "memory growth, third to last quarter": growth(seen),
+        "most resident MiB, by quarter": peaks(seen),
         "resident MiB at the end": {name: size >> 20 for name, size in seen[-1].resident.items()},
         "most MiB on the disk, by quarter": [_disk(seen, quarter) for quarter in range(4)],
         "MiB on the disk at the end": {
