@@ -67,10 +67,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._head_due = None
-        if self.cycle is None or self.cycle.response_complete:
-            self._refuse(_TOO_SLOW if self._head_bytes else b"")  # who has said nothing is told nothing
-        else:  # the head of a next request, come in part while an answer is being sent: the answer goes first
+        if self.cycle and not self.cycle.response_complete:
+            # the head of a next request, come in part while an answer is being sent: the answer goes first
             self._head_due = self.loop.call_later(HEAD_S, self._late)
+        else:  # who has said nothing is told nothing
+            self._refuse(_TOO_SLOW if self._head_bytes else b"")
 
     def _refuse(self, why: bytes) -> None:
         if not self.transport.is_closing():
