@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def command(name: str, port: int, directory: Path) -> list[str]:
 
 
 @contextmanager
-def running(name: str, port: int, core: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(name: str, port: int, core: int, directory: Path) -> Generator[subprocess.Popen[bytes]]:
     """A server that answers, stopped until it is asked."""
     directory.mkdir()
     environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OMP_NUM_THREADS": "1"}

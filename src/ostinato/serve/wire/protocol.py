@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 65_536
 HEAD_S = 10.0
@@ -67,11 +67,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _late(self) -> None:
         self._head_due = None
-        cycle: RequestResponseCycle | None = self.cycle  # none before the first request, whatever uvicorn's types say
-        if cycle is None or cycle.response_complete:
-            self._refuse(_TOO_SLOW if self._head_bytes else b"")  # who has said nothing is told nothing
-        else:  # the head of a next request, come in part while an answer is being sent: the answer goes first
+        if self.cycle and not self.cycle.response_complete:
+            # the head of a next request, come in part while an answer is being sent: the answer goes first
             self._head_due = self.loop.call_later(HEAD_S, self._late)
+        else:  # who has said nothing is told nothing
+            self._refuse(_TOO_SLOW if self._head_bytes else b"")
 
     def _refuse(self, why: bytes) -> None:
         if not self.transport.is_closing():
