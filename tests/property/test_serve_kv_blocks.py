@@ -1,6 +1,7 @@
 """The block pool and the scheduler never leak, never free twice, and always move."""
 
 import random
+from itertools import takewhile
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,6 +162,5 @@ def test_whoever_asks_little_does_not_wait_behind_who_asks_much(crowd, rows, see
     before = len(ran := set(scheduler.running))
     while few not in scheduler.running:
         run_step(scheduler, scheduler.plan(), rng)
-        ahead = scheduler.running.index(few) if few in scheduler.running else len(scheduler.running)
-        ran.update(scheduler.running[:ahead])
+        ran.update(takewhile(lambda sample: sample is not few, scheduler.running))
     assert len(ran) - before <= 1, "somebody else starts before only where nobody of theirs ran any more"
