@@ -16,6 +16,7 @@ from ostinato.core.records import Arm, Finish, Person, PolicyVersion, Signal, Tu
 from ostinato.core.seams import Cursor, Log
 
 _MOST_SIGNALS = 100  # of one turn, the first to be written
+_ROWS_PER_TURN = 8  # a turn and what follows from it: signals, a reward, its parts of deliveries and batches
 
 
 class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
@@ -50,13 +51,16 @@ class Outcomes:
     def __init__(self, log: Log, config: OutcomeConfig) -> None:
         self._log = log
         self._config = config
-        self._cursor: Cursor = 0
+        self._cursor: Cursor | None = None
         self._window: deque[_Watched] = deque()
         self._by_turn: dict[str, _Watched] = {}
         self._early: dict[str, dict[str, list[Signal]]] = {}  # about turns to come, by tenant and turn, oldest first
 
     async def refresh(self) -> None:
-        """Read what is new in the log."""
+        """Read what is new in the log; the first time, as far back as the window reaches, however long the log is."""
+        if self._cursor is None:
+            reach = _ROWS_PER_TURN * self._config.window
+            self._cursor = max(0, await self._log.append() - reach)
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
             if isinstance(row, Turn):

@@ -190,3 +190,16 @@ async def test_so_many_signals_of_one_turn_count_and_those_can_be_taken_back():
     outcomes = await tallies([*rows, *(signal(f"r{n}", "a", "sorry", retracts=f"s{n}") for n in range(150))])
     assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {}
     assert len(outcomes._window[0].signals) == 100
+
+
+async def test_a_start_reads_as_far_back_as_the_window_reaches_however_long_the_log_is():
+    log, begun = MemoryLog(), []
+    read = log.read
+    log.read = lambda after, kinds: begun.append(after) or read(after, kinds)
+    await log.append(*(turn(f"t{n}") for n in range(5_000)))
+    outcomes = Outcomes(log, OutcomeConfig(maturity_s=5.0, window=100))
+    await outcomes.refresh()
+    await log.append(turn("new"))
+    await outcomes.refresh()
+    assert begun == [5_000 - 8 * 100, 5_000]
+    assert outcomes.success(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (100.0, 100)}
