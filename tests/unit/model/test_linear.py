@@ -75,3 +75,22 @@ def test_every_plain_layer_is_exchanged_and_keeps_its_parameters():
     assert [type(module) for module in model.modules() if isinstance(module, nn.Linear)] == [Linear, Linear, Own]
     assert all(parameter is before[name] for name, parameter in model.named_parameters())
     assert replace_linears(model) == 0
+
+
+@pytest.mark.skipif(not page.ONEDNN, reason="this torch has no oneDNN")
+def test_few_row_counts_reach_onednn_which_keeps_memory_for_each(monkeypatch):
+    inner, seen = page._PRODUCT, set()
+    monkeypatch.setattr(page, "_PRODUCT", lambda x, *rest: seen.add(len(x)) or inner(x, *rest))
+    weight, bias = torch.randn(9, 16), torch.randn(9)
+    for rows in range(1, 2049):
+        assert page.product(torch.ones(rows, 16), weight, bias).shape == (rows, 9)
+    assert len(seen) <= 110
+
+
+@pytest.mark.skipif(not page.ONEDNN, reason="this torch has no oneDNN")
+@pytest.mark.parametrize("rows", [33, 127, 129, 500, 513])
+def test_the_rows_that_are_added_change_no_bit(rows):
+    x, weight, bias = torch.randn(1, rows, 96), torch.randn(80, 96), torch.randn(80)
+    plain = page._PRODUCT(x, weight, bias, "none", [], "")
+    assert torch.equal(page.product(x, weight, bias), plain)
+    assert page.product(x, weight, bias).is_contiguous()
