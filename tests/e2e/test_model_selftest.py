@@ -39,7 +39,7 @@ class Rows(nn.Module):
 
 
 def packing(odd, outputs=None):
-    def pack(model):
+    def pack(model, rows=1):
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, nn.Linear) and outputs in (None, child.out_features):
