@@ -158,7 +158,11 @@ async def bad_answers_cost_their_own_turns(run, people: People, seen: Seen) -> N
 
     await people.react(*["accepted", "rejected"] * 13)
     await until("two batches more", learned)
-    assert await seen.alarm("reward_function") is AlarmState.CLEARED
+
+    async def cleared() -> bool:
+        return await seen.alarm("reward_function") is AlarmState.CLEARED
+
+    await until("the alarm is cleared", cleared)
 
 
 async def silence_is_not_learned_from(run, people: People, seen: Seen) -> None:

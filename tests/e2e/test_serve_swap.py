@@ -15,7 +15,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
 from ostinato.testing.tiny import tiny_model
 
-STREAMS, SWAPS, TOKENS = 32, 50, 400
+STREAMS, SWAPS, TOKENS = 32, 50, 1200
 
 
 class Endless(HFRenderer):
@@ -44,9 +44,9 @@ def one_sided(path, ids):
 
 async def test_streams_survive_swaps_and_name_their_weights(tmp_path, capsys):
     torch.set_num_threads(1)
-    path = tiny_model(tmp_path / "tiny", tied=False)
+    path = tiny_model(tmp_path / "tiny", tied=False, context=2048)
     even, odd = (one_sided(path, list(range(parity, 256, 2))) for parity in (0, 1))
-    engine = TorchEngine(build(path), Endless(path), EngineConfig(kv_tokens=32768, block=16))
+    engine = TorchEngine(build(path), Endless(path), EngineConfig(kv_tokens=65536, block=16))
     await engine.start()
     await engine.load("live", Snapshot(policy=PolicyVersion(number=0, hash="even0"), weights=even))
     history, swaps, streams = [PolicyVersion(number=0, hash="even0")], [], []
