@@ -217,7 +217,7 @@ async def ask_on(url: str) -> None:
 
 
 async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simulated_users):
-    run = up("train.microbatch_tokens=16", "learn.batch=600", "train.recompute_tokens=0")
+    run = up("train.microbatch_tokens=16", "learn.batch=2400", "train.recompute_tokens=0")  # some seconds a step
 
     await live(await run.serving())
     async with simulated_users(run):

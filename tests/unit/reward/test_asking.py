@@ -321,3 +321,10 @@ asyncio.run(main())
     desk.stdout.close()
     gone(child)
     gone(helper)
+
+
+async def test_a_function_that_is_not_there_is_known_before_anything_is_asked():
+    asker = Isolated("no_such_module_here:reward", {}, answer_s=5.0, load_s=60.0, max_abs=100.0, memory_bytes=1 << 32)
+    with pytest.raises(BadConfig, match="no_such_module_here"):
+        await asker.open()
+    await asker.close()

@@ -158,8 +158,10 @@ async def _train(run: Run, life: Life) -> None:
         return open_learning(run, path, live, contract, on_learned=progress.learned, on_published=progress.published)
 
     worker = TrainWorker(run, await asyncio.to_thread(build), progress, life.pulse)
-    say("resuming from the last checkpoint")
     try:
+        say("loading the reward function")
+        await worker.parts.desk.open()
+        say("resuming from the last checkpoint")
         await worker.resume()
         while True:
             await worker.learn()

@@ -21,6 +21,9 @@ class Inline:
         self._fn = fn
         self._max_abs = max_abs
 
+    async def open(self) -> None:
+        """It is here."""
+
     async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         """An answer to each question."""
         return [answered(self._fn, question, self._max_abs) for question in questions]

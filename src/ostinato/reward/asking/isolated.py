@@ -69,6 +69,11 @@ class Isolated:
         self._loaded = False
         self.started = 0
 
+    async def open(self) -> None:
+        """Start the process, unless it runs. Raises BadConfig, Unloadable."""
+        if self._process is None:
+            await self._start()
+
     async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         """An answer to each question, None to those that were not asked. Raises BadConfig, Unloadable."""
         answers: list[Answer | None] = []

@@ -51,6 +51,10 @@ class Unloadable(OstinatoError):
 class Asker(Protocol):
     """Asks the reward function about many turns. Whatever the function does, each turn's answer is its own."""
 
+    async def open(self) -> None:
+        """Load the function now, so that one that is not there is known at once. Raises as `ask`."""
+        ...
+
     async def ask(self, questions: Sequence[Question]) -> list[Answer | None]:
         """An answer to each question, in order; None where the function was not asked and has to be asked again.
 
