@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
 
-test: install ## every test: the quick ones in two processes, then whole programs one at a time
+test: install ## every test in two processes: the quick ones, then whole programs, a file at a time each
 	$(BIN)/pytest -n 2 --ignore tests/e2e
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest -n 2 --dist loadfile tests/e2e
 
 unit: install ## the fast part: half a minute
 	$(BIN)/pytest -n 2 tests/unit
