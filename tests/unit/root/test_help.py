@@ -14,7 +14,7 @@ from ostinato.app.storage import SERVED_REFS
 from ostinato.config import load
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("torch", "transformers", "numba", "sqlalchemy", "scipy", "numpy", "pydantic", "aiohttp", "obstore")
+HEAVY = ("torch", "transformers", "numba", "scipy", "numpy", "pydantic", "aiohttp", "obstore")
 COLLECT = f"""
 import io, json, sys
 from rich.console import Console
