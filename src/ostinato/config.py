@@ -97,7 +97,7 @@ class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
     engine_s: float = Field(
         default=300.0,
         gt=0,
-        description="Longest step of the engine while it has requests; then the gateway starts again.",
+        description="Longest step or order (a swap, a scoring) of the engine; then the gateway starts again.",
     )
     stop_s: float = Field(
         default=20.0, gt=0, description="Seconds in which a worker ends when it is told to; then it is killed."

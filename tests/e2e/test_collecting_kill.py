@@ -28,6 +28,7 @@ KILL_AFTER = textwrap.dedent(
     import test_collecting_kill as t
 
     root, chance, killed, whole = Path(sys.argv[2]), random.Random(5), 0, 0.5
+    before = len(t.files(root / "first"))
     for nth in range(21):  # imports are paid once; the first child runs to its end and says how long that takes
         copy = root / str(nth)
         shutil.copytree(root / "first", copy)
@@ -36,8 +37,13 @@ KILL_AFTER = textwrap.dedent(
         if pid == 0:
             asyncio.run(t.collect(t.DirectoryStore(copy), t.COLLECT))
             os._exit(0)
-        if nth:
+        if nth % 2:  # at any instant
             time.sleep(chance.uniform(0, whole))
+            os.kill(pid, signal.SIGKILL)
+        elif nth:  # once so many are deleted, however fast that goes here
+            most = before - chance.randrange(1, before - len(t.files(root / "0")))
+            while len(t.files(copy)) > most:
+                pass
             os.kill(pid, signal.SIGKILL)
         killed += os.waitpid(pid, 0)[1] == 9
         whole = whole if nth else time.monotonic() - started

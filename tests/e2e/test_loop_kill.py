@@ -18,6 +18,21 @@ from ostinato.weights.keep.fsck import verify
 KILLS = int(os.environ.get("OSTINATO_KILLS", "20"))
 
 
+PATIENT_S = 180.0
+
+
+def versions(run) -> list[dict]:
+    """What the trainer wrote of every publication, over all its lives."""
+    return [line for line in Lines(home(run.config).progress("train")).new() if line["kind"] == "published"]
+
+
+async def published(run, count: int) -> None:
+    """Once so many versions are, however slow the machine."""
+    async with asyncio.timeout(PATIENT_S):
+        while len({line["number"] for line in versions(run)}) < count:
+            await asyncio.sleep(0.5)
+
+
 async def test_kills_lose_nothing(tmp_path, running, simulated_users):
     dice = random.Random(7)
     run = await running(tmp_path)
@@ -25,7 +40,7 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
     killed = Counter()
     try:
         async with simulated_users(run) as acked:
-            await asyncio.sleep(6)
+            await published(run, 1)
             for number in range(KILLS):
                 worker = run.worker(names[number % len(names)])
                 while worker.process is None or worker.process.returncode is not None:
@@ -33,7 +48,7 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
                 os.kill(worker.process.pid, signal.SIGKILL)
                 killed[worker.name] += 1
                 await asyncio.sleep(dice.uniform(0.5, 5.0))
-            await asyncio.sleep(12)
+            await published(run, 5)
         await asyncio.sleep(2)
     finally:
         await run.stop()
@@ -52,7 +67,7 @@ async def test_kills_lose_nothing(tmp_path, running, simulated_users):
 
         with open_run(run.config) as opened:
             roots = await replay(opened, model_path(run.config))
-        lines = [line for line in Lines(home(run.config).progress("train")).new() if line["kind"] == "published"]
+        lines = versions(run)
         assert len({line["number"] for line in lines}) >= 5
         assert all(roots[line["number"]] == line["hash"] for line in lines), "a killed trainer took another step"
 

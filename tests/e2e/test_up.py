@@ -171,12 +171,11 @@ class Hang(BaseException):
 
 def harm():
     while True:
-        time.sleep(0.1)
+        time.sleep(0.5)
         for kind, error in (("die", MemoryError), ("hang", Hang)):
-            if os.path.exists(os.path.join(os.environ["HARM"], kind)):
+            if os.path.exists(os.path.join(os.environ["HARM"], f"{kind}-{os.getpid()}")):
                 for thread in threading.enumerate():
                     if type(thread).__name__ == "EngineThread":
-                        os.unlink(os.path.join(os.environ["HARM"], kind))
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
 
 threading.Thread(target=harm, daemon=True).start()
@@ -184,17 +183,17 @@ threading.Thread(target=harm, daemon=True).start()
 
 
 async def test_an_engine_whose_thread_dies_or_hangs_gets_a_new_process(tmp_path, up, monkeypatch):
-    """The harm is done from inside, in the engine's own thread, between two instructions of a step."""
+    """The harm is done from inside, in the engine's own thread, between two instructions, until it is a new process."""
     (tmp_path / "harm").mkdir()
     (tmp_path / "harm" / "sitecustomize.py").write_text(HARM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "harm"), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("HARM", str(tmp_path / "harm"))
     run = up("supervise.engine_s=3", "evaluate.suite=''", "listen.port=0")
     url = await run.serving()
-    for kind, told in (("die", "EngineFailed"), ("hang", "EngineFailed: the engine has not ended a step for")):
+    for kind, told in (("die", "EngineFailed"), ("hang", "EngineFailed: the engine has ended no step or order for")):
         pid = await run.doing("serve", "serving")
         await live(url)
-        (tmp_path / "harm" / kind).touch()
+        (tmp_path / "harm" / f"{kind}-{pid}").touch()
         asking = asyncio.create_task(ask_on(url))
         try:
             await run.doing("serve", "serving", than=pid)

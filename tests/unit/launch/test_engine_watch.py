@@ -32,9 +32,9 @@ async def test_a_dead_engine_is_the_workers_failure():
         await attend(Engine({"steps": 1.0}, Unavailable("its thread is gone")), 60.0)
 
 
-@pytest.mark.parametrize("busy", [{"running": 1.0}, {"waiting": 2.0}])
-async def test_an_engine_that_ends_no_step_with_requests_waiting_hangs(busy):
-    with pytest.raises(EngineFailed, match="has not ended a step for"):
+@pytest.mark.parametrize("busy", [{"running": 1.0}, {"waiting": 2.0}, {"orders_open": 1.0}])
+async def test_an_engine_that_ends_nothing_with_work_waiting_hangs(busy):
+    with pytest.raises(EngineFailed, match="has ended no step or order for"):
         async with asyncio.timeout(10):
             await attend(Engine({"steps": 5.0, **busy}), 0.1)
 
@@ -44,10 +44,11 @@ async def test_an_engine_that_ends_no_step_with_requests_waiting_hangs(busy):
     [
         [{"steps": 5.0, "running": 0.0, "waiting": 0.0}],
         [{"steps": float(step), "running": 3.0} for step in range(10_000)],
+        [{"steps": 5.0, "orders_done": float(done), "orders_open": 2.0} for done in range(10_000)],
     ],
-    ids=["idle", "slow"],
+    ids=["idle", "steps", "orders"],
 )
-async def test_one_that_is_idle_or_ends_its_steps_does_not(stats):
+async def test_one_that_is_idle_or_ends_what_it_does_goes_on(stats):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await attend(Engine(*stats), 0.1)

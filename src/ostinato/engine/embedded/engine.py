@@ -194,6 +194,7 @@ class TorchEngine:
             **worker.counters,
             "running": len(scheduler.running),
             "waiting": scheduler.queued,
+            "orders_open": worker.posted - worker.counters["orders_done"],
             "kv_blocks": self._blocks,
             "kv_blocks_used": scheduler.pool.held,
             "kv_blocks_cached": scheduler.pool.idle,

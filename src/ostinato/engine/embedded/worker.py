@@ -77,7 +77,8 @@ class EngineThread(threading.Thread):
         self.scheduler = scheduler
         self.policies: dict[str, Policy] = {}
         self.failure: BaseException | None = None
-        self.counters = {"tokens": 0, "steps": 0, "prefill_tokens": 0, "busy_s": 0.0}
+        self.counters = {"tokens": 0, "steps": 0, "prefill_tokens": 0, "busy_s": 0.0, "orders_done": 0}
+        self.posted = 0  # orders taken
         self.swaps = 0
         self.pauses: deque[float] = deque(maxlen=1024)
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
@@ -97,6 +98,7 @@ class EngineThread(threading.Thread):
         with self._gate:
             if self._closed:
                 raise Unavailable(CLOSED) from self.failure
+            self.posted += 1
             self._orders.put(order)
 
     # ---- orders
@@ -201,6 +203,7 @@ class EngineThread(threading.Thread):
             except queue.Empty:
                 return
             order()
+            self.counters["orders_done"] += 1
             if self._stopping:
                 return
 

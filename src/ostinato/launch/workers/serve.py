@@ -91,19 +91,20 @@ async def follow(serving: Serving, progress: Progress) -> None:
 
 
 async def attend(engine: Engine, longest_s: float) -> None:
-    """Until cancelled. Raises EngineFailed once the engine is dead, or has requests and has not ended a step for `longest_s`."""
+    """Until cancelled. Raises EngineFailed once the engine is dead, or has work and has ended no step or order for `longest_s`."""
     loop = asyncio.get_running_loop()
-    steps, since = -1.0, loop.time()
+    done, since = -1.0, loop.time()
     while True:
         try:
             stats = engine.stats()
         except Unavailable as error:
             raise EngineFailed(str(error)) from error
-        busy = stats.get("running", 0.0) + stats.get("waiting", 0.0) > 0
-        if not busy or stats.get("steps", 0.0) != steps:
-            steps, since = stats.get("steps", 0.0), loop.time()
+        busy = sum(stats.get(name, 0.0) for name in ("running", "waiting", "orders_open")) > 0
+        ended = stats.get("steps", 0.0) + stats.get("orders_done", 0.0)
+        if not busy or ended != done:
+            done, since = ended, loop.time()
         if loop.time() - since > longest_s:
             raise EngineFailed(
-                f"the engine has not ended a step for {loop.time() - since:.0f} s, with requests waiting"
+                f"the engine has ended no step or order for {loop.time() - since:.0f} s, with work waiting"
             )
         await asyncio.sleep(_LOOK_S)
