@@ -98,9 +98,3 @@ def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> Exact
 async def stamp(log: Log, contract: Contract) -> None:
     """Write down what a contract's id stands for, before the first turn that names it. Idempotent."""
     await log.append(Stamp(id=contract.id, contract=contract.to_json(), at=wall_clock()))
-
-
-async def stamped(log: Log) -> dict[str, Contract]:
-    """Every contract that turns of this log may name, by id, oldest first. Raises Corrupt."""
-    rows = [row async for _, row in log.read(0, {Stamp})]
-    return {row.id: Contract.from_json(row.contract) for row in rows if isinstance(row, Stamp)}

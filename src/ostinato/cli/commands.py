@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
-from ostinato.cli.options import Common, console, run_to_end
+from ostinato.cli.options import Common, console
 from ostinato.cli.weights import weights
 from ostinato.core.errors import OstinatoError
 
@@ -38,7 +38,7 @@ def up(common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.up import up as run
 
-    run_to_end(run((common or Common()).load(), console))
+    asyncio.run(run((common or Common()).load(), console))
 
 
 @app.command
@@ -67,7 +67,7 @@ def demo(
     from ostinato.launch.commands.demo import demo_overrides
 
     config = (common or Common()).load(*demo_overrides(seed, directory))
-    run_to_end(run(config, seed=seed, minutes=minutes, out=out, console=Console()))
+    asyncio.run(run(config, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
 @app.command
@@ -151,7 +151,7 @@ def evaluate(
     """
     from ostinato.launch.commands.release import evaluate_slot
 
-    run_to_end(evaluate_slot((common or Common()).load(), slot, draws, Console()))
+    asyncio.run(evaluate_slot((common or Common()).load(), slot, draws, Console()))
 
 
 @app.command
@@ -159,7 +159,7 @@ def status(common: Common | None = None) -> None:
     """Workers, alarms, what is live, what was learned, how people react: one screen."""
     from ostinato.launch.commands.status import show_status
 
-    run_to_end(show_status((common or Common()).load(), Console()))
+    asyncio.run(show_status((common or Common()).load(), Console()))
 
 
 @app.command(name="log")
@@ -182,7 +182,7 @@ def show_log(
     """
     from ostinato.launch.commands.log import print_log
 
-    run_to_end(print_log((common or Common()).load(), kind, last, Console()))
+    asyncio.run(print_log((common or Common()).load(), kind, last, Console()))
 
 
 @app.command
@@ -198,7 +198,7 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
     """
     from ostinato.launch.commands.log import forget as run
 
-    run_to_end(run((common or Common()).load(), tenant, user, Console()))
+    asyncio.run(run((common or Common()).load(), tenant, user, Console()))
 
 
 @app.command
@@ -214,7 +214,7 @@ def ship(version: str = "candidate", *, reason: str = "by hand", common: Common 
     """
     from ostinato.launch.commands.release import ship as run
 
-    run_to_end(run((common or Common()).load(), version, reason, Console()))
+    asyncio.run(run((common or Common()).load(), version, reason, Console()))
 
 
 @app.command
@@ -230,7 +230,7 @@ def rollback(number: int | None = None, *, reason: str = "by hand", common: Comm
     """
     from ostinato.launch.commands.release import roll_back
 
-    run_to_end(roll_back((common or Common()).load(), number, reason, Console()))
+    asyncio.run(roll_back((common or Common()).load(), number, reason, Console()))
 
 
 @app.command

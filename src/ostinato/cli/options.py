@@ -1,15 +1,13 @@
-"""The options that every command takes, and how a command runs.
+"""The options that every command takes.
 
 Nothing here, nor in the other files of this room, imports what a command does before the command is run: help comes at once.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -35,11 +33,3 @@ class Common:
         from ostinato.config import load
 
         return load(self.config, (*more, *self.overrides))
-
-
-def run_to_end(
-    work: Coroutine[Any, Any, None], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-) -> None:
-    """Run a command's coroutine, on asyncio's own loop or one that `loop_factory` makes."""
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(work)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from ostinato.cli.options import Common, console, run_to_end
+from ostinato.cli.options import Common, console
 
 weights = App(name="weights", help="Look into the weight store: every version, by hash.")
 
@@ -18,7 +19,7 @@ def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
     """The chain of versions behind a ref: number, hash, kind, bytes."""
     from ostinato.launch.commands.weights.chain import print_chain
 
-    run_to_end(print_chain((common or Common()).load(), ref, Console()))
+    asyncio.run(print_chain((common or Common()).load(), ref, Console()))
 
 
 @weights.command
@@ -32,7 +33,7 @@ def show(version: str = "live", *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.versions import show_version
 
-    run_to_end(show_version((common or Common()).load(), version, Console()))
+    asyncio.run(show_version((common or Common()).load(), version, Console()))
 
 
 @weights.command
@@ -50,7 +51,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
     """
     from ostinato.launch.commands.weights.versions import diff_versions
 
-    run_to_end(diff_versions((common or Common()).load(), one, other, html, Console()))
+    asyncio.run(diff_versions((common or Common()).load(), one, other, html, Console()))
 
 
 @weights.command
@@ -58,7 +59,7 @@ def fsck(common: Common | None = None) -> None:
     """Verify every object that a ref can reach."""
     from ostinato.launch.commands.weights.chain import check_store
 
-    run_to_end(check_store((common or Common()).load(), Console()))
+    asyncio.run(check_store((common or Common()).load(), Console()))
 
 
 @weights.command
@@ -102,7 +103,7 @@ def gc(
 
     named = {"keep": keep, "grace_hours": grace_hours}
     config = (common or Common()).load(*(f"collect.{key}={value}" for key, value in named.items() if value is not None))
-    run_to_end(collect_garbage(config, dry_run, Console()))
+    asyncio.run(collect_garbage(config, dry_run, Console()))
 
 
 @weights.command
@@ -118,7 +119,7 @@ def pin(name: str, version: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.gc import pin_version
 
-    run_to_end(pin_version((common or Common()).load(), name, version, Console()))
+    asyncio.run(pin_version((common or Common()).load(), name, version, Console()))
 
 
 @weights.command
@@ -132,7 +133,7 @@ def unpin(name: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.gc import unpin_version
 
-    run_to_end(unpin_version((common or Common()).load(), name, Console()))
+    asyncio.run(unpin_version((common or Common()).load(), name, Console()))
 
 
 @weights.command
@@ -148,7 +149,7 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     """
     from ostinato.launch.commands.weights.chain import export_model
 
-    run_to_end(export_model((common or Common()).load(), ref, target, Console()))
+    asyncio.run(export_model((common or Common()).load(), ref, target, Console()))
 
 
 @weights.command
@@ -175,7 +176,7 @@ def pull(
     """
     from ostinato.launch.commands.weights.transfers import pull as run
 
-    run_to_end(run((common or Common()).load(), url, ref, to, option, console))
+    asyncio.run(run((common or Common()).load(), url, ref, to, option, console))
 
 
 @weights.command
@@ -202,7 +203,7 @@ def push(
     """
     from ostinato.launch.commands.weights.transfers import push as run
 
-    run_to_end(run((common or Common()).load(), url, ref, to, option, console))
+    asyncio.run(run((common or Common()).load(), url, ref, to, option, console))
 
 
 @weights.command
@@ -219,7 +220,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.transfers import relay as run
 
-    run_to_end(run((common or Common()).load(), listen, console))
+    asyncio.run(run((common or Common()).load(), listen, console))
 
 
 @weights.command(name="plan")
@@ -289,7 +290,7 @@ def drive_vllm(
     """
     from ostinato.launch.commands.weights.vllm import drive
 
-    run_to_end(drive((common or Common()).load(), url, ref, kv, store, console))
+    asyncio.run(drive((common or Common()).load(), url, ref, kv, store, console))
 
 
 @weights.command
@@ -297,4 +298,4 @@ def replay(common: Common | None = None) -> None:
     """Train again from the log alone and compare every version bit for bit with what was published."""
     from ostinato.launch.commands.weights.replay import replay_run
 
-    run_to_end(replay_run((common or Common()).load(), Console()))
+    asyncio.run(replay_run((common or Common()).load(), Console()))

@@ -140,9 +140,7 @@ def mcnemar(gained: int, lost: int) -> float:
         raise ValueError(f"counts must not be negative: gained={gained}, lost={lost}")
     if gained + lost == 0:
         return 1.0
-    from scipy.stats import binomtest
-
-    return float(binomtest(gained, gained + lost, 0.5).pvalue)
+    return min(1.0, 2.0 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:

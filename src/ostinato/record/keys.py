@@ -129,10 +129,14 @@ class KeyRing:
             raise Corrupt(f"what is stored under key {number} was changed; restore the log from a copy") from error
 
     def waiting_turns(self, tenant: str) -> list[str]:
-        """The turns that have keys of their own, because their signals came first."""
+        """The turns that have keys of their own, because their signals came first. Raises Unavailable."""
         query = "SELECT scope FROM keys WHERE tenant = ? AND secret IS NOT NULL"
         with self._lock:
-            scopes = [json.loads(scope) for (scope,) in self._db.execute(query, (tenant,)).fetchall()]
+            try:
+                rows = self._retried(lambda: self._db.execute(query, (tenant,)).fetchall())
+            except driver.Error as error:
+                raise translate(error, self._path) from error
+        scopes = [json.loads(scope) for (scope,) in rows]
         return [turn for _, _, turn in scopes if turn is not None]
 
     def forget(self, tenant: str, scopes: Sequence[Scope] | None) -> int:

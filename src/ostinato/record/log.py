@@ -165,8 +165,8 @@ class SqlLog:
         """Make what a tenant's user wrote, or everybody of a tenant, unreadable for ever, by destroying the keys.
 
         Their turns stay as redacted ones (`Turn.redacted`), their signals without correction and comment. Covers what was written
-        while `record.encrypt` was on. Returns the newest place in the log: a model that was trained on turns up to there may still
-        know them, and only training again without them takes them out.
+        while `record.encrypt` was on, and for a user alone what was written while it was 'user'. Returns the newest place in the
+        log: a model that was trained on turns up to there may still know them; only training again without them takes them out.
 
         Raises:
             BadConfig: nothing is encrypted, or not per user.

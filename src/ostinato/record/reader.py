@@ -70,10 +70,10 @@ class LogReader:
         """Ask, and ask again where a segment has gone meanwhile or a database is being recovered."""
         deadline = time.monotonic() + _WAIT_S
         with self._lock:
-            if self._ring is not None:
-                self._ring.refresh()
             while True:
                 try:
+                    if self._ring is not None:
+                        self._ring.refresh()
                     return question()
                 except SegmentGone:
                     continue

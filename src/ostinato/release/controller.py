@@ -67,7 +67,7 @@ class ReleaseController:
 
     `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
     ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. With `canary`
-    a candidate is first tried on the canary arm. `trouble` says why the last step of `run` failed, or None.
+    a candidate is first tried on the canary arm.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ReleaseController:
         canary: bool = False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
-        self.trouble: str | None = None
+        self._troubles: dict[str, str] = {}
         self._store = store
         self._versions = versions
         self._evals = evals
@@ -95,6 +95,11 @@ class ReleaseController:
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
         self._lock = asyncio.Lock()
         self._restored = False
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last step or the last watch of `run` failed; None if neither did."""
+        return "; ".join(self._troubles.values()) or None
 
     @property
     def live(self) -> PolicyVersion:
@@ -188,7 +193,8 @@ class ReleaseController:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Step and watch until `stop` is set. What fails is tried again; `trouble` says what."""
-        tasks = [asyncio.create_task(self._repeat(action)) for action in (self.step, self.watch)]
+        actions = {"step": self.step, "watch": self.watch}
+        tasks = [asyncio.create_task(self._repeat(name, action)) for name, action in actions.items()]
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -200,15 +206,15 @@ class ReleaseController:
             if isinstance(end, Exception):
                 raise end
 
-    async def _repeat(self, action: Callable[[], Awaitable[ReleaseEvent | None]]) -> None:
+    async def _repeat(self, name: str, action: Callable[[], Awaitable[ReleaseEvent | None]]) -> None:
         while True:
             event = None
             try:
                 event = await action()
-                self.trouble = None
+                self._troubles.pop(name, None)
             except OstinatoError as error:
-                self.trouble = f"{type(error).__name__}: {error}"
-                logger.warning("release: %s; trying again in %g s", self.trouble, self._config.poll_s)
+                self._troubles[name] = f"{type(error).__name__}: {error}"
+                logger.warning("release: %s; trying again in %g s", self._troubles[name], self._config.poll_s)
             if event is None:
                 await asyncio.sleep(self._config.poll_s)
 

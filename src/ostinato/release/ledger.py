@@ -116,12 +116,14 @@ class ReleaseLedger:
 
     async def refresh(self) -> State:
         """Read what is new in the log."""
+        newest = await self._log.append()  # events are rare: what was searched without one is not searched again
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
             self._cursor = cursor
             self.state = fold(self.state, row)
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])
+        self._cursor = max(self._cursor, newest)
         return self.state
 
     async def append(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_at, total
 from ostinato.release.ledger import State
 from ostinato.release.outcomes import Outcomes
+
+Pair = tuple[Tally, Callable[[], Tally]]
+"""What is watched, and what it is compared with: counted only when a look is due, which is seldom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +36,11 @@ class Watch:
         """Canary arm against live arm over the same time: acceptance and engine errors, half of alpha each."""
         await self._outcomes.refresh()
         accepted = self._outcomes.acceptance(Arm.CANARY, candidate, since, now)
-        pairs = {
-            "canary acceptance": (accepted, self._outcomes.acceptance(Arm.LIVE, live, since, now)),
+        pairs: dict[str, Pair] = {
+            "canary acceptance": (accepted, lambda: self._outcomes.acceptance(Arm.LIVE, live, since, now)),
             "canary success rate": (
                 self._outcomes.success(Arm.CANARY, candidate, since, now),
-                self._outcomes.success(Arm.LIVE, live, since, now),
+                lambda: self._outcomes.success(Arm.LIVE, live, since, now),
             ),
         }
         return Trial(outcomes=total(accepted), harm=self._look(candidate, since, pairs))
@@ -50,22 +53,24 @@ class Watch:
         await self._outcomes.refresh()
         since = state.shipped_at
         accepted = self._outcomes.acceptance(Arm.LIVE, live, since, now)
-        pairs = {
+        pairs: dict[str, Pair] = {
             "acceptance against the previous release": (
                 accepted,
-                self._outcomes.acceptance(Arm.LIVE, previous, -math.inf, since),
+                lambda: self._outcomes.acceptance(Arm.LIVE, previous, -math.inf, since),
             ),
             "success rate against the previous release": (
                 self._outcomes.success(Arm.LIVE, live, since, now),
-                self._outcomes.success(Arm.LIVE, previous, -math.inf, since),
+                lambda: self._outcomes.success(Arm.LIVE, previous, -math.inf, since),
             ),
         }
         if control is not None and control.hash != live.hash:
-            frozen = self._outcomes.acceptance(Arm.CONTROL, control, since, now)
-            pairs["acceptance against the control arm"] = (accepted, frozen)
+            pairs["acceptance against the control arm"] = (
+                accepted,
+                lambda: self._outcomes.acceptance(Arm.CONTROL, control, since, now),
+            )
         return self._look(live, since, pairs)
 
-    def _look(self, policy: PolicyVersion, since: float, pairs: Mapping[str, tuple[Tally, Tally]]) -> Harm | None:
+    def _look(self, policy: PolicyVersion, since: float, pairs: Mapping[str, Pair]) -> Harm | None:
         """The measures share alpha equally."""
         config = self._config.model_copy(update={"alpha": self._config.alpha / len(pairs)})
         for measure, (watched, baseline) in pairs.items():
@@ -73,6 +78,6 @@ class Watch:
             if look is None or look <= self._looked.get(key, -1):
                 continue
             self._looked[key] = look
-            if harm := judge(measure, watched, baseline, look, config, self._compare):
+            if harm := judge(measure, watched, baseline(), look, config, self._compare):
                 return harm
         return None

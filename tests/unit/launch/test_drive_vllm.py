@@ -176,6 +176,24 @@ async def test_a_paused_server_that_serves_the_version_is_resumed():
                 await asyncio.sleep(0.005)
         task.cancel()
         assert "update_weights" not in fake.calls
+        assert fake.calls.index("reset_prefix_cache") < fake.calls.index("resume")
+
+
+async def test_a_cache_that_was_kept_by_accident_is_dropped_at_the_next_look():
+    store = MemoryStore()
+    await publish(store, 1)
+    async with driven(store) as (fake, vllm):
+        fake.fail["reset_prefix_cache"] = "busy"
+        swaps, errors = [], []
+        task = asyncio.create_task(
+            vllm.follow("live", swaps.append, lambda ref, error: errors.append(str(error)), interval_s=0.005)
+        )
+        async with asyncio.timeout(5):
+            while not swaps:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        assert "busy" in errors[0]
+        assert fake.calls.count("reset_prefix_cache") == 2
 
 
 async def test_an_error_is_reported_once_and_tried_again():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.launch.placing.process import WorkerProcess
+from ostinato.launch.workers.stopping import Stopped, unless
 
 HEAD = """
 import asyncio, sys, threading, time
@@ -35,6 +36,22 @@ async def started(directory, text):
     finally:
         await worker.kill()
         await worker.ended()
+
+
+async def test_what_is_cancelled_may_put_its_things_away_first():
+    stopping, put_away = asyncio.Event(), []
+
+    async def work():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            put_away.append(True)
+
+    asyncio.get_running_loop().call_later(0.01, stopping.set)
+    with pytest.raises(Stopped):
+        await unless(stopping, work())
+    assert put_away == [True]
 
 
 async def heard(worker, doing, timeout_s=30.0):

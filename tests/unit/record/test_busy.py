@@ -194,3 +194,15 @@ async def test_on_a_full_disk_the_small_ones_that_fit_are_kept_whatever_their_pl
     answers = await asyncio.gather(*[log.append(row) for row in rows], return_exceptions=True)
     assert [type(answer) for answer in answers] == [StorageFull, int] * 10
     assert {row for _, row in await collect(log)} == {signal(0), *rows[1::2]}
+
+
+async def test_a_reader_waits_while_another_process_destroys_keys(tmp_path: Path):
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(encrypt=Encrypt.USER)) as log:
+        await log.append(a_turn("t0:0", user="ann"))
+        keys = driver.connect(str(tmp_path / "log-keys.db"), isolation_level=None, check_same_thread=False)
+        keys.execute("BEGIN EXCLUSIVE")
+        threading.Timer(0.5, lambda: keys.execute("COMMIT")).start()
+        start = time.monotonic()
+        assert [turn.id for turn in await log.find(Turn, [("t0:0",)])] == ["t0:0"]
+        assert time.monotonic() - start > 0.3
+        keys.close()

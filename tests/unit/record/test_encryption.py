@@ -110,6 +110,17 @@ async def test_a_forgotten_user_is_unreadable_for_ever_and_nobody_else(tmp_path:
     assert traces(tmp_path, *written(ANN), *written(ANN_TOO), b"comment of ann") == []
 
 
+async def test_a_user_alone_is_not_forgotten_where_one_key_was_the_tenants(tmp_path: Path):
+    with opened(tmp_path, "tenant") as log:
+        await log.append(ANN)
+    with opened(tmp_path, "user") as log:
+        await log.append(ANN_TOO)
+        await log.forget("acme", "ann")
+        assert await log.find(Turn, [(ANN.id,), (ANN_TOO.id,)]) == [ANN, redacted(ANN_TOO)]
+        await log.forget("acme")
+        assert await log.find(Turn, [(ANN.id,)]) == [redacted(ANN)]
+
+
 async def test_the_key_itself_is_gone_from_the_files(tmp_path: Path):
     with opened(tmp_path) as log:
         await log.append(*[turn(i, f"user{i}") for i in range(300)])

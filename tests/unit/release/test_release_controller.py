@@ -14,6 +14,7 @@ from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.release.outcomes import OutcomeConfig
 from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_turn
 
 
 def version(number):
@@ -79,6 +80,8 @@ class Disk:
         raise NotFound(f"{policy} was never published")
 
     async def append(self, *rows):
+        if not rows:  # only asks for the newest place
+            return await self.rows.append()
         return await self.fuse.around(lambda: self.rows.append(*rows))
 
     def read(self, after, kinds):
@@ -329,12 +332,56 @@ async def test_run_goes_on_after_trouble_and_stops_when_told(disk):
     stop = asyncio.Event()
     task = asyncio.create_task(control.run(stop))
     disk.publish(V3)
+    said = set()
     async with asyncio.timeout(2):
         while disk.refs["live"] != "m3":
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
+            said.add(control.trouble)
+    assert "Unavailable: gateway is down" in said
+    assert control.trouble is None
     stop.set()
     await asyncio.wait_for(task, 1)
     assert failures == []
+
+
+async def test_a_watch_that_goes_well_does_not_hide_a_step_that_fails(disk):
+    control = await started(disk, judge := FakeJudge(), poll_s=0.005)
+
+    def run(candidate):
+        raise Unavailable("gateway is down")
+
+    judge.on_run = run
+    stop = asyncio.Event()
+    task = asyncio.create_task(control.run(stop))
+    disk.publish(V3)
+    async with asyncio.timeout(2):
+        while control.trouble is None:
+            await asyncio.sleep(0.001)
+    said = set()
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+        said.add(control.trouble)
+    assert said == {"Unavailable: gateway is down"}
+    stop.set()
+    await asyncio.wait_for(task, 1)
+
+
+async def test_what_holds_no_event_is_searched_once(disk):
+    asked = []
+
+    def read(after, kinds):
+        asked.append(after)
+        return disk.rows.read(after, kinds)
+
+    disk.read = read
+    ledger = ReleaseLedger(disk, Time())
+    await disk.rows.append(*[a_turn(f"t{n}:0") for n in range(5)])
+    await ledger.refresh()
+    await ledger.append("shipped", V3, None, "first")
+    await disk.rows.append(a_turn("t5:0"))
+    await ledger.refresh()
+    state = await ledger.refresh()
+    assert (asked[0], asked[-1], state.live) == (0, 7, V3)
 
 
 # ------------------------------------------------------------------------------------------------ kill -9 at every write

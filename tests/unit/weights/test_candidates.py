@@ -63,6 +63,24 @@ async def test_the_trainer_goes_on_while_a_version_is_stored_and_waits_for_the_o
     await stored.settle()
 
 
+async def test_a_publication_that_failed_is_told_before_the_next_one_begins():
+    store = MemoryStore()
+    stored = overlapped(store, [])
+
+    async def put(data):
+        raise StorageFull("no room")
+
+    store.put = put
+    await stored.begin(learned(1))
+    async with asyncio.timeout(5):
+        while stored.trouble is None:
+            await asyncio.sleep(0.001)
+    assert stored.trouble == "the last version is not stored: StorageFull: no room"
+    with pytest.raises(StorageFull):
+        await stored.settle()
+    assert stored.trouble is None
+
+
 class Untouchable(dict):
     """Weights that nobody may look at before `may`."""
 

@@ -30,7 +30,7 @@ def check_place(config: Config) -> Path:
     found = next(each for each in (place, *place.absolute().parents) if each.exists())
     if not found.is_dir():
         raise StorageFull(f"run.directory {place}: {found} is a file; name another place")
-    for folder in (found, *(found / name for name in ("log", "logs", "weights", "checkpoints", "folds"))):
+    for folder in (found, *(place / name for name in ("log", "logs", "weights", "checkpoints", "folds"))):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise StorageFull(
                 f"run.directory {place}: {folder} cannot be written; change its owner or name another place"

@@ -95,6 +95,8 @@ async def forget(config: Config, tenant: str, user: str | None, console: Console
     with open_log(config) as log:
         newest = await log.forget(tenant, user)
     who = f"everybody of {tenant}" if user is None else f"{user} of {tenant}"
+    if user is not None:
+        who += ", while record.encrypt was 'user',"
     console.print(
         f"what was written by and for {who} is unreadable. Versions that were trained on rows up to {newest} may still know it, and a "
         "running gateway holds the conversations that it remembers until it starts anew",

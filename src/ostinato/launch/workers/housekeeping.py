@@ -37,6 +37,7 @@ LEFT_S = 3600.0
 async def housekeeping(config: Config, life: Life) -> None:
     """Tidy up until told to stop. Raises Conflict if another process does."""
     with hold(home(config).root, "housekeeping"), open_run(config) as run:
+        life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
         await unless(life.stopping, prepared(run))
         await unless(life.stopping, _work(run, life))
 
@@ -126,7 +127,7 @@ def set_aside(path: Path, most_bytes: int) -> bool:
 
     The file is copied and cut, because the worker goes on writing to it; a line that it writes in that moment is lost.
     """
-    if path.name == older(path).name or path.stem.endswith(".1") or path.stat().st_size <= most_bytes:
+    if path.stem.endswith(".1") or path.stat().st_size <= most_bytes:
         return False
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     shutil.copyfile(path, partial)

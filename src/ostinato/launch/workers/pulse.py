@@ -29,16 +29,20 @@ class Pulse:
 
     def __init__(self) -> None:
         self.trouble: Callable[[], str | None] = lambda: None
-        self._doing, self._limit_s, self._since = "starting", None, time.monotonic()
+        self._now: tuple[str, float | None, float] = (
+            "starting",
+            None,
+            time.monotonic(),
+        )  # one value: two threads read it
 
     def begin(self, doing: str, limit_s: float | None = None) -> None:
         """From now on the worker does this, for at most `limit_s` seconds."""
-        self._doing, self._limit_s, self._since = doing, limit_s, time.monotonic()
+        self._now = (doing, limit_s, time.monotonic())
 
     @contextlib.contextmanager
     def during(self, doing: str, limit_s: float | None = None) -> Generator[None]:
         """The worker does this inside the block; afterwards what it did before, counted anew."""
-        before = self._doing, self._limit_s
+        before = self._now[:2]
         self.begin(doing, limit_s)
         try:
             yield
@@ -47,11 +51,11 @@ class Pulse:
 
     def sign(self, lag_s: float = 0.0) -> Sign:
         """As of now."""
-        for_s = time.monotonic() - self._since
+        doing, limit_s, since = self._now
         return Sign(
-            doing=self._doing,
-            for_s=round(for_s, 1),
-            limit_s=self._limit_s,
+            doing=doing,
+            for_s=round(time.monotonic() - since, 1),
+            limit_s=limit_s,
             lag_s=round(lag_s, 1),
             trouble=self.trouble(),
         )

@@ -23,16 +23,16 @@ async def release(config: Config, life: Life) -> None:
     Raises BadConfig for a suite that cannot be graded, Conflict if another release worker holds the run.
     """
     with hold(home(config).root, "release"), open_run(config) as run:
-        say = life.starting(config)
+        life.starting(config)("looking at the suite")
         suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
-        say("waiting for version 0")
+        life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
         await unless(life.stopping, prepared(run))
         await note_suite(run)
         evaluation = None
         if suite is None:
             life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
         else:
-            say("waiting for the gateway")
+            life.pulse.begin("waiting for the gateway")
             evaluation = open_evaluation(config, await unless(life.stopping, gateway(run.home)))
             life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
         controller = open_releases(run, evaluation)

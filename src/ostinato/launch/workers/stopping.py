@@ -1,4 +1,4 @@
-"""How a process learns that it should end: SIGTERM, SIGINT, or the death of the supervisor that started it."""
+"""How a process learns that it should end, SIGTERM or SIGINT, and ends; and how it dies with the supervisor that started it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from ostinato.launch.placing.sign import PARENT
 
-_watching: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references to tasks
 _PR_SET_PDEATHSIG = 1
+_CLEANING_S = 5.0  # how long what was cancelled may take to put its things away
 _T = TypeVar("_T")
 
 
@@ -27,21 +27,13 @@ def until_stopped() -> asyncio.Event:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-
-    async def orphaned() -> None:
-        await parent_gone()
-        stopping.set()
-
-    task = loop.create_task(orphaned())
-    _watching.add(task)
-    task.add_done_callback(_watching.discard)
     return stopping
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when the supervisor that started it dies, kill -9 included.
 
-    Where the kernel cannot (`parent_gone` is left), or nobody started it, nothing happens.
+    Where the kernel cannot, the pipe to the supervisor breaks instead (`Sender`). Where nobody started it, nothing happens.
     """
     parent = os.environ.get(PARENT)
     if parent is None or sys.platform != "linux":
@@ -51,36 +43,17 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-async def parent_gone(interval_s: float = 1.0) -> None:
-    """Return once the supervisor that started this process is gone; never, if nobody did."""
-    parent = os.environ.get(PARENT)
-    if parent is None:
-        await asyncio.Event().wait()
-    while str(os.getppid()) == parent:
-        await asyncio.sleep(interval_s)
-
-
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` returns. Raises Stopped, with `work` cancelled, if `stopping` is set first."""
+    """What `work` returns. Raises Stopped if `stopping` is set first: `work` is then cancelled, and its clean-up waited for."""
     task = asyncio.ensure_future(work)
     stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
     finally:
         stop.cancel()
         if not task.done():
             task.cancel()
-    if not task.done():
-        raise Stopped
-    return task.result()
-
-
-async def until(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until it ends or fails, or until `stopping` is set: then it is cancelled."""
-    task = asyncio.ensure_future(work)
-    stop = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if not task.done():
-        task.cancel()
-    await asyncio.gather(task, return_exceptions=stopping.is_set())
+            await asyncio.wait({task}, timeout=_CLEANING_S)
+    raise Stopped

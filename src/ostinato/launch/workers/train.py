@@ -55,6 +55,7 @@ class TrainWorker:
         told = Told(learning.learner.trainer, pulse, self._longest_s)
         self.parts = replace(learning, learner=replace(learning.learner, trainer=told))
         self._run, self._progress, self._pulse = run, progress, pulse
+        pulse.trouble = lambda: learning.stored.trouble
         self._settings = run.config.learn
 
     async def resume(self) -> None:

@@ -67,6 +67,7 @@ class VllmFollower:
         self._kv, self._poll_s = kv, poll_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=timeout_s)
         self._session: aiohttp.ClientSession | None = None
+        self._stale_cache = False  # the server has new weights and the old ones' cache
 
     async def __aenter__(self) -> VllmFollower:
         self._session = aiohttp.ClientSession(timeout=self._timeout)
@@ -90,7 +91,8 @@ class VllmFollower:
 
         Raises:
             Corrupt: the workers refused the version; the server was not paused and serves what it served.
-            Unavailable: the server cannot be reached, or refused a step; it was resumed and serves what it served.
+            Unavailable: the server cannot be reached, or refused a step. It was resumed and serves what it served, or the version
+                with what the old weights cached: swap again.
             Conflict: what it serves is not known. It is left paused, because nobody should be answered by it.
         """
         await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store})
@@ -99,9 +101,10 @@ class VllmFollower:
         try:
             await self._call("POST", "/pause?mode=keep&clear_cache=false")
             load_s = await self._load(policy)
+            self._stale_cache = self._kv == "recompute"
             if loaded is not None:
                 loaded()
-            if self._kv == "recompute":
+            if self._stale_cache:
                 await self._forget()
         except Conflict:
             known = False
@@ -142,10 +145,12 @@ class VllmFollower:
         policy = await self._follower.resolve(ref)
         if policy is None:
             raise NotFound(f"there is no ref {ref} in the weight store; `ostinato status` lists them", field="ref")
-        if await self.served() != policy.hash:
+        if await self.served() != policy.hash or self._stale_cache:
             on_swap(await self.swap(policy))
         elif first and (await self._call("GET", "/is_paused"))["is_paused"]:
             logger.warning("%s serves %s but is paused: a driver ended in between; it is resumed", self._url, policy)
+            if self._kv == "recompute":
+                await self._forget()  # it may have ended before it did
             await self._resume()
         return False
 
@@ -182,7 +187,8 @@ class VllmFollower:
         """Drop every cached key and value; the streams that need them compute them again."""
         done = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true")
         if not done.get("success"):
-            raise Unavailable(f"{self._url} serves the new weights but kept its cache: {done}; it is tried again")
+            raise Unavailable(f"{self._url} serves the new weights but kept its cache: {done}; swap again")
+        self._stale_cache = False
 
     async def _resume(self) -> None:
         """Let the server go on, unless its workers serve different weights or one says that its weights are broken."""

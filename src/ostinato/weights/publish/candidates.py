@@ -49,11 +49,10 @@ class Candidates:
         self._on_published(done)
         return done.policy
 
-    async def offer(self) -> PolicyVersion | None:
-        """Name the version that was stored last as the candidate, whether or not one is due; None before the first."""
+    async def offer(self) -> None:
+        """Name the version that was stored last, if there is one, as the candidate, whether or not one is due."""
         if self.last is not None:
             await self._publisher.name(self.last, "candidate")
-        return self.last
 
 
 class Overlapped:
@@ -62,6 +61,13 @@ class Overlapped:
     def __init__(self, inner: Candidates) -> None:
         self._inner = inner
         self._under_way: asyncio.Task[PolicyVersion] | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last publication failed, until `begin` or `settle` raises it; None if it did not, or is under way."""
+        task = self._under_way
+        error = task.exception() if task is not None and task.done() and not task.cancelled() else None
+        return None if error is None else f"the last version is not stored: {type(error).__name__}: {error}"
 
     async def begin(self, learned: Learned) -> None:
         """Begin to store the version, once the one before is stored. Raises what went wrong with that, after beginning with this."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 
@@ -13,7 +14,9 @@ from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import Run, model_path, open_run
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, Corrupt, NoSignal
+from ostinato.core.records import Batch
 from ostinato.launch.views.progress import Lines
+from ostinato.reward.history import recorded
 from ostinato.weights.version.content import weights_root
 
 
@@ -46,7 +49,8 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     contract = trainer_contract(run.config)
     parts = open_learning(run, path, base, contract, on_learned=lambda _: None, on_published=lambda _: None)
     roots: dict[int, str] = {}
-    async for batch in parts.desk.history():
+    last = run.log.tail(1, {Batch})
+    async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
         with contextlib.suppress(NoSignal, BadWeights):  # refused then, refused now
             roots[batch.row.step] = weights_root((await parts.learner.trainer.step(batch)).weights)
     return roots

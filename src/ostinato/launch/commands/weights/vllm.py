@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from rich.console import Console
 
 from ostinato.app.storage import open_follower, store_place
 from ostinato.config import Config
-from ostinato.launch.workers.stopping import until, until_stopped
+from ostinato.launch.workers.stopping import Stopped, unless, until_stopped
 from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap
 
 
@@ -29,4 +30,5 @@ async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console:
         console.print(f"[bold red]ref {ref}[/] {error}", highlight=False)
 
     async with VllmFollower(url, follower, place, kv=kv) as vllm:
-        await until(until_stopped(), vllm.follow(ref, say, complain, config.follow.interval_s))
+        with contextlib.suppress(Stopped):
+            await unless(until_stopped(), vllm.follow(ref, say, complain, config.follow.interval_s))
