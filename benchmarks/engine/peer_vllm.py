@@ -18,6 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--share", action="store_true", help="prefix caching: samples of one prompt share it")
     args = parser.parse_args()
@@ -27,7 +28,7 @@ def main() -> None:
 
     engine = vllm.LLM(
         args.model,
-        dtype="bfloat16",
+        dtype=args.dtype,
         max_model_len=2048,
         max_num_seqs=args.streams,
         enforce_eager=not args.compile,

@@ -67,6 +67,7 @@ def start(name: str, model: Path, args: argparse.Namespace, logs: Path) -> Conte
                 f"{args.vllm_python} does not exist: run `python -m benchmarks.peers vllm`, or leave vllm out of --contenders"
             )
         command = [str(args.vllm_python), "-m", "benchmarks.engine.peer_vllm", str(model), "--streams", str(most)]
+        command += ["--dtype", args.vllm_dtype]
         command += ["--compile"] if args.vllm_compile else []
         command += ["--share"] if args.group > 1 else []
         return Contender(name, command, log=log, env=vllm_environment(args.vllm_python, args))
@@ -154,6 +155,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--logs", type=Path, default=None, help="where contenders log (default: a temporary directory)")
     parser.add_argument("--vllm-python", type=Path, default=PEERS / "vllm" / "bin" / "python")
     parser.add_argument("--vllm-bind", default="cores", help="VLLM_CPU_OMP_THREADS_BIND; 'cores': every core by name")
+    parser.add_argument(
+        "--vllm-dtype", default="bfloat16", help="float32 is the faster one where the CPU has no bf16 of its own"
+    )
     parser.add_argument("--vllm-kv-gib", type=int, default=2)
     parser.add_argument("--vllm-processes", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--vllm-compile", action=argparse.BooleanOptionalAction, default=True)
