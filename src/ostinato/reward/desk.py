@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.lineage import Lineage
@@ -20,7 +20,6 @@ from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.reward.asking.question import Asker, Unloadable
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
 from ostinato.reward.credit.episodes import by_episode
 from ostinato.reward.credit.single import SingleRollout
 from ostinato.reward.deciding import Deciding
@@ -44,7 +43,6 @@ class RewardDesk:
         config: how rewards and credit are made.
         folds: where the desk's state is saved between starts; None: the log is read from its first row.
         numerics: the id of the only contract whose turns may be trained on; None: any.
-        credit: makes the credit out of the baseline.
 
     Example::
 
@@ -61,14 +59,12 @@ class RewardDesk:
         *,
         folds: Folds | None = None,
         numerics: str | None = None,
-        credit: Callable[[RewardConfig, Baseline], Credit] = SingleRollout,
     ) -> None:
         self._log = log
         self._asker = asker
         self._clock = clock
         self._config = config or RewardConfig()
         self._numerics = numerics
-        self._credit = credit
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
         self._reading = Reading(log, self._config, folds, plan)
         self._deciding = Deciding(log, self._config)
@@ -240,8 +236,9 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in chosen]
         values = {turn.id: entry.value for turn, entry in chosen}
+        credit: Credit = SingleRollout(self._config, ledger.baseline)
         try:
-            credits = self._credit(self._config, ledger.baseline)(by_episode(turns), values)
+            credits = credit(by_episode(turns), values)
         except NoSignal as error:
             now = self._clock()
             await self._write([Holdback(turn=turn.id, reason=f"{NO_SIGNAL}: {error}", at=now) for turn in turns])

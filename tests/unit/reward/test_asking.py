@@ -188,14 +188,29 @@ async def isolated(naughty):
     await asker.close()
 
 
-async def test_one_process_answers_all_and_its_prints_disturb_nothing(isolated: Isolated):
+@pytest.fixture
+def started(monkeypatch) -> list[int]:
+    """The processes that were started, by their ids."""
+    pids: list[int] = []
+    start = asyncio.create_subprocess_exec
+
+    async def counted(*command, **how):
+        process = await start(*command, **how)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+    return pids
+
+
+async def test_one_process_answers_all_and_its_prints_disturb_nothing(isolated: Isolated, started: list[int]):
     many = [question(id=f"t{i}:0", signals=i % 3) for i in range(300)]
     found = await isolated.ask(many)
     assert [answer.value for answer in found] == [2.0 * (i % 3) for i in range(300)]
     (first,) = await isolated.ask([question("pid")])
     (second,) = await isolated.ask([question("pid")])
     assert first == second
-    assert isolated.started == 1
+    assert len(started) == 1
     assert "naughty_reward" not in sys.modules
     assert await isolated.ask([question("read"), question("later")]) == [
         reward(value=2.0),
@@ -215,21 +230,23 @@ async def test_one_process_answers_all_and_its_prints_disturb_nothing(isolated: 
         ("daemon", "reward_", 2),
     ],
 )
-async def test_only_the_turn_at_fault_fails(isolated: Isolated, text: str, why: str, processes: int):
-    started = time.monotonic()
+async def test_only_the_turn_at_fault_fails(
+    isolated: Isolated, started: list[int], text: str, why: str, processes: int
+):
+    began = time.monotonic()
     found = await isolated.ask([question(id="a:0"), question(text, id="bad:0"), question(id="b:0")])
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - began < 30
     assert isinstance(found[1], Failure)
     assert found[1].reason.startswith(why)
     assert [answer.turn for answer in (found[0], found[2])] == ["a:0", "b:0"]
-    assert isolated.started == processes
+    assert len(started) == processes
 
 
-async def test_a_function_that_forks_gives_one_answer_and_the_next_turn_its_own(isolated: Isolated):
+async def test_a_function_that_forks_gives_one_answer_and_the_next_turn_its_own(isolated: Isolated, started: list[int]):
     many = [question("fork" if i % 2 else "", id=f"t{i}:0", signals=i) for i in range(20)]
     found = await isolated.ask(many)
     assert [(answer.turn, answer.value) for answer in found] == [(f"t{i}:0", 2.0 * i) for i in range(20)]
-    assert isolated.started == 1
+    assert len(started) == 1
 
 
 async def test_what_a_function_started_ends_with_its_process(isolated: Isolated):
@@ -253,12 +270,12 @@ def gone(process: int) -> None:
 
 
 async def test_a_function_that_always_hangs_costs_two_processes_a_round_and_no_turn_is_blamed_unasked(
-    isolated: Isolated,
+    isolated: Isolated, started: list[int]
 ):
     found = await isolated.ask([question("hang", id=f"t{i}:0") for i in range(50)])
     assert [type(answer) for answer in found[:3]] == [Failure, Failure, type(None)]
     assert found[2:] == [None] * 48
-    assert isolated.started == 2
+    assert len(started) == 2
 
 
 async def test_a_cancelled_round_leaves_no_answer_for_the_next(isolated: Isolated):

@@ -67,7 +67,6 @@ class Isolated:
         self._max_abs = max_abs
         self._process: Process | None = None
         self._loaded = False
-        self.started = 0
 
     async def open(self) -> None:
         """Start the process, unless it runs. Raises BadConfig, Unloadable."""
@@ -112,7 +111,6 @@ class Isolated:
             *command, stdin=PIPE, stdout=PIPE, limit=LONGEST_LINE, start_new_session=True
         )
         self._process = process
-        self.started += 1
         try:
             await _send(process, [json.dumps(self._hello).encode() + b"\n"])
             line = await _line(process, self._load_s)
