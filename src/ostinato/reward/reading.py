@@ -75,23 +75,29 @@ class Reading:
 
     def _restore(self, cursor: Cursor, state: Mapping[str, Any]) -> bool:
         """Take a saving in. False if it is not of this version."""
-        try:
-            ledger = restored(state["ledger"], self._config)
-            last, plan = list(state["last"]), state["plan"]
-        except (KeyError, TypeError, ValueError):
-            ledger, last, plan = None, [], ""
+        ledger = _parsed(state, self._config)
         if ledger is None:
             return False
-        if plan != self._plan:
+        if state["plan"] != self._plan:
             ledger.touched |= dict.fromkeys(ledger.open)
-        self.ledger, self.cursor, self._last = ledger, cursor, last
+        self.ledger, self.cursor, self._last = ledger, cursor, list(state["last"])
         return True
 
 
+def _parsed(state: Mapping[str, Any], config: RewardConfig) -> TurnLedger | None:
+    """The ledger in a saving; None if it is not of this version, or not whole."""
+    if not isinstance(state.get("last"), list) or not isinstance(state.get("plan"), str):
+        return None
+    try:
+        return restored(state["ledger"], config)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+
+
 async def needed_above(folds: Folds, config: RewardConfig) -> Cursor:
-    """The place in the log above which a desk that starts from its saving needs every row; 0 if there is no saving."""
+    """The place in the log above which a desk that starts from its saving needs every row; 0 if there is none that it can use."""
     found = await folds.load(NAME)
-    ledger = None if found is None else restored(found[1]["ledger"], config)
+    ledger = None if found is None else _parsed(found[1], config)
     if found is None or ledger is None:
         return 0
     waiting = [*(entry.facts for entry in ledger.open.values()), *(entry.facts for entry in ledger.matured.values())]

@@ -13,6 +13,7 @@ from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.config import BaselineConfig, RewardConfig
 from ostinato.reward.ledger.saving import snapshot
+from ostinato.reward.reading import needed_above
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_delivery, a_signal
 
@@ -165,6 +166,43 @@ async def test_a_saving_that_cannot_be_used_is_not_missed(now, open_desk, turn, 
     assert log.rows == before
     assert again.last_step == desk.last_step
     assert again._reading.ledger.counts == desk._reading.ledger.counts
+
+
+def of_another_shape(text: str) -> dict[str, dict]:
+    """Savings of today's format that are not whole, by what is wrong with them."""
+    found: dict[str, dict] = {}
+
+    def damaged(what: str, change) -> None:
+        found[what] = json.loads(text)
+        change(found[what])
+
+    damaged("no ledger", lambda state: state.pop("ledger"))
+    damaged("a ledger that is a list", lambda state: state.update(ledger=[]))
+    damaged("no plan", lambda state: state.pop("plan"))
+    damaged("no last row", lambda state: state.update(last=None))
+    damaged("no open turns", lambda state: state["ledger"].pop("open"))
+    damaged("turns that are a number", lambda state: state["ledger"].update(matured=7))
+    damaged("a turn of another shape", lambda state: state["ledger"].update(open=[{"facts": {}}]))
+    damaged("a cut name", lambda state: state["ledger"]["teaching"].update(name=[]))
+    damaged("alarms that are a list", lambda state: state["ledger"]["alarms"].update(known=[]))
+    damaged("a date that is a word", lambda state: state["ledger"].update(time="noon"))
+    return found
+
+
+async def test_a_saving_of_another_shape_ends_neither_the_desk_nor_the_tidying_up(now, open_desk, turn):
+    log, folds = MemoryLog(), MemoryFolds()
+    desk = open_desk(log, config=CONFIG, folds=folds)
+    for number in range(2):
+        await day(log, [desk], now, turn, number)
+    await desk.save()
+    cursor, text = folds.kept["desk"]
+    assert 0 < await needed_above(folds, CONFIG) <= cursor
+    for what, state in of_another_shape(text).items():
+        folds.kept["desk"] = (cursor, json.dumps(state))
+        assert await needed_above(folds, CONFIG) == 0, f"{what}: every row stays"
+        again = open_desk(log, config=CONFIG, folds=folds)
+        await again.poll()
+        assert again._reading.ledger.counts == desk._reading.ledger.counts, what
 
 
 # ---------------------------------------------------------------- a log that has forgotten its beginning

@@ -43,7 +43,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
 def restored(state: Mapping[str, Any], config: RewardConfig) -> TurnLedger | None:
     """The ledger that `snapshot` was taken of, with the config of now; None for another version's snapshot.
 
-    Raises KeyError, TypeError or ValueError for what is no snapshot at all.
+    Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all.
     """
     if state.get("format") != FORMAT:
         return None
