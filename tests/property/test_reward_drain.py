@@ -66,7 +66,7 @@ class Moody:
 
 
 class World:
-    """A log, a desk, and a trainer that may be stopped; each method is an act."""
+    """A log, a desk, and a trainer that may be stopped, or wait for the gate; each method is an act."""
 
     def __init__(self) -> None:
         self.log, self.folds, self.asker = MemoryLog(), MemoryFolds(), Moody()
@@ -110,6 +110,10 @@ class World:
             return
         self.step += made is not None
 
+    async def look(self, number: int, word: str) -> None:
+        await self.desk.poll()
+        await self.desk.ready(self.step, BATCH)
+
     async def restart(self, number: int, word: str) -> None:
         self.killed(number, word)
 
@@ -120,7 +124,7 @@ class World:
         self.asker.patience = 1 if self.asker.patience > 1 else 1000
 
 
-ACTS = ["turn"] * 4 + ["say", "poll", "train"] * 2 + ["wait", "restart", "break_function", "lose_patience"]
+ACTS = ["turn"] * 4 + ["say", "poll", "train"] * 2 + ["look", "wait", "restart", "break_function", "lose_patience"]
 WORDS = ["ann", "ann", "ben", "for ever", "raises", "hangs", "far", "nothing"]
 scripts = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 7), st.sampled_from(WORDS)), max_size=100)
 

@@ -71,7 +71,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     batch_wait_s: float = Field(
         default=7 * DAY,
         gt=0,
-        description="Seconds after its reward was due until a turn is held back if too few others are there to fill a batch.",
+        description="Seconds after its reward was due until a turn is held back because too few others are there to fill a batch, or, "
+        "while the trainer waits for the gate, because newer ones fill it.",
     )
     max_signals: int = Field(default=100, ge=1, description="Signals of one turn that count: the first to be written.")
     max_orphans: int = Field(default=10_000, ge=0, description="Signals about turns yet to come that are remembered.")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.lineage import Lineage
@@ -25,8 +25,8 @@ from ostinato.reward.credit.single import SingleRollout
 from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import FUNCTION
-from ostinato.reward.ledger.entries import Matured
-from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW
+from ostinato.reward.ledger.entries import Facts, Matured, Unit
+from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, UNTAKEN
 from ostinato.reward.reading import Reading
 from ostinato.reward.units import newest_units, waited_in_vain
 
@@ -90,7 +90,7 @@ class RewardDesk:
         async with self._busy:
             await self._poll()
 
-    async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
+    async def turns(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
         """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest; [] if there are too few.
 
         For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is held back once it is
@@ -99,7 +99,19 @@ class RewardDesk:
         when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``.
         """
         async with self._busy:
-            return [turn for turn, _ in await self._choose(steps, size, base)]
+            return [turn for turn, _ in await self._fetch(steps, size, base)]
+
+    async def ready(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Facts]:
+        """As `turns`, without reading them from the log: for a trainer that may take no step now, however many are there.
+
+        Steps make what waits stale, so that it ends; without steps age has to: a unit that such a batch would not take is held back
+        ``untaken`` once its reward was due `batch_wait_s` ago. A trainer that takes steps loses nothing by its turns' age.
+        """
+        async with self._busy:
+            chosen = await self._choose(steps, size, base)
+            if chosen:
+                await self._give_up(UNTAKEN, "no batch took it", {entry.facts.unit for entry in chosen})
+            return [entry.facts for entry in chosen]
 
     async def batch(
         self, step: int, size: int, reference: PolicyVersion, base: PolicyVersion | None = None
@@ -121,7 +133,7 @@ class RewardDesk:
                 raise Conflict(
                     f"step {step} was asked for, but the log's last batch is {self.last_step}; ask for the next"
                 )
-            chosen = await self._choose(step - 1, size, base)
+            chosen = await self._fetch(step - 1, size, base)
             return await self._record(step, chosen, reference, base) if chosen else None
 
     async def history(self, after_step: int = 0) -> AsyncIterator[TrainingBatch]:
@@ -183,33 +195,38 @@ class RewardDesk:
 
     # ------------------------------------------------------------ batches
 
-    async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[tuple[Turn, Matured]]:
-        """Hold back what cannot be learned from any more, and take the newest units of the rest. See `ready`."""
-        while True:
-            now, ledger = self._clock(), self._reading.ledger
-            lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
-            held = [
-                Holdback(turn=entry.facts.id, reason=reason, at=now)
-                for entry in ledger.matured.values()
-                if (reason := self._unfit(entry, lineage, steps)) is not None
-            ]
-            await self._write(held)
-            entries = newest_units(ledger.matured.values(), ledger.first_open, size=size, now=now, config=self._config)
-            if not entries:
-                await self._give_up_waiting(size, now)
-                return []
+    async def _fetch(self, steps: int, size: int, base: PolicyVersion | None) -> list[tuple[Turn, Matured]]:
+        """What `_choose` chooses, with the turns themselves; those that are not in the log any more are held back."""
+        while entries := await self._choose(steps, size, base):
             turns = await self._log.find(Turn, [(entry.facts.id,) for entry in entries])
             there = {turn.id for turn in turns if not turn.redacted}
             if len(there) == len(entries):
                 return list(zip(turns, entries, strict=True))
-            gone = [entry.facts.id for entry in entries if entry.facts.id not in there]
+            now, gone = self._clock(), [entry.facts.id for entry in entries if entry.facts.id not in there]
             await self._write([Holdback(turn=turn, reason="gone", at=now) for turn in gone])
+        return []
 
-    async def _give_up_waiting(self, size: int, now: float) -> None:
-        """Hold back what has waited too long for others to be learned from with."""
-        ledger, config = self._reading.ledger, self._config
-        late = waited_in_vain(ledger.matured.values(), ledger.first_open, now=now, config=config)
-        reason = f"{TOO_FEW}: no batch of {size} in {config.batch_wait_s:g} s (reward.batch_wait_s)"
+    async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[Matured]:
+        """Hold back what cannot be learned from any more, and take the newest units of the rest. See `turns`."""
+        now, ledger = self._clock(), self._reading.ledger
+        lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
+        held = [
+            Holdback(turn=entry.facts.id, reason=reason, at=now)
+            for entry in ledger.matured.values()
+            if (reason := self._unfit(entry, lineage, steps)) is not None
+        ]
+        await self._write(held)
+        entries = newest_units(ledger.matured.values(), ledger.first_open, size=size, now=now, config=self._config)
+        if not entries:
+            await self._give_up(TOO_FEW, f"no batch of {size}")
+        return entries
+
+    async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
+        """Hold back what has waited too long to be learned from, but for the units that a batch would take."""
+        now, ledger, wait = self._clock(), self._reading.ledger, self._config.batch_wait_s
+        waiting = [entry for entry in ledger.matured.values() if entry.facts.unit not in taken]
+        late = waited_in_vain(waiting, ledger.first_open, now=now, config=self._config)
+        reason = f"{kind}: {why} in {wait:g} s (reward.batch_wait_s)"
         await self._write([Holdback(turn=entry.facts.id, reason=reason, at=now) for entry in late])
 
     def _unfit(self, entry: Matured, lineage: Lineage, steps: int) -> str | None:

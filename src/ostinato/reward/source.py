@@ -31,14 +31,16 @@ class DeskSource:
 
     async def collect(self) -> Sequence[Turn]:
         """Wait until a batch of turns is ready."""
-        while not (turns := await self.look()):
+        while True:
+            await self._desk.poll()
+            if turns := await self._desk.turns(self._desk.last_step, self._size, self.base):
+                return turns
             await asyncio.sleep(self._poll_s)
-        return turns
 
-    async def look(self) -> Sequence[Turn]:
-        """Give every turn the reward or outcome that is due; a batch of turns if so many are ready, otherwise none."""
+    async def look(self) -> int:
+        """For a trainer that may take no step now: give every turn the reward or outcome that is due. How many a batch would take."""
         await self._desk.poll()
-        return await self._desk.ready(self._desk.last_step, self._size, self.base)
+        return len(await self._desk.ready(self._desk.last_step, self._size, self.base))
 
     async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
         """A batch with its credits, in the log before it is returned: of these turns, or of newer ones. Raises NoSignal."""

@@ -44,7 +44,7 @@ def newest_units(
 def waited_in_vain(
     matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
 ) -> list[Matured]:
-    """The units whose last reward was due `batch_wait_s` ago. To be asked where there are too few turns for a batch.
+    """The units, of these turns, whose last reward was due `batch_wait_s` ago. To be asked about turns that no batch would take now.
 
     A unit of which a turn waits for its reward goes on waiting, which ends: see `longest_wait_s`.
     """

@@ -294,8 +294,9 @@ async def test_a_turn_that_left_the_log_before_it_could_be_learned_from_is_held_
     now.at = 99.0
     await desk.poll()
     log.gone = frozenset({"t0:0", "t1:0"})
-    assert [each.id for each in await desk.ready(0, 1)] == ["t2:0"]
-    assert await desk.ready(0, 2) == []
+    assert [each.id for each in await desk.turns(0, 1)] == ["t2:0"]
+    assert len(await desk.ready(0, 2)) == 2, "who only looks does not fetch"
+    assert await desk.turns(0, 2) == []
     held = {row.turn: row.reason for row in log.rows if isinstance(row, Holdback)}
     assert held == {"t0:0": "gone", "t1:0": "gone"}
     assert [row.reason for row in log.rows if isinstance(row, Quarantine)] == ["gone"]

@@ -10,6 +10,7 @@ from ostinato.core.records import Batch, PolicyVersion, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.source import DeskSource
+from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_delivery, a_signal
 
 V0 = PolicyVersion(number=0, hash="00")
@@ -108,3 +109,27 @@ async def test_turns_that_are_taken_back_between_the_look_and_the_step_are_no_fa
         await feed.score(turns)
     await talk(log, turn, "c", [2], "accepted")
     assert [sample.turn.id for sample in (await learn(feed)).samples] == ["t1:0", "t2:0"]
+
+
+class Counting(MemoryLog):
+    """A log that counts the turns that are fetched by name."""
+
+    turns_found = 0
+
+    async def find(self, kind, identities):
+        self.turns_found += len(identities) if kind is Turn else 0
+        return await super().find(kind, identities)
+
+
+async def test_a_look_without_a_step_reads_no_turn(now, turn, open_desk):
+    log = Counting()
+    for i in range(6):
+        await talk(log, turn, f"e{i}", [i], "accepted" if i % 2 else "rejected")
+    now.at = 99.0
+    feed = DeskSource(open_desk(log), live, size=4, poll_s=0.001)
+    assert await feed.look() == 4
+    log.turns_found = 0  # each was read once, for its reward
+    assert [await feed.look() for _ in range(5)] == [4] * 5
+    assert log.turns_found == 0
+    assert len(await feed.collect()) == 4
+    assert log.turns_found == 4

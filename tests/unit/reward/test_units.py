@@ -268,3 +268,53 @@ async def test_a_rewards_own_date_cannot_make_its_turn_wait_for_ever(log, now, o
     for now.at, gone in ((1009.9, set()), (1010.0, {"t1:0"}), (1509.9, {"t1:0"}), (1510.0, {"t0:0", "t1:0"})):
         assert await desk.ready(0, 8) == []
         assert set(log.reasons(Holdback)) == gone
+
+
+# ---------------------------------------------------------------- a trainer that waits for the gate
+
+
+async def test_a_trainer_that_may_take_no_step_keeps_a_batch_and_what_is_not_old(log, now, open_desk, turn):
+    desk = open_desk(log, config=WAITS)
+    most = 0
+    for day in range(20):  # turns come as ever, a step is never taken
+        await talk(log, turn, f"e{day}", range(4 * day, 4 * day + 4), {4 * day: "accepted"}, ended_at=500.0 * day)
+        now.at = 500.0 * day + 31.0
+        await desk.poll()
+        ready = await desk.ready(0, 4)
+        assert [each.id for each in ready] == [f"t{i}:0" for i in range(4 * day, 4 * day + 4)]
+        most = max(most, len(desk._reading.ledger.matured))
+    assert most <= 12, "three episodes: one now, and those of the last 1000 s"
+    reasons = set(log.reasons(Holdback).values())
+    assert reasons == {"untaken: no batch took it in 1000 s (reward.batch_wait_s)"}
+    now.at += 1e6
+    await desk.ready(0, 4)
+    found = await recount(log)
+    assert (found.waiting, found.held, found.balanced) == (4, {"untaken": 76}, True)
+    assert await desk.batch(1, 4, V0), "and then it may"
+
+
+async def test_a_trainer_that_takes_steps_loses_nothing_by_its_turns_age(log, now, open_desk, turn):
+    for i in range(12):
+        await talk(log, turn, f"e{i}", [i], {i: "accepted" if i % 2 else "rejected"}, ended_at=10.0 + i)
+    now.at = 1e6  # nobody trained for days, and people were served all the while
+    desk = open_desk(log, config=WAITS)
+    for step in (1, 2, 3):
+        await desk.poll()
+        assert len(await desk.turns(step - 1, 4)) == 4
+        assert await desk.batch(step, 4, V0)
+    assert log.of(Holdback) == []
+
+
+async def test_a_group_that_no_batch_took_is_closed_and_one_of_which_a_part_is_taken_is_not_given_up(
+    log, now, open_desk, turn
+):
+    desk = open_desk(log, config=WAITS.model_copy(update={"episode_turns": 2}))
+    await rollouts(log, turn, "g", range(4), ended_at=10.0)
+    await talk(log, turn, "e", range(20, 25), {20: "accepted"}, ended_at=20.0)
+    now.at = 2000.0
+    await desk.poll()
+    assert [each.id for each in await desk.ready(0, 2)] == ["t20:0", "t21:0"]
+    assert set(log.reasons(Holdback)) == {f"t{i}:0" for i in range(4)}
+    await rollouts(log, turn, "g", [9], ended_at=1999.0)
+    await desk.poll()
+    assert log.reasons(Holdback)["t9:0"] == "late_group"

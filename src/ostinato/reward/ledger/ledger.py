@@ -37,7 +37,8 @@ from ostinato.reward.ledger.settled import Fate, Settled
 from ostinato.reward.ledger.teaching import Teaching
 
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
-NO_SIGNAL, TOO_FEW = "no_signal", "too_few"  # holdbacks of whole units
+NO_SIGNAL, TOO_FEW, UNTAKEN = "no_signal", "too_few", "untaken"
+WHOLE = frozenset({NO_SIGNAL, TOO_FEW, UNTAKEN})  # holdbacks of whole units
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted
 LATE_GROUP = "late_group"
@@ -224,7 +225,7 @@ class TurnLedger:
         self.held[kind_of(row.reason)] += 1
         if matured is not None:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
-            if kind_of(row.reason) in (NO_SIGNAL, TOO_FEW):
+            if kind_of(row.reason) in WHOLE:
                 self._close_group(matured.facts)
             if kind_of(row.reason) == NO_SIGNAL:
                 self.teaching.flat(row, matured)
