@@ -111,10 +111,17 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="Who is a person to the caps: any name that a caller gives, or only verified users, a tenant's others together.",
     )
     user_cap: float = Field(
-        default=0.1, gt=0, le=1, description="Largest share of a batch's credit that one user may have."
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Largest share of a batch's credit that one user may have, or 2 / users where that is more: one or two are not capped.",
     )
     tenant_cap: float = Field(
-        default=0.5, gt=0, le=1, description="Largest share of a batch's credit that one tenant may have."
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Largest share of a batch's credit that one tenant may have; or 2 / tenants where that is more (one or two are not "
+        "capped), or what the others' users cannot fill under `user_cap`. Tenants with turns to learn from are dealt into a batch in turn.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
     coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not believed.")

@@ -28,7 +28,7 @@ from ostinato.reward.ledger.alarms import FUNCTION
 from ostinato.reward.ledger.entries import Facts, Matured, Unit
 from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, UNTAKEN
 from ostinato.reward.reading import Reading
-from ostinato.reward.units import newest_units, waited_in_vain
+from ostinato.reward.units import dealt, ready_parts, waited_in_vain
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -91,12 +91,12 @@ class RewardDesk:
             await self._poll()
 
     async def turns(self, steps: int, size: int, base: PolicyVersion | None = None) -> list[Turn]:
-        """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest; [] if there are too few.
+        """The turns that a batch would be made of now: at least `size`, whole episodes and groups, the newest of each tenant.
 
-        For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is held back once it is
-        too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. What was made under a contract that may
-        not be trained on is held back, ``numerics:<id>``: here and not when it is read, because a recorded batch stays what it is
-        when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``.
+        [] if there are too few. For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is
+        held back once it is too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. What was made under a
+        contract that may not be trained on is held back, ``numerics:<id>``: here and not when it is read, because a recorded batch
+        stays what it is when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``.
         """
         async with self._busy:
             return [turn for turn, _ in await self._fetch(steps, size, base)]
@@ -207,7 +207,7 @@ class RewardDesk:
         return []
 
     async def _choose(self, steps: int, size: int, base: PolicyVersion | None) -> list[Matured]:
-        """Hold back what cannot be learned from any more, and take the newest units of the rest. See `turns`."""
+        """Hold back what cannot be learned from any more, and take of the rest what makes a batch. See `turns`."""
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
         held = [
@@ -216,7 +216,8 @@ class RewardDesk:
             if (reason := self._unfit(entry, lineage, steps)) is not None
         ]
         await self._write(held)
-        entries = newest_units(ledger.matured.values(), ledger.first_open, size=size, now=now, config=self._config)
+        parts = ready_parts(ledger.matured.values(), ledger.first_open, now=now, config=self._config)
+        entries = dealt(parts, size=size, config=self._config)
         if not entries:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return entries
