@@ -97,6 +97,13 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         ge=0,
         description="Seconds after a decided turn's end until it is learned from although its episode goes on.",
     )
+    batch_tokens: int = Field(
+        default=1 << 17,
+        ge=64,
+        description="Tokens of a batch at most, what an episode or group shares counted once; no more than a step can learn from in "
+        "`supervise.work_s`. A batch has fewer turns if no more fit. An episode beyond a quarter of it is parted, a group or a single "
+        "turn held back as too_long.",
+    )
     episode_turns: int = Field(
         default=256, ge=1, description="Turns of one episode in a batch; a longer one is parted."
     )

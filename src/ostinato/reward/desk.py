@@ -26,9 +26,9 @@ from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import FUNCTION
 from ostinato.reward.ledger.entries import Facts, Matured, Unit
-from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, UNTAKEN
+from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
 from ostinato.reward.reading import Reading
-from ostinato.reward.units import dealt, ready_parts, waited_in_vain
+from ostinato.reward.units import dealt, longest_part, ready_parts, waited_in_vain
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -96,7 +96,8 @@ class RewardDesk:
         [] if there are too few. For a trainer that took `steps` steps (and now goes back to `base`, if given). What is left over is
         held back once it is too stale, ``stale:<lag>``, or if too few others came for a long time, ``too_few``. What was made under a
         contract that may not be trained on is held back, ``numerics:<id>``: here and not when it is read, because a recorded batch
-        stays what it is when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``.
+        stays what it is when the trainer's own contract changes. So is silence that is not believed any more, ``coverage``, and
+        what is too long for a batch, ``too_long``: with long turns a batch has fewer than `size`.
         """
         async with self._busy:
             return [turn for turn, _ in await self._fetch(steps, size, base)]
@@ -217,7 +218,16 @@ class RewardDesk:
         ]
         await self._write(held)
         parts = ready_parts(ledger.matured.values(), ledger.first_open, now=now, config=self._config)
-        entries = dealt(parts, size=size, config=self._config)
+        longest = longest_part(self._config)
+        await self._write(
+            [
+                Holdback(turn=entry.facts.id, reason=_too_long(part.tokens, longest), at=now)
+                for part in parts
+                if part.tokens > longest
+                for entry in part.entries
+            ]
+        )
+        entries = dealt([part for part in parts if part.tokens <= longest], size=size, config=self._config)
         if not entries:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return entries
@@ -279,3 +289,7 @@ class RewardDesk:
             await self._log.append(*rows[start : start + CHUNK])
         if rows:
             await self._reading.catch_up()
+
+
+def _too_long(tokens: int, most: int) -> str:
+    return f"{TOO_LONG}: {tokens} tokens to be learned from together, and the most is {most}, a quarter of reward.batch_tokens"

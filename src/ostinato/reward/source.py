@@ -19,7 +19,7 @@ class DeskSource:
     Args:
         desk: where turns become samples.
         live: the release that the KL penalty is measured against, looked up anew for each batch.
-        size: turns per batch, at least: whole episodes are taken.
+        size: turns per batch, at least: whole episodes are taken; fewer only where no more fit into `reward.batch_tokens`.
         poll_s: seconds between two looks at the log.
     """
 
@@ -45,7 +45,7 @@ class DeskSource:
     async def score(self, turns: Sequence[Turn]) -> TrainingBatch:
         """A batch with its credits, in the log before it is returned: of these turns, or of newer ones. Raises NoSignal."""
         step = self._desk.last_step + 1
-        made = await self._desk.batch(step, min(len(turns), self._size), await self._live(), self.base)
+        made = await self._desk.batch(step, self._size, await self._live(), self.base)
         if made is None:
             raise NoSignal("of the turns that were ready some have been held back since; the rest wait for others")
         self.base = None

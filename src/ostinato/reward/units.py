@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -11,12 +12,15 @@ from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import Matured, Unit
 
+LEAST_PARTS = 4  # of a batch that is cut short: one of a single long talk would be a whole step on one person's word
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A unit, or as much of an episode as may be learned from now, in the order of the log."""
+    """A unit, or as much of an episode as may be learned from now, in the order of the log. `tokens`: see `costs`."""
 
     entries: Sequence[Matured]
+    tokens: int
 
     @property
     def tenant(self) -> str:
@@ -29,10 +33,31 @@ class Part:
         return self.entries[-1].facts.seq
 
 
+def longest_part(config: RewardConfig) -> int:
+    """The tokens of a part at most: what is longer is in nobody's batch."""
+    return config.batch_tokens // LEAST_PARTS
+
+
+def costs(entries: Iterable[Matured]) -> Iterator[int]:
+    """How many tokens a trainer computes for the first, the first two, ... of these turns of one unit, at most.
+
+    What a turn shares with its parent among them, or with one of the same prompt, is computed once: see `train.batch.packing`.
+    """
+    total, known, prompts = 0, dict[str, int](), set[str]()
+    for facts in (entry.facts for entry in entries):
+        length, prompt = facts.context.length, facts.context.prompt
+        before = 0 if facts.parent is None else known.get(facts.parent, 0)
+        shared = length if prompt in prompts else before if before <= length else 0
+        total += facts.tokens - shared
+        known[facts.id] = facts.tokens
+        prompts.add(prompt)
+        yield total
+
+
 def ready_parts(
     matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
 ) -> list[Part]:
-    """What may be learned from now.
+    """What may be learned from now, and what is too long to be: a group, or a single turn, beyond `longest_part`.
 
     A unit is a group or else an episode. It is ready when none of its turns waits for a reward; a group only after a while
     without new turns, since its members are not known in advance. An episode that goes on is parted: once its oldest
@@ -42,46 +67,67 @@ def ready_parts(
     ready: list[Part] = []
     for unit, members in _units(matured).items():
         members.sort(key=lambda entry: entry.facts.seq)
-        if part := _ready(unit, members, first_open(unit), now, config):
-            ready.append(Part(entries=part))
+        if entries := _ready(unit, members, first_open(unit), now, config):
+            found = list(costs(entries))
+            fit = len(entries) if unit[0] == "group" else max(1, bisect_right(found, longest_part(config)))
+            ready.append(Part(entries=entries[:fit], tokens=found[fit - 1]))
     return ready
 
 
 def dealt(parts: Iterable[Part], *, size: int, config: RewardConfig) -> list[Matured]:
-    """At least `size` turns in whole parts, in the order of the log; none while there are too few.
+    """At least `size` turns in whole parts, in the order of the log; fewer if no more fit into `batch_tokens`; none if too few are there.
 
     Where people are served faster than the trainer learns, a queue would make every batch stale; so the newest parts are taken.
 
-    Tenants are dealt to in turn: next comes the part that leaves its tenant with the smallest share of the batch (max-min fair:
-    Bertsekas & Gallager, Data Networks, 6.5.2). So a tenant gets more than another only while that one has no part left that would
-    leave it with less, whether its turns come as a flood or as one call with many samples. A part that alone is more than
-    `tenant_cap` of a batch comes after its tenant's others. A tenant that is alone gets all, the newest first.
+    Tenants are dealt to in turn: next comes the part that leaves its tenant with the smallest share of the batch, in turns or in
+    tokens, whichever is the larger (dominant resource fairness: Ghodsi et al., NSDI 2011). So a tenant gets more than another
+    only while that one has no part left that would leave it with less, whether its turns come as a flood, as one call with many
+    samples or with long prompts. A part that alone is more than `tenant_cap` of a batch comes after its tenant's others. A tenant
+    that is alone gets all, the newest first.
     """
     queues: dict[str, deque[Part]] = defaultdict(deque)
     for part in sorted(parts, key=lambda part: part.newest, reverse=True):
         queues[part.tenant].append(part)
+    share = _Share(size, config.batch_tokens)
     if len(queues) > 1:
-        most = config.tenant_cap * size
-        queues = {
-            name: deque(sorted(queue, key=lambda part: len(part.entries) > most)) for name, queue in queues.items()
-        }
-    had = Counter[str]()
-    nexts = [_next(queue, 0) for queue in queues.values()]
+        most = config.tenant_cap
+        queues = {name: deque(sorted(queue, key=lambda part: share.of(part) > most)) for name, queue in queues.items()}
+    nexts = [share.after(queue[0]) for queue in queues.values()]
     heapify(nexts)
-    taken: list[Matured] = []
+    taken, left, cut = list[Matured](), config.batch_tokens, False
     while nexts and len(taken) < size:
         _, _, tenant = heappop(nexts)
         part = queues[tenant].popleft()
-        taken += part.entries
-        had[tenant] += len(part.entries)
+        if part.tokens <= left:
+            taken += part.entries
+            left -= part.tokens
+            share.give(part)
+        else:
+            cut = True
         if queues[tenant]:
-            heappush(nexts, _next(queues[tenant], had[tenant]))
-    return sorted(taken, key=lambda entry: entry.facts.seq) if len(taken) >= size else []
+            heappush(nexts, share.after(queues[tenant][0]))
+    return sorted(taken, key=lambda entry: entry.facts.seq) if cut or len(taken) >= size else []
 
 
-def _next(queue: Sequence[Part], had: int) -> tuple[int, int, str]:
-    """A tenant's next part as it is compared with others': what it leaves its tenant with, then the newest first."""
-    return had + len(queue[0].entries), -queue[0].newest, queue[0].tenant
+class _Share:
+    """What part of a batch each tenant has: of its turns or of its tokens, whichever is the larger."""
+
+    def __init__(self, turns: int, tokens: int) -> None:
+        self._turns, self._tokens = turns, tokens
+        self._had: dict[str, tuple[int, int]] = {}
+
+    def of(self, part: Part, had: tuple[int, int] = (0, 0)) -> float:
+        """The share of a part, and of so many turns and tokens besides."""
+        return max((had[0] + len(part.entries)) / self._turns, (had[1] + part.tokens) / self._tokens)
+
+    def after(self, part: Part) -> tuple[float, Cursor, str]:
+        """How a part is compared with others': what it would leave its tenant with; of equals the newest is first."""
+        return self.of(part, self._had.get(part.tenant, (0, 0))), -part.newest, part.tenant
+
+    def give(self, part: Part) -> None:
+        """Count a part that is taken."""
+        turns, tokens = self._had.get(part.tenant, (0, 0))
+        self._had[part.tenant] = (turns + len(part.entries), tokens + part.tokens)
 
 
 def waited_in_vain(

@@ -51,15 +51,19 @@ def untrainable(turn: Turn, min_temperature: float) -> str | None:
 class Facts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
-    Example: ``Facts(seq=12, id="a:0", tenant="default", episode="e1", group=None, oldest=7, numerics="", ended_at=10.0, hold=None,
-    context=Context(...))``
+    `tokens` counts its prompt and what was sampled; all tokens of the turn `parent` are the beginning of its prompt.
+
+    Example: ``Facts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
+    ended_at=10.0, hold=None, context=Context(...))``
     """
 
     seq: Cursor
     id: str
     tenant: str
     episode: str
+    parent: str | None
     group: str | None
+    tokens: int
     oldest: int | None
     numerics: str
     ended_at: float
@@ -74,7 +78,9 @@ class Facts:
             id=turn.id,
             tenant=turn.tenant,
             episode=turn.episode,
+            parent=turn.parent,
             group=turn.group,
+            tokens=len(turn.prompt_ids) + sum(span.tokens for span in turn.spans),
             oldest=turn.oldest,
             numerics=turn.numerics,
             ended_at=turn.ended_at,

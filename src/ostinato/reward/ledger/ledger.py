@@ -37,8 +37,8 @@ from ostinato.reward.ledger.settled import Fate, Settled
 from ostinato.reward.ledger.teaching import Teaching
 
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
-NO_SIGNAL, TOO_FEW, UNTAKEN = "no_signal", "too_few", "untaken"
-WHOLE = frozenset({NO_SIGNAL, TOO_FEW, UNTAKEN})  # holdbacks of whole units
+NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN = "no_signal", "too_few", "too_long", "untaken"
+WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN})  # holdbacks of whole units
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted
 LATE_GROUP = "late_group"

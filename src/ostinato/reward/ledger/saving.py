@@ -12,7 +12,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import matured_turns, open_turns
 from ostinato.reward.ledger.ledger import TurnLedger
 
-FORMAT = "ledger@2"
+FORMAT = "ledger@3"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
