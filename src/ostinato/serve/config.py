@@ -62,6 +62,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         description="Samples in progress at once, all tenants together; beyond it 503. Half is kept for tenants in equal shares.",
     )
+    connections_per_address: int = Field(
+        default=1024,
+        ge=0,
+        description="Connections that one address (of IPv6 one /64 network) may have open; more are closed at once. 0: any number.",
+    )
     quota: QuotaConfig = Field(default_factory=QuotaConfig, description="What each tenant may use.")
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig], description="What particular tenants may use instead, by tenant."

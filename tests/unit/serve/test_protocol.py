@@ -1,15 +1,19 @@
-"""The head of a request is bounded, whoever sends it and however."""
+"""What a connection may hold is bounded, whoever opened it and whatever it sends, or leaves unsent and unread."""
 
 import asyncio
+import contextlib
 import json
 from contextlib import asynccontextmanager
+from functools import wraps
 
 import pytest
 import uvicorn
-from gateway_world import ASK, World, world
+import uvloop
+from gateway_world import ASK, World, eventually, world
 
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.wire.protocol import MAX_HEAD_BYTES, BoundedHttp
+from ostinato.serve.wire.connections import Connections
+from ostinato.serve.wire.protocol import MAX_HEAD_BYTES, MOST_PIPELINED, BoundedHttp
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
@@ -17,22 +21,42 @@ from ostinato.testing.renderer import ByteRenderer
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
+def as_the_worker_does(test):
+    """Run on uvloop, whose transports close and report what lies unread in their own way."""
+
+    @wraps(test)
+    def run(**given):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(test(**given))
+
+    return run
+
+
 @asynccontextmanager
-async def listening(app=None):
+async def served(app=None, **bounds):
+    """The address of a server, and the connections that it holds."""
     app = app or World(FakeEngine(), MemoryLog(), ServeConfig(), ByteRenderer()).app
     config = uvicorn.Config(app, log_config=None, lifespan="off")
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedHttp(config, state, {}), "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    server = await loop.create_server(lambda: BoundedHttp(config, state, {}, **bounds), "127.0.0.1", 0)
     try:
         async with asyncio.timeout(10):
-            yield reader, writer
+            yield server.sockets[0].getsockname(), state.connections
     finally:
-        writer.transport.abort()
         for connection in list(state.connections):
             connection.transport.abort()
         server.close()
+
+
+@asynccontextmanager
+async def listening(app=None, **bounds):
+    async with served(app, **bounds) as (address, _):
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
 
 
 async def answer(reader):
@@ -149,3 +173,126 @@ async def test_a_next_request_begun_during_an_answer_does_not_cut_the_answer(imp
             answered = await asyncio.wait_for(reader.read(), 5)
         assert b"data: [DONE]" in answered
         assert b"HTTP/1.1 408 " in answered
+
+
+# ------------------------------------------------------------ after an answer that came before the end of its question
+
+HALF = b"POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n"  # refused without its body
+
+
+async def test_the_rest_of_a_body_that_nobody_waits_for_holds_no_connection(impatient):
+    async with listening() as (reader, writer):
+        writer.write(HALF)
+        assert (await answer(reader))[0] == 400
+        writer.write(b"x")
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+
+
+async def test_silence_after_the_rest_of_a_body_holds_no_connection(impatient):
+    async with listening() as (reader, writer):
+        writer.write(HALF)
+        assert (await answer(reader))[0] == 400
+        writer.write(b"x" * 10)
+        assert await asyncio.wait_for(reader.read(), 2) == b""
+
+
+async def test_who_sends_the_rest_of_a_body_may_go_on(impatient):
+    async with listening() as (reader, writer):
+        for _ in range(3):
+            writer.write(HALF)
+            assert (await answer(reader))[0] == 400
+            writer.write(b"x" * 10 + GET + b"\r\n")
+            assert (await answer(reader))[0] == 200
+            await asyncio.sleep(0.2)
+
+
+async def test_what_follows_a_body_is_bounded_like_a_head():
+    async with listening() as (reader, writer):
+        head = b"POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        for _ in range(2 * MAX_HEAD_BYTES // 1000):
+            writer.write(b"x-more: " + b"y" * 990 + b"\r\n")
+        assert (await answer(reader))[0] == 431
+
+
+# ------------------------------------------------------------ answers that nobody reads
+
+PAGE = b"x" * 16 * 2**20
+
+
+async def page(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(PAGE))]})
+    await send({"type": "http.response.body", "body": PAGE})
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n"])
+@as_the_worker_does
+async def test_an_answer_that_nobody_reads_holds_no_connection(more):
+    async with served(page, unread_s=0.1) as (address, connections):
+        reader, writer = await asyncio.open_connection(*address, limit=1024)
+        writer.write(GET + more + b"\r\n")
+        await eventually(lambda: connections)
+        await eventually(lambda: not connections)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(len(PAGE))
+        writer.transport.abort()
+
+
+@as_the_worker_does
+async def test_an_answer_may_be_read_slowly():
+    async with listening(page, unread_s=0.1) as (reader, writer):
+        writer.write(GET + b"\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        got = 0
+        while got < len(PAGE):
+            got += len(await reader.read(200_000))
+            await asyncio.sleep(0.005)
+        assert got == len(PAGE)
+
+
+@as_the_worker_does
+async def test_only_so_many_requests_wait_for_an_earlier_one():
+    async with listening() as (reader, writer):
+        writer.write((GET + b"\r\n") * MOST_PIPELINED)
+        assert [(await answer(reader))[0] for _ in range(MOST_PIPELINED)] == [200] * MOST_PIPELINED
+        writer.write((GET + b"\r\n") * 4 * MOST_PIPELINED)
+        with contextlib.suppress(ConnectionError):
+            assert (await reader.read()).count(b"HTTP/1.1 ") < 4 * MOST_PIPELINED
+
+
+# ------------------------------------------------------------ many connections
+
+
+@pytest.mark.parametrize("bounds", [{"most": 2}, {"per_address": 2}])
+@as_the_worker_does
+async def test_one_connection_too_many_is_closed_at_once_and_one_that_ends_makes_room(bounds):
+    async with served(connections=Connections(**bounds)) as (address, connections):
+        opened = [await asyncio.open_connection(*address) for _ in range(3)]
+        for number, (reader, writer) in enumerate(opened):
+            writer.write(GET + b"\r\n")
+            if number < 2:
+                assert (await answer(reader))[0] == 200
+            else:
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError, IndexError)):
+                    await answer(reader)
+        opened[0][1].close()
+        await eventually(lambda: len(connections) == 1)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(GET + b"\r\n")
+        assert (await answer(reader))[0] == 200
+        for _, each in (*opened, (reader, writer)):
+            each.transport.abort()
+
+
+def test_connections_are_counted_by_host_and_network():
+    open_ = Connections(per_address=1, most=4)
+    assert [open_.enter(each) for each in ("10.0.0.1", "10.0.0.1", "10.0.0.2")] == [True, False, True]
+    assert [open_.enter(each) for each in ("2001:db8::1", "2001:db8::2:1", "2001:db8:0:1::1")] == [True, False, True]
+    assert not open_.enter("10.0.0.3"), "there are four"
+    open_.leave("2001:db8::1")
+    assert open_.enter("::ffff:10.0.0.3")
+    assert not open_.enter("10.0.0.3")
+    for each in ("10.0.0.1", "10.0.0.2", "2001:db8:0:1::1", "::ffff:10.0.0.3"):
+        open_.leave(each)
+    assert not open_._open
+    assert all(Connections().enter("10.0.0.1") for _ in range(100))

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostinato.launch.placing.port import url_of
-from ostinato.serve.wire.protocol import BoundedHttp
+from ostinato.serve.wire.connections import Connections
+from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
 
 class Server(uvicorn.Server):
@@ -29,8 +32,20 @@ async def listen(
     say: Callable[[str], None],
     *,
     lifespan: bool = True,
+    connections: Connections | None = None,
+    unread_s: float = UNREAD_S,
 ) -> None:
-    """Serve on a bound socket until told to stop. `say` gets the URL when the socket accepts. Raises what its start-up raised."""
+    """Serve on a bound socket until told to stop. Raises what its start-up raised.
+
+    Args:
+        asgi: the app.
+        listener: the socket.
+        stopping: set when it is to end.
+        say: gets the URL when the socket accepts.
+        lifespan: the app has a start and an end of its own.
+        connections: how many may be open; None: any number.
+        unread_s: how long an answer may lie unread.
+    """
     failed: list[BaseException] = []
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,9 +56,11 @@ async def listen(
                 failed.append(error)
             raise
 
+    protocol: Any = partial(BoundedHttp, connections=connections, unread_s=unread_s)  # uvicorn only calls it
     settings = uvicorn.Config(
         watched,
-        http=BoundedHttp,
+        http=protocol,
+        ws="none",  # its connections would be out of these bounds
         log_level="warning",
         lifespan="on" if lifespan else "off",
         timeout_graceful_shutdown=5,

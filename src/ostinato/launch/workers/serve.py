@@ -16,12 +16,14 @@ from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
 from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.descriptors import room_for_connections
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
 from ostinato.serve.auth import check_bind
+from ostinato.serve.wire.connections import Connections
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
         life.pulse.begin(f"serving on {url}")
         logger.info("serving on %s", url)
 
+    config = run.config.serve
+    connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
@@ -70,7 +74,14 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 group.create_task(follow(serving, Progress(run.home.progress("serve"), kept_bytes(run.config)))),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
             ]
-            await listen(serving.gateway, listener, life.stopping, say)
+            await listen(
+                serving.gateway,
+                listener,
+                life.stopping,
+                say,
+                connections=connections,
+                unread_s=config.send_timeout_s,
+            )
             for task in beside:
                 task.cancel()
     finally:

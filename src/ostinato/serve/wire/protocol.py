@@ -1,13 +1,23 @@
-"""uvicorn's fast HTTP parser with two bounds that it lacks: the head of a request may grow only so long, and take only so long."""
+"""uvicorn's fast HTTP parser with the bounds that it lacks: how long each part of a request may be and take, how long an answer may lie
+unread, and how many connections and requests may wait. So nobody holds a connection for ever who is not being answered.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ostinato.serve.wire.connections import Connections
 
 MAX_HEAD_BYTES = 65_536
 HEAD_S = 10.0
+UNREAD_S = 30.0
+MOST_PIPELINED = 64
+_LEAST_READ_BYTES = 16_384  # whoever takes fewer in `UNREAD_S` takes nothing
 
 
 def _refusal(status: bytes, why: bytes) -> bytes:
@@ -20,58 +30,141 @@ _TOO_SLOW = _refusal(b"408 Request Timeout", b"The head of a request must come w
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes a connection whose request head goes on for more than `MAX_HEAD_BYTES`, or is not whole after `HEAD_S`.
+    """Closes a connection that is held without need, however it is done.
 
-    A connection that sends nothing at all after it was opened counts as one that is slow.
+    - A request's head goes on for more than `MAX_HEAD_BYTES`, or is not whole after `HEAD_S`. What follows a body counts as a head,
+      and a connection that says nothing after it was opened as one that is slow.
+    - A request was answered before its end, and the rest does not come within `HEAD_S`.
+    - What was written lies unread for `unread_s`, up to twice that; only a reset frees such a connection.
+    - More than `MOST_PIPELINED` requests wait for the answer to an earlier one.
+    - There are more connections than `connections` lets in.
     """
 
     _in_head = True
-    _passed = False  # a head or a body ended in these bytes: what is left of them cannot be long
+    _passed = False  # a head, a body or a piece of one ended in these bytes: what is left of them cannot be long
     _head_bytes = 0
-    _head_due: asyncio.TimerHandle | None = None
+    _due: asyncio.TimerHandle | None = None  # for a head, or for what is left of a request that was answered
+    _look: asyncio.TimerHandle | None = None
+    _unread = 0  # bytes that lay unread at the last look
+    _entered = False
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections | None = None,
+        unread_s: float = UNREAD_S,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._open = connections or Connections()
+        self._unread_s = unread_s
+        self._paused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        self._head_due = self.loop.call_later(HEAD_S, self._late)
+        self._entered = self._open.enter(self._address)
+        if not self._entered:
+            transport.abort()
+            return
+        self._wait()
+        self._look = self.loop.call_later(self._unread_s, self._look_at_unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
+        if self._look is not None:
+            self._look.cancel()
+        if self._entered:
+            self._open.leave(self._address)
         super().connection_lost(exc)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    # ------------------------------------------------------------ what comes
 
     def data_received(self, data: bytes) -> None:
         self._passed = False
         super().data_received(data)
-        self._head_bytes = 0 if self._passed or not self._in_head else self._head_bytes + len(data)
+        self._head_bytes = 0 if self._passed else self._head_bytes + len(data)
         if not self._head_bytes:
             return
-        if self._head_due is None:
-            self._head_due = self.loop.call_later(HEAD_S, self._late)
+        if self._due is None and self._in_head:
+            self._wait()
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LONG)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # what follows a body is nothing to anybody
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._passed = True
         self._in_time()
-        super().on_headers_complete()
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self.transport.abort()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._passed = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head = True
         self._passed = True
         super().on_message_complete()
+        if self.cycle.response_complete:  # uvicorn's timer for the next head ended when the rest of this request came
+            self._in_time()
+            self._wait()
+
+    # ------------------------------------------------------------ what goes
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if (
+            not self._in_head and self.cycle.response_complete
+        ):  # the rest of the body ends uvicorn's timer, and starts no other
+            self._wait()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._unread = 0
+        super().resume_writing()
+
+    # ------------------------------------------------------------ who waits too long
+
+    def _wait(self) -> None:
+        self._due = self.loop.call_later(HEAD_S, self._late)
 
     def _in_time(self) -> None:
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
     def _late(self) -> None:
-        self._head_due = None
+        self._due = None
         if self.cycle and not self.cycle.response_complete:
-            # the head of a next request, come in part while an answer is being sent: the answer goes first
-            self._head_due = self.loop.call_later(HEAD_S, self._late)
+            self._wait()  # the head of a next request, come in part while an answer is being sent: the answer goes first
         else:  # who has said nothing is told nothing
-            self._refuse(_TOO_SLOW if self._head_bytes else b"")
+            self._refuse(_TOO_SLOW if self._in_head and self._head_bytes else b"")
+
+    def _look_at_unread(self) -> None:
+        before = self._unread
+        stuck = self._paused or self.transport.is_closing()  # else more may have been written meanwhile
+        self._unread = self.transport.get_write_buffer_size() if stuck else 0
+        if 0 < before < self._unread + _LEAST_READ_BYTES:
+            self.transport.abort()
+        else:
+            self._look = self.loop.call_later(self._unread_s, self._look_at_unread)
 
     def _refuse(self, why: bytes) -> None:
         if not self.transport.is_closing():
