@@ -44,13 +44,16 @@ class Bucket:
 
         More than the bucket holds can be had when it is full; the debt is paid off by the time that follows.
         """
+        wait_s = self.wait(amount, now)
+        if not wait_s:
+            self._level -= amount
+        return wait_s
+
+    def wait(self, amount: float, now: float) -> float:
+        """The seconds until so much can be had."""
         self._level = min(self._size, self._level + self._rate * max(0.0, now - self._at))
         self._at = now
-        short = min(amount, self._size) - self._level
-        if short > 0:
-            return short / self._rate
-        self._level -= amount
-        return 0.0
+        return max(0.0, min(amount, self._size) - self._level) / self._rate
 
     def give_back(self, amount: float) -> None:
         """Put back what was taken and not used."""
@@ -96,12 +99,15 @@ class Quotas:
             limit = f"{account.quota.calls_per_s:g} calls a second (serve.quota.calls_per_s)"
             raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
 
+    def expect_events(self, tenant: str) -> None:
+        """Feedback is coming, of how many events is not known yet. Raises QuotaExceeded if not even one may come."""
+        if wait_s := self._tenants[tenant].events.wait(1.0, self._clock()):
+            raise self._too_many_events(tenant, wait_s)
+
     def count_events(self, tenant: str, events: int) -> None:
         """Feedback has come. Raises QuotaExceeded."""
-        account = self._tenants[tenant]
-        if wait_s := account.events.take(events, self._clock()):
-            limit = f"{account.quota.events_per_s:g} events a second (serve.quota.events_per_s)"
-            raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+        if wait_s := self._tenants[tenant].events.take(events, self._clock()):
+            raise self._too_many_events(tenant, wait_s)
 
     @contextmanager
     def places(self, tenant: str, samples: int) -> Generator[None]:
@@ -137,6 +143,10 @@ class Quotas:
         bucket = self._tenants[tenant].tokens
         if bucket is not None:
             bucket.give_back(tokens)
+
+    def _too_many_events(self, tenant: str, wait_s: float) -> QuotaExceeded:
+        limit = f"{self._tenants[tenant].quota.events_per_s:g} events a second (serve.quota.events_per_s)"
+        return self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
 
     def _exceeded(
         self, tenant: str, why: str, wait_s: float, kind: Literal["requests", "tokens"] = "requests"

@@ -119,6 +119,18 @@ async def test_the_rate_is_looked_at_before_the_body_is_read():
         writer.close()
 
 
+async def test_events_are_counted_before_any_is_looked_at():
+    event = {"id": "s", "target": "t:0", "name": "accepted", "value": True, "source": "human"}
+    flawed = [event] * 999 + [{}]
+    async with world(quota={"events_per_s": 1.0}) as w:
+        assert [(await w.post("/v1/feedback", flawed))[0] for _ in range(2)] == [400, 429]
+    async with world(quota={"events_per_s": 1.0}) as w:
+        assert (await w.post("/v1/feedback", [event] * 1000))[0] == 202, "as many as a call may have"
+        status, headers, body = await w.post("/v1/feedback", data=b"{never looked at")
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert "serve.quota.events_per_s" in body["error"]["message"]
+
+
 async def test_open_samples_count_n():
     engine = FakeEngine(lambda r: "hello", delay_s=0.02)
     async with world(engine=engine, quota={"open_samples": 4}) as w:

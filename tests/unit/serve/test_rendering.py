@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from gateway_world import world
 
 from ostinato.core.errors import BadRequest
 from ostinato.serve.calls.rendering import AT_ONCE_CHARS, MOST_WAITING, Rendering
@@ -72,3 +73,15 @@ async def test_who_has_gone_is_passed_over_and_errors_reach_who_asked(held):
 async def test_short_texts_wait_for_nobody(held):
     rendering, _, _ = held
     assert await rendering.run("few", AT_ONCE_CHARS, lambda: "now") == "now"
+
+
+async def test_many_messages_without_a_word_are_no_short_text():
+    async with world() as w:
+        threads, chat = [], w.renderer.chat
+        w.renderer.chat = lambda messages, **more: (
+            threads.append(threading.current_thread().name) or chat(messages, **more)
+        )
+        for messages in (1, 300):
+            assert (await w.chat(messages=[{"role": "user", "content": ""}] * messages))[0] == 200
+        assert threads[0] == threading.current_thread().name
+        assert threads[1].startswith("render")

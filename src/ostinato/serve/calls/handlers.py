@@ -32,6 +32,7 @@ from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
+_MESSAGE_CHARS = 32  # an empty message costs a template about as much as so much text
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
@@ -156,7 +157,8 @@ class Calls:
         sessions = self._sessions[tenant]
         scope = asked.placement.scope(asked.caller)
         question = sessions.look(scope, request.messages, continued=request.continue_final_message)
-        prompt = await self._rendering.run(tenant, chars, partial(sessions.render, question))
+        cost = chars + _MESSAGE_CHARS * len(request.messages)
+        prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
         return _Question(prompt=prompt, remember=partial(sessions.remember, question))
 
     async def _ask_completion(self, asked: _Asked) -> _Question:

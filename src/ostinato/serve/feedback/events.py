@@ -32,6 +32,11 @@ class _Event(BaseModel):
     retracts: _Id | None = None
 
 
+def count_events(body: Any) -> int:
+    """How many events a body has, before any is looked at; 1 if it is no list."""
+    return max(1, min(len(body), MAX_EVENTS)) if isinstance(body, list) else 1
+
+
 def parse_feedback(body: Any, *, tenant: str, now: float) -> list[Signal]:
     """The signals of one event or a list of events.
 

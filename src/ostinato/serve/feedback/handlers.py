@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.serve.dialects.openai_reply import json_bytes
-from ostinato.serve.feedback.events import parse_feedback
+from ostinato.serve.feedback.events import count_events, parse_feedback
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
@@ -19,9 +19,10 @@ class Feedback:
     async def take(self, exchange: Exchange) -> None:
         """One event or a list: durable when the 202 is sent, which says of each what became of it."""
         tenant = self._parts.keys.identify(exchange.headers).tenant
+        self._parts.quotas.expect_events(tenant)  # before the body is read
         body = await exchange.json()
+        self._parts.quotas.count_events(tenant, count_events(body))  # before any is looked at
         signals = parse_feedback(body, tenant=tenant, now=self._parts.clock())
-        self._parts.quotas.count_events(tenant, len(signals))
         statuses = await self._intake.take(signals)
         answers = [{"id": signal.id, "status": status.value} for signal, status in zip(signals, statuses, strict=True)]
         await exchange.reply(202, json_bytes(answers if isinstance(body, list) else answers[0]))
