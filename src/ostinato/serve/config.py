@@ -25,6 +25,11 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
         description="Tokens of prompts and answers a minute, a call's budget counted until it ends; 0: any.",
     )
     events_per_s: float = Field(default=5_000.0, gt=0, description="Feedback events a second; beyond it 429.")
+    bytes_per_s: float = Field(
+        default=8.0 * 2**20,
+        gt=0,
+        description="Bytes of request bodies a second, four times as many at once after a pause; beyond it 429.",
+    )
 
 
 class ServeConfig(BaseModel, frozen=True, extra="forbid"):

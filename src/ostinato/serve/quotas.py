@@ -1,4 +1,4 @@
-"""What each tenant may use: calls and events a second, tokens a minute, samples in progress. Arithmetic over a given clock.
+"""What each tenant may use: calls, events and bytes a second, tokens a minute, samples in progress. Arithmetic over a given clock.
 
 Of the places for samples in progress one half is everybody's and the other is kept for tenants in equal shares, so that however
 much one of them asks for, the next one finds room at once.
@@ -66,6 +66,7 @@ class _Tenant:
         self.open = 0
         self.calls = Bucket(rate=quota.calls_per_s, size=quota.burst, now=now)
         self.events = Bucket(rate=quota.events_per_s, size=max(4 * quota.events_per_s, 1000.0), now=now)
+        self.bytes = Bucket(rate=quota.bytes_per_s, size=4 * quota.bytes_per_s, now=now)
         minute = quota.tokens_per_minute
         self.tokens = Bucket(rate=minute / 60, size=float(minute), now=now) if minute else None
 
@@ -97,6 +98,13 @@ class Quotas:
         account = self._tenants[tenant]
         if wait_s := account.calls.take(1.0, self._clock()):
             limit = f"{account.quota.calls_per_s:g} calls a second (serve.quota.calls_per_s)"
+            raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
+
+    def count_bytes(self, tenant: str, size: int) -> None:
+        """A body of so many bytes is coming. Raises QuotaExceeded."""
+        account = self._tenants[tenant]
+        if wait_s := account.bytes.take(size, self._clock()):
+            limit = f"{account.quota.bytes_per_s:g} bytes a second (serve.quota.bytes_per_s)"
             raise self._exceeded(tenant, f"More than {limit}; slow down.", wait_s)
 
     def expect_events(self, tenant: str) -> None:

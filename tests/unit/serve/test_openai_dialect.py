@@ -173,7 +173,7 @@ def test_a_name_is_taken_and_nobody_is_nobody():
 
 
 async def test_a_refused_body_is_never_held():
-    sent = 0
+    sent, charged = 0, []
 
     async def flood():
         nonlocal sent
@@ -184,8 +184,9 @@ async def test_a_refused_body_is_never_held():
     tracemalloc.start()
     head = {b"content-type": b"application/json"}
     with pytest.raises(TooLarge, match="2000000"):
-        await read_json(flood(), head, limit=2_000_000, depth=64, values=1_000, timeout_s=5)
+        await read_json(flood(), head, limit=2_000_000, depth=64, values=1_000, timeout_s=5, charge=charged.append)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8_000_000
+    assert sum(charged) == sent * 1_000_000
     assert sent < 40  # an endless body is not read for ever

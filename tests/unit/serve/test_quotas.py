@@ -131,6 +131,55 @@ async def test_events_are_counted_before_any_is_looked_at():
         assert "serve.quota.events_per_s" in body["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/feedback"])
+async def test_bytes_are_counted_before_they_are_looked_at(path):
+    async with world(quota={"bytes_per_s": 1000.0}) as w:
+        assert (await w.post(path, data=b"{" * 3000))[0] == 400
+        status, headers, body = await w.post(path, data=b"{" * 3000)
+        assert (status, body["error"]["code"], headers["retry-after"]) == (429, "rate_limit_exceeded", "2")
+        assert "serve.quota.bytes_per_s" in body["error"]["message"]
+        w.now += 2
+        assert (await w.post(path, data=b"{" * 3000))[0] == 400
+
+
+async def test_bytes_whose_number_is_not_said_are_counted_as_they_come():
+    sent = 0
+
+    async def pieces():
+        nonlocal sent
+        for _ in range(100):
+            sent += 1000
+            yield b" " * 1000
+
+    async with world(quota={"bytes_per_s": 1000.0}) as w:
+        assert (await w.post("/v1/feedback", data=pieces()))[0] == 429
+        assert sent < 10_000
+
+
+async def test_a_body_larger_than_the_burst_is_paid_off_afterwards_and_no_more_than_is_ever_read():
+    async with world(quota={"bytes_per_s": 1000.0}, max_body_bytes=10_000) as w:
+        assert (await w.chat(messages=[{"role": "user", "content": "x" * 3000}] * 3))[0] == 400, (
+            "too long for the context"
+        )
+        assert (await w.chat())[1]["retry-after"] == "6", "the debt, and a body more"
+        w.now += 60
+        head = {"content-length": str(10**12), "content-type": "application/json"}
+        assert (await w.http.post("/v1/feedback", content=b"x", headers=head)).status_code == 400
+        w.now += 161
+        assert (await w.chat())[0] == 200
+
+
+async def test_bytes_that_are_announced_are_not_waited_for():
+    async with world(quota={"bytes_per_s": 1000.0}, real=True) as w:
+        await w.post("/v1/feedback", data=b"{" * 4000)
+        reader, writer = await asyncio.open_connection(*w.address())
+        head = "POST /v1/feedback HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 1000\r\n\r\n".encode())  # and the body never comes
+        async with asyncio.timeout(5):
+            assert b" 429 " in await reader.readline()
+        writer.close()
+
+
 async def test_open_samples_count_n():
     engine = FakeEngine(lambda r: "hello", delay_s=0.02)
     async with world(engine=engine, quota={"open_samples": 4}) as w:

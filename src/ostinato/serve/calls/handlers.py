@@ -179,15 +179,16 @@ class Calls:
 
     async def _serve(self, exchange: Exchange, route: _Route, parse: Callable[[Any], _Request]) -> None:
         who = self._parts.keys.identify(exchange.headers)
-        self._parts.quotas.count_call(who.tenant)  # before the body is read
-        body = await exchange.json()
+        quotas = self._parts.quotas
+        quotas.count_call(who.tenant)  # before the body is read
+        body = await exchange.json(partial(quotas.count_bytes, who.tenant))
         request = parse(body)
         if request.model != self._parts.model:
             raise NotFound(
                 f"There is no model {request.model!r}; this server has {self._parts.model!r}.", field="model"
             )
         caller = self._senders.caller(exchange, who, request.asker)
-        with self._parts.quotas.places(who.tenant, request.n or 1):
+        with quotas.places(who.tenant, request.n or 1):
             self._parts.metrics.calls(+1)
             try:
                 async with Watch(exchange.receive) as watch:

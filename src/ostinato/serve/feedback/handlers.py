@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.feedback.events import count_events, parse_feedback
 from ostinato.serve.feedback.intake import Intake
@@ -19,9 +21,10 @@ class Feedback:
     async def take(self, exchange: Exchange) -> None:
         """One event or a list: durable when the 202 is sent, which says of each what became of it."""
         tenant = self._parts.keys.identify(exchange.headers).tenant
-        self._parts.quotas.expect_events(tenant)  # before the body is read
-        body = await exchange.json()
-        self._parts.quotas.count_events(tenant, count_events(body))  # before any is looked at
+        quotas = self._parts.quotas
+        quotas.expect_events(tenant)  # before the body is read
+        body = await exchange.json(partial(quotas.count_bytes, tenant))
+        quotas.count_events(tenant, count_events(body))  # before any is looked at
         signals = parse_feedback(body, tenant=tenant, now=self._parts.clock())
         statuses = await self._intake.take(signals)
         answers = [{"id": signal.id, "status": status.value} for signal, status in zip(signals, statuses, strict=True)]

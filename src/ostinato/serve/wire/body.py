@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ostinato.core.errors import BadRequest, TooLarge
 
 _DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
+_LENGTH_DIGITS = 20
 _LONG_BYTES = 65_536  # from here on the time that very long numbers take is worth a look at each
 _MAX_DIGITS = 100
 _QUOTE, _BACKSLASH, _COMMA = b'"\\,'
@@ -32,6 +33,7 @@ async def read_json(
     depth: int,
     values: int,
     timeout_s: float,
+    charge: Callable[[int], None],
 ) -> Any:
     """The JSON value of a request body.
 
@@ -42,6 +44,7 @@ async def read_json(
         depth: deepest nesting taken.
         values: most values taken, counted through all levels.
         timeout_s: longest wait for the whole body.
+        charge: told how many bytes come, before they are read where their number is said; may raise.
 
     Raises:
         TooLarge: more bytes than `limit`, of which at most that many are ever held, or more values than `values`.
@@ -50,7 +53,7 @@ async def read_json(
     _check_headers(headers)
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(chunks, limit)
+            data = await _read(chunks, limit, _declared(headers), charge)
     except TimeoutError:
         raise BadRequest(f"The body did not arrive within {timeout_s:g} s; send it in one piece.") from None
     return parse_json(data, depth=depth, values=values)
@@ -85,11 +88,22 @@ def _check_headers(headers: Mapping[bytes, bytes]) -> None:
         raise BadRequest(f"Content-Encoding {encoding!r} is not taken; send the body uncompressed.")
 
 
-async def _read(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+def _declared(headers: Mapping[bytes, bytes]) -> int:
+    """How many bytes the body has, if the sender says so; 0 if not."""
+    length = headers.get(b"content-length", b"")
+    return int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
+
+
+async def _read(chunks: AsyncIterator[bytes], limit: int, declared: int, charge: Callable[[int], None]) -> bytes:
     held = bytearray()
     size = 0
+    charged = min(declared, limit * _DRAIN_FACTOR)  # more is not read
+    charge(charged)
     async for chunk in chunks:
         size += len(chunk)
+        if size > charged:
+            charge(size - charged)
+            charged = size
         if size <= limit:
             held += chunk
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -50,8 +50,8 @@ class Exchange:
             raise BadRequest(f"{name} must hold 1 to {MAX_HEADER_CHARS} printable characters.", field=name)
         return value
 
-    async def json(self) -> Any:
-        """The body's JSON value. Raises BadRequest, TooLarge, ClientGone."""
+    async def json(self, charge: Callable[[int], None]) -> Any:
+        """The body's JSON value; `charge` is told of its bytes as `read_json` says. Raises BadRequest, TooLarge, ClientGone."""
         config = self._config
         return await read_json(
             self._body(),
@@ -60,6 +60,7 @@ class Exchange:
             depth=config.max_depth,
             values=config.max_values,
             timeout_s=config.body_timeout_s,
+            charge=charge,
         )
 
     async def reply(self, status: int, body: bytes, headers: Headers | None = None, kind: bytes = JSON) -> None:
