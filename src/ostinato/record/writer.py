@@ -3,11 +3,13 @@
 Every caller is answered within its deadline. While another process holds the write lock all callers wait together. When the shared
 transaction fails for another reason, each caller's rows are tried alone: the ones that can be written are kept, and the others get the
 error. On a full disk the smallest are tried first; where one does not fit, those that are larger are refused with it.
+What waits is bounded in callers and in bytes; the rows of a caller that was answered before they were begun are let go at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -16,6 +18,7 @@ from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Row
@@ -26,22 +29,57 @@ from ostinato.record.sqlite import driver, is_busy, translate
 
 GROUP = 512  # callers per transaction
 BACKLOG = 20_000  # callers that may wait
+BACKLOG_BYTES = 256 * 2**20  # that their rows may have; one caller may always wait, however many it brings
 
 Answer = Cursor | OstinatoError
+
+
+class _Room:
+    """The bytes of all rows that wait. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._gate = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """False, and nothing is taken, if there is no room."""
+        with self._gate:
+            if self._taken and self._taken + size > BACKLOG_BYTES:
+                return False
+            self._taken += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._gate:
+            self._taken -= size
 
 
 class _Job:
     """One caller's rows. It is answered once: by the writer, or at its deadline by its own event loop."""
 
-    __slots__ = ("_answered", "_future", "_gate", "begun", "deadline", "loop", "ready", "rows", "timer")
+    __slots__ = (
+        "_answered",
+        "_future",
+        "_gate",
+        "_room",
+        "_taken",
+        "begun",
+        "deadline",
+        "loop",
+        "ready",
+        "rows",
+        "timer",
+    )
 
-    def __init__(self, rows: Sequence[Row], wait_s: float) -> None:
+    def __init__(self, rows: Sequence[Row], wait_s: float, room: _Room) -> None:
         self.rows = rows
+        self._room = room
+        self._taken = 0
         self.ready: list[Ready] = []
         self.deadline = time.monotonic() + wait_s
         self.begun = False  # a transaction may hold its rows
         self.loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[Cursor] = self.loop.create_future()
+        self._future: asyncio.Future[Cursor] | None = self.loop.create_future()
         self._answered = False
         self._gate = threading.Lock()
         self.timer: asyncio.TimerHandle | None = None
@@ -49,6 +87,17 @@ class _Job:
     def size(self) -> int:
         """About how many bytes its rows have."""
         return sum(row.size for row in self.ready)
+
+    def enter(self) -> bool:
+        """Take its room in the queue; False if there is too little."""
+        size = sum(_memory(getattr(row, name)) for row in self.rows for name in getattr(row, "__slots__", ()))
+        self._taken = size if self._room.take(size) else 0
+        return self._taken == size
+
+    def leave(self) -> None:
+        """Let go of its rows: the thread is done with it."""
+        with self._gate:
+            self._let_go()
 
     def begin(self) -> bool:
         """Claim it for a transaction; False if it was given up."""
@@ -62,6 +111,8 @@ class _Job:
             if self._answered:
                 return
             self._answered = True
+            if not self.begun:
+                self._let_go()
         kept = "it may still be kept: sending it again is safe" if self.begun else "nothing of it was kept"
         self.settle(
             Unavailable(f"the log at {path} could not be written in time; {kept}. See what holds its disk or file")
@@ -77,16 +128,26 @@ class _Job:
         """Tell the caller. On its event loop."""
         if self.timer is not None:
             self.timer.cancel()
-        if self._future.done():  # the caller was cancelled
+        future, self._future = (
+            self._future,
+            None,
+        )  # an error's traceback holds the rows, and this may lie in the queue still
+        if future is None or future.done():  # the caller was cancelled
             return
         if isinstance(answer, OstinatoError):
-            self._future.set_exception(answer)
+            future.set_exception(answer)
         else:
-            self._future.set_result(answer)
+            future.set_result(answer)
 
     async def outcome(self) -> Cursor:
         """What the caller waits for."""
+        assert self._future is not None
         return await self._future
+
+    def _let_go(self) -> None:
+        self.rows, self.ready = (), []
+        self._room.give_back(self._taken)
+        self._taken = 0
 
 
 class GroupWriter:
@@ -99,6 +160,7 @@ class GroupWriter:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._gate = threading.Lock()  # nothing may follow the closing mark into the queue
         self._closed = False
+        self._room = _Room()
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
@@ -107,12 +169,14 @@ class GroupWriter:
 
         Raises BadRequest, StorageFull, Unavailable, each within the time that an append may take.
         """
-        job = _Job(rows, self._wait_s)
+        job = _Job(rows, self._wait_s, self._room)
         with self._gate:
             if self._closed:
                 raise Unavailable(f"the log at {self._path} is closed")
             if self._queue.qsize() >= BACKLOG:
-                raise Unavailable(f"the log at {self._path} is {BACKLOG} appends behind; nothing was kept, send less")
+                raise self._behind(f"{BACKLOG} appends")
+            if not job.enter():
+                raise self._behind(f"{BACKLOG_BYTES >> 20} MiB")
             job.timer = job.loop.call_later(self._wait_s, job.expire, self._path)
             self._queue.put(job)
         return await job.outcome()
@@ -124,6 +188,9 @@ class GroupWriter:
                 self._closed = True
                 self._queue.put(None)
         self._thread.join()
+
+    def _behind(self, how_far: str) -> Unavailable:
+        return Unavailable(f"the log at {self._path} is {how_far} behind; nothing was kept, send less")
 
     # ------------------------------------------------------------ the thread
 
@@ -188,6 +255,7 @@ class GroupWriter:
         now = time.monotonic()
         for job in jobs:
             if job.deadline <= now:
+                job.leave()
                 with suppress(RuntimeError):
                     job.loop.call_soon_threadsafe(job.expire, self._path)
         return [job for job in jobs if job.deadline > now]
@@ -212,10 +280,16 @@ class GroupWriter:
         return Unavailable(f"rows could not be written to {self._path}: {error!r}")
 
 
+def _memory(value: Any) -> int:
+    """About how many bytes a field takes: a caller shares the ids of its prompts, but no text."""
+    return sys.getsizeof(value) + (8 * len(value) if isinstance(value, tuple) else 0)
+
+
 def _tell(answers: Sequence[tuple[_Job, Answer]]) -> None:
     """Give each caller its answer, on its own event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Answer]]] = defaultdict(list)
     for job, answer in answers:
+        job.leave()
         if job.answer():
             by_loop[job.loop].append((job, answer))
     for loop, settled in by_loop.items():

@@ -1,8 +1,10 @@
 """A database that is held, slow or silent: every caller is answered in time, and nobody waits in another's stead."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +132,50 @@ async def test_too_many_who_wait_are_refused_at_once(log: SqlLog, holder: Any, m
     quick = [answer for waited, answer in answers if waited < WAIT_S / 2]
     assert len(quick) >= 60
     assert all("20 appends behind" in str(answer) for answer in quick)
+
+
+async def test_too_many_bytes_that_wait_are_refused_at_once(log: SqlLog, holder: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer_module, "BACKLOG_BYTES", 2**20)
+    rows = [replace(signal(i), comment="x" * 100_000) for i in range(30)]
+    large = replace(signal(30), comment="x" * 2**21)
+    asyncio.get_running_loop().call_later(WAIT_S / 2, holder.execute, "ROLLBACK")
+    answers = await asyncio.gather(*[timed(log, row) for row in rows])
+    kept = [row for row, (_, answer) in zip(rows, answers, strict=True) if isinstance(answer, int)]
+    quick = [answer for waited, answer in answers if waited < WAIT_S / 4]
+    assert (len(kept), len(quick)) == (10, 20)
+    assert all("1 MiB behind; nothing was kept" in str(answer) for answer in quick)
+    assert [row for _, row in await collect(log)] == kept
+    assert (await timed(log, large))[1] == 11, "there is room again, and for whoever waits alone always"
+
+
+async def test_rows_that_were_answered_before_their_turn_came_take_no_memory(log: SqlLog):
+    stuck, going = threading.Event(), threading.Event()
+    write = log._appender.write
+
+    def slow(head: Any, rows: Any) -> int:
+        going.set()
+        assert stuck.wait(30)
+        return write(head, rows)
+
+    class Text(str):
+        """Text that can be looked for."""
+
+    async def sent(number: int) -> tuple[weakref.ref[Text], str]:
+        comment = Text("x" * 100_000)
+        row = replace(signal(number), comment=comment)
+        return weakref.ref(comment), str((await timed(log, row))[1])
+
+    log._appender.write = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(timed(log, signal(0)))
+    await asyncio.to_thread(going.wait, 30)
+    answers = await asyncio.gather(*[sent(number) for number in range(1, 4)])
+    gc.collect()
+    assert [text() for text, _ in answers] == [None] * 3, "while the disk hangs still"
+    assert all("nothing of it was kept" in answer for _, answer in answers)
+    await first
+    stuck.set()
+    assert await log.append(signal(9)) == 2
+    assert [row for _, row in await collect(log)] == [signal(0), signal(9)]
 
 
 async def test_closing_at_a_held_lock_ends(tmp_path: Path):
