@@ -1,4 +1,4 @@
-"""A server without keys answers only to its own names and to pages of this machine."""
+"""A server without keys answers only to its own names, to pages of this machine, and to no proxy."""
 
 import pytest
 from gateway_world import ADMIN, world
@@ -48,3 +48,19 @@ async def test_many_hosts_take_no_memory():
             assert (await w.get("/health", {"host": f"localhost:{port}"}))[0] == 200
         endpoint = w.app._endpoints["GET", "/health"]
         assert len(endpoint._origins._known) <= 64
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "X-Forwarded-For", "x-forwarded-host", "X-Real-IP", "Via"])
+@pytest.mark.parametrize("hosts", [(), ("*",)])
+async def test_nobody_is_let_in_by_a_proxy_without_a_key(name, hosts):
+    through = {name: "for=10.0.0.7"}
+    async with world(allowed_hosts=hosts) as w:
+        for path in ("/v1/models", "/health", "/metrics"):
+            status, text = await w.get(path, through)
+            assert (status, "serve.api_keys" in text) == (403, True), path
+        status, _, body = await w.chat(headers=through)
+        assert (status, body["error"]["code"]) == (403, "forwarded")
+        assert not w.log.rows
+        assert (await w.get("/v1/models"))[0] == 200
+    async with world(api_keys=("sk-0123456789abcdef",)) as w:
+        assert (await w.chat(headers=through | {"x-api-key": "sk-0123456789abcdef"}))[0] == 200

@@ -1,7 +1,8 @@
-"""A server without keys trusts whoever reaches it, so it answers only to its own names and to pages of this machine.
+"""A server without keys trusts whoever reaches it, so it answers only to its own names, to pages of this machine, and to no proxy.
 
 A web page can make a browser send requests to this machine, and, by pointing its own name at 127.0.0.1, even read the answers
-(DNS rebinding). Both show in the headers: the page's name stands in Host, or in Origin.
+(DNS rebinding). Both show in the headers: the page's name stands in Host, or in Origin. A reverse proxy comes from this machine, too,
+with whoever reaches the proxy behind it; most say so in the headers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from urllib.parse import urlsplit
 
 from ostinato.core.errors import OstinatoError
 from ostinato.serve.auth import is_loopback
+
+_PROXIES = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 
 
 class WrongHost(OstinatoError):
@@ -27,24 +30,39 @@ class CrossSite(OstinatoError):
     code = "cross_site"
 
 
+class Forwarded(OstinatoError):
+    """The request came through a proxy, from somebody whom only a key could tell from others."""
+
+    status = 403
+    code = "forwarded"
+
+
 class Origins:
-    """Checks Host and Origin where no key is asked for.
+    """Checks where a request comes from where no key is asked for.
 
     Args:
         checked: False where keys are asked for, which no foreign page has.
-        allowed: names beside loopback's; "*" lets everything through.
+        allowed: names beside loopback's; "*" stands for any, and lets no proxy through.
 
     Example: ``Origins(checked=True, allowed=("box.local",)).check({b"host": b"127.0.0.1:8321"})``
     """
 
     def __init__(self, *, checked: bool, allowed: Sequence[str]) -> None:
-        self._checked = checked and "*" not in allowed
+        self._checked = checked
+        self._named = "*" not in allowed
         self._allowed = frozenset(name.lower() for name in allowed)
         self._known: set[bytes] = set()
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise WrongHost or CrossSite for a request with these headers (lower-case names)."""
+        """Raise Forwarded, WrongHost or CrossSite for a request with these headers (lower-case names)."""
         if not self._checked:
+            return
+        if not _PROXIES.isdisjoint(headers):
+            raise Forwarded(
+                "This server has no keys, so it is for this machine alone, and this request came through a proxy; "
+                "set serve.api_keys."
+            )
+        if not self._named:
             return
         host = headers.get(b"host", b"")
         if host not in self._known:
