@@ -32,12 +32,18 @@ class About:
         await exchange.reply(200, json_bytes(self._card))
 
     async def health(self, exchange: Exchange) -> None:
-        """`GET /health`: 200 when the live slot is loaded, else 503; open to all, says nothing about users."""
+        """`GET /health`: 200 when calls can be answered, else 503 with the reason; open to all, says nothing about users."""
         loaded = self._parts.engine.slots()
         slots = {name: {"number": policy.number, "hash": policy.hash} for name, policy in loaded.items()}
-        ready = Arm.LIVE in slots
-        body = {"status": "ready" if ready else "loading", "model": self._parts.model, "slots": slots}
-        await exchange.reply(200 if ready else 503, json_bytes(body))
+        status, body = "ready", {"model": self._parts.model, "slots": slots}
+        if Arm.LIVE not in slots:
+            status = "loading"
+        elif failure := self._parts.writes.failing():
+            status = "failing"
+            body["reason"] = (
+                f"The log took no write ({failure}), so no call can be answered; the server's output says why."
+            )
+        await exchange.reply(200 if status == "ready" else 503, json_bytes({"status": status, **body}))
 
     async def numbers(self, exchange: Exchange) -> None:
         """`GET /metrics`, for Prometheus: everything for an operator or where no keys are asked for, a tenant's own for a tenant."""

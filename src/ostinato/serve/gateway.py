@@ -74,7 +74,7 @@ def create_app(
         keys=keys,
         quotas=Quotas(config, keys.tenants, clock, metrics.refused),
         metrics=metrics,
-        writes=Writes(),
+        writes=Writes(clock, slow_s=config.store_timeout_s),
     )
     return GatewayApp(parts)
 

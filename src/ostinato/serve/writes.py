@@ -1,23 +1,38 @@
-"""Writes to the log that outlast the request that began them."""
+"""Writes to the log that outlast the request that began them, and whether the log takes any."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from ostinato.core.errors import BadRequest, OstinatoError
+from ostinato.core.seams import Clock
+
+_LOG = logging.getLogger(__name__)
+FAILING_S = 30.0  # whom nobody calls any more because it fails has no other way to learn that it does not
+
 
 class Writes:
-    """Writes that go on when the request that started them is cancelled. `drain` waits for them at shutdown."""
+    """Writes that go on when the request that started them is cancelled. `drain` waits for them at shutdown.
 
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+    Args:
+        clock: seconds.
+        slow_s: a write that takes longer counts as failing until it ends.
+    """
+
+    def __init__(self, clock: Clock, *, slow_s: float) -> None:
+        self._clock = clock
+        self._slow_s = slow_s
+        self._tasks: dict[asyncio.Task[Any], float] = {}  # with when they began, the oldest first
+        self._failed: tuple[str, float] | None = None
 
     def begin(self, write: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a write to its end whatever happens to the caller, who awaits it under `asyncio.shield`."""
         task = asyncio.get_running_loop().create_task(write)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        self._tasks[task] = self._clock()
+        task.add_done_callback(self._ended)
         return task
 
     async def drain(self) -> None:
@@ -25,7 +40,25 @@ class Writes:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller may be gone: whoever is still there has it from the shield
+    def failing(self) -> str | None:
+        """The error's code if the last write failed, not longer than `FAILING_S` ago, or does not end; None if all is well."""
+        now = self._clock()
+        if self._tasks and now - next(iter(self._tasks.values())) > self._slow_s:
+            return "store_slow"
+        if self._failed is not None and now - self._failed[1] <= FAILING_S:
+            return self._failed[0]
+        return None
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        del self._tasks[task]
+        if task.cancelled():
+            return
+        error = task.exception()  # the caller may be gone: whoever is still there has it from the shield
+        if error is None:
+            if self._failed is not None:
+                _LOG.warning("The log takes writes again.")
+            self._failed = None
+        elif not isinstance(error, BadRequest):  # a fault of the rows, not of the log
+            if self._failed is None:
+                _LOG.error("The log took no write: %s", error)
+            self._failed = (error.code if isinstance(error, OstinatoError) else OstinatoError.code, self._clock())

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Delivered
 from ostinato.core.seams import Clock, Log
+from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 0.25
@@ -27,9 +28,10 @@ class Deliveries:
     Example: ``deliveries.note(["chatcmpl-3f:0"])``, and at the end ``await deliveries.close()``
     """
 
-    def __init__(self, log: Log, clock: Clock) -> None:
+    def __init__(self, log: Log, clock: Clock, writes: Writes) -> None:
         self._log = log
         self._clock = clock
+        self._writes = writes
         self._noted: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -66,8 +68,9 @@ class Deliveries:
     async def _write(self) -> None:
         while self._noted:
             turns, self._noted = self._noted[:MOST], self._noted[MOST:]
+            row = Delivered(id=secrets.token_hex(8), turns=tuple(turns), at=self._clock())
             try:
-                await self._log.append(Delivered(id=secrets.token_hex(8), turns=tuple(turns), at=self._clock()))
+                await self._writes.begin(self._log.append(row))
             except OstinatoError as error:
                 _LOG.warning("%d deliveries were not noted, and will be tried again: %s", len(turns), error)
                 self._noted = [*turns, *self._noted][:_KEPT]

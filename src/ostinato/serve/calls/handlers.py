@@ -106,7 +106,7 @@ class Calls:
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._rendering = Rendering()
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
-        self._deliveries = Deliveries(parts.log, parts.clock)
+        self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
         self._chat = _Route(
             kind="chatcmpl",
             dialect=Chat,
