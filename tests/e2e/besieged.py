@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ostinato_client import sign_user
 ACME_KEY, BOLT_KEY = "sk-acme-3f81c09a7d54", "sk-bolt-77e2a1c55b90"
 ACME_SECRET, BOLT_SECRET = "users-of-acme-91c3f5", "users-of-bolt-62d8a4"
 WINDOW_S = 5.0
+ONE_ADDRESS = 48  # connections that it may have, where there are no keys
 PATIENT_S = 120.0
 START_S = 300.0  # on a busy machine
 
@@ -230,9 +232,10 @@ class Siege:
                     answer += piece
             return answer
 
-    def connect(self) -> socket.socket:
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        """A connection from this address of this machine."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=10)
+        return socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
 
 
 def talk(*texts: str) -> list[dict[str, str]]:
@@ -248,6 +251,18 @@ def request(method: str, path: str, body: object = None, **headers: str) -> byte
     lines = {"host": "127.0.0.1", "connection": "close", "content-length": str(len(data)), **kind, **given}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data
+
+
+def hear(connection: socket.socket) -> bytes:
+    """One whole answer over a connection that may go on; what there is of it where the connection ends before."""
+    data = b""
+    while not (found := re.search(rb"content-length: (\d+)\r\n(?s:.*?)\r\n\r\n", data)) or len(
+        data
+    ) < found.end() + int(found[1]):
+        if not (piece := connection.recv(65_536)):
+            break
+        data += piece
+    return data
 
 
 def status(answer: bytes) -> int:
@@ -272,6 +287,7 @@ def besieged(directory: Path):
     model = tiny_model(directory / "model")
     words = {name: settings(directory, name, model) for name in ("keyed", "keyless")}
     words["keyed"] += KEYED
+    words["keyless"].append(f"serve.connections_per_address={ONE_ADDRESS}")
     workers = [
         Worker(command, words[name], directory / f"{name}-{command}.log")
         for name, command in (("keyed", "serve"), ("keyless", "serve"), ("keyed", "train"))

@@ -12,15 +12,29 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from besieged import ACME_KEY, ACME_SECRET, BOLT_KEY, BOLT_SECRET, Asker, besieged, eventually, request, status, talk
+from besieged import (
+    ACME_KEY,
+    ACME_SECRET,
+    BOLT_KEY,
+    BOLT_SECRET,
+    ONE_ADDRESS,
+    Asker,
+    besieged,
+    eventually,
+    hear,
+    request,
+    status,
+    talk,
+)
 from rich.console import Console
 
 from ostinato.core.records import Arm, Batch, Finish, Turn
 from ostinato.launch.commands.log import KINDS, print_log
 from ostinato.serve.arms import Arms
-from ostinato.serve.wire.protocol import HEAD_S
+from ostinato.serve.wire.protocol import HEAD_S, MOST_PIPELINED
 
 PLOTS = {}
+EARLY = b"POST /v1/feedback HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 10\r\n\r\n"  # answered before its body
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +61,11 @@ def half_open(siege):
         opened = [stack.enter_context(siege.connect()) for _ in range(120)]
         for number, connection in enumerate(opened):
             connection.sendall(heads[number % len(heads)])
+        for connection in [stack.enter_context(siege.connect()) for _ in range(20)]:
+            connection.sendall(EARLY)
+            assert status(hear(connection)) == 401
+            connection.sendall(b"x")  # of ten
+            opened.append(connection)
         yield opened
 
 
@@ -418,6 +437,16 @@ def test_no_browser_is_told_that_others_may(siege, keyless):
     assert not [name for name in reply.headers if name.startswith("access-control-")]
 
 
+@pytest.mark.parametrize("name", ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"])
+def test_who_comes_through_a_proxy_needs_a_key(siege, keyless, name):
+    """Somebody far away reaches a proxy on the server's machine, and wants to be taken for somebody on that machine."""
+    through = {name: "10.0.0.7"}
+    for method, path in (("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/feedback")):
+        assert keyless.outsider.http.request(method, path, headers=through).status_code == 403, path
+    assert keyless.outsider.http.get("/v1/models").status_code == 200
+    assert siege.acme.http.get("/v1/models", headers=through).status_code == 200, "a key tells who it is"
+
+
 # ------------------------------------------------------------ stopping others
 
 
@@ -454,6 +483,15 @@ def test_one_tenants_events_use_up_its_own_quota(siege):
     codes = [siege.bolt.post([siege.bolt.event(f"guess-{n}:0") for n in range(999)])[0] for _ in range(3)]
     assert 429 in codes
     assert siege.acme.say(siege.acme.ask().turn) == "accepted"
+    eventually(lambda: siege.bolt.post(siege.bolt.event("t:0"))[0] == 202, "bolt may send again")
+
+
+def test_events_that_are_flawed_are_counted_all_the_same(siege):
+    """Bolt sends lists whose last event is wrong, and wants all before it to be looked at for nothing, again and again."""
+    flawed = [*(siege.bolt.event(f"guess-{n}:0") for n in range(999)), {}]
+    assert {400, 429} >= {*(codes := [siege.bolt.post(flawed)[0] for _ in range(4)])}
+    assert 429 in codes
+    assert siege.acme.post([siege.acme.event("t:0") for _ in range(9)])[0] == 202
     eventually(lambda: siege.bolt.post(siege.bolt.event("t:0"))[0] == 202, "bolt may send again")
 
 
@@ -575,6 +613,64 @@ def test_half_a_body_holds_nobody_up(siege):
         assert [siege.acme.ask().status for _ in range(3)] == [200] * 3
         code = status(siege.raw(head.replace(BOLT_KEY.encode(), b"none").replace(b"length: 0", b"length: 999") + b"{"))
         assert code == 401, "whoever has no key is not waited for"
+
+
+def test_who_reads_no_answers_gets_no_more(siege):
+    """The outsider asks and asks on one connection and reads nothing, and wants the server to keep all answers, or all questions."""
+    ask = request("GET", "/health").replace(b"connection: close\r\n", b"")
+    with siege.connect() as polite:
+        polite.sendall(ask * MOST_PIPELINED)
+        answers = b""
+        while answers.count(b'"slots"') < MOST_PIPELINED:
+            answers += polite.recv(65_536)
+        assert answers.count(b"HTTP/1.1 200") == MOST_PIPELINED
+    with siege.connect() as greedy, pytest.raises((ConnectionResetError, BrokenPipeError)):
+        greedy.sendall(ask * 1_000_000)
+    assert siege.acme.ask().status == 200
+
+
+def test_one_address_cannot_take_all_connections(keyless):
+    """The outsider opens one connection after another, and wants nobody else to get one."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(keyless.connect("127.0.0.2")) for _ in range(ONE_ADDRESS + 40)]
+        for connection in opened[ONE_ADDRESS:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b"", "closed at once"
+        opened[0].sendall(request("GET", "/health"))
+        assert status(hear(opened[0])) == 200
+        with keyless.connect() as other:
+            other.sendall(request("GET", "/health"))
+            assert status(hear(other)) == 200
+
+    def again():
+        with keyless.connect("127.0.0.2") as connection:
+            connection.sendall(request("GET", "/health"))
+            return status(hear(connection)) == 200
+
+    eventually(again, "there is room again")
+
+
+def test_one_tenants_bytes_use_up_its_own_quota(siege):
+    """Bolt announces more bytes than it may send, on many connections, and wants the server to hold and decode them all."""
+    head = request("POST", "/v1/feedback", x_api_key=BOLT_KEY, content_type="application/json")
+    head = head.replace(b"length: 0", b"length: %d" % (16 * siege.config.serve.max_body_bytes))
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(siege.connect()) for _ in range(4)]
+        for connection in opened:
+            connection.sendall(head)
+        assert b"serve.quota.bytes_per_s" in hear(opened[-1]), "refused, and not waited for"
+        many = [siege.acme.event("t:0", comment="x" * 60_000) for _ in range(20)]
+        assert siege.acme.post(many)[0] == 202
+    eventually(lambda: siege.bolt.post(siege.bolt.event("t:0"))[0] == 202, "bolt may send again")
+
+
+def test_who_was_refused_early_may_go_on(siege):
+    """The counterpart of what `half_open` does with a body: whoever ends it is heard again."""
+    with siege.connect() as connection:
+        connection.sendall(EARLY)
+        assert status(hear(connection)) == 401
+        connection.sendall(b"x" * 10 + request("GET", "/health"))
+        assert status(hear(connection)) == 200
 
 
 def test_what_was_left_half_open_is_closed(siege, half_open):
