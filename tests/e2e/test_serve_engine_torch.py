@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,9 +27,14 @@ def ask(text, *, n=1, **sampling):
 
 async def answer(engine, request):
     """The ids of each sample."""
+    return [[token for token, _ in sample] for sample in await drawn(engine, request)]
+
+
+async def drawn(engine, request):
+    """The ids of each sample, each with its logprob."""
     samples = [[] for _ in range(request.n)]
     async for chunk in engine.generate(request):
-        samples[chunk.index] += chunk.ids
+        samples[chunk.index] += zip(chunk.ids, chunk.logprobs, strict=True)
     return samples
 
 
@@ -119,6 +125,23 @@ async def test_more_than_the_pool_holds_is_served_in_turn(tmp_path):
         assert tiny.engine.stats()["kv_blocks_used"] == 0
         with pytest.raises(TooLarge):
             await answer(tiny.engine, ask("z" * 100, max_tokens=61))
+
+
+async def test_another_tenants_call_gets_a_row_and_changes_no_bit(tmp_path):
+    config = EngineConfig(kv_tokens=4096, block=16, max_batch=4)
+    async with tiny_engine(tmp_path, config) as tiny:
+        sampling = {"temperature": 1.0, "seed": 1}  # with this seed each of the four has 100 tokens and more
+        many = replace(ask("many answers, please", n=4, max_tokens=200, **sampling), cache_salt="acme")
+        few = replace(ask("one", max_tokens=8, **sampling), cache_salt="bolt")
+        expected = [await drawn(tiny.engine, request) for request in (many, few)]
+        assert tiny.engine.stats()["preemptions"] == 0
+        flood = asyncio.create_task(drawn(tiny.engine, many))
+        while tiny.engine.stats()["running"] < 4:
+            await asyncio.sleep(0)
+        assert await drawn(tiny.engine, few) == expected[1]
+        assert not flood.done(), "it was not the end of the others that made room"
+        assert await flood == expected[0]
+        assert tiny.engine.stats()["preemptions"] == 1
 
 
 async def test_too_many_open_samples_are_refused(tmp_path):

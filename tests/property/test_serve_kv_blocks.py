@@ -83,7 +83,14 @@ def make_samples(rng, number, blocks):
     budget = rng.randint(1, 6)
     prompt = tuple(rng.randrange(2) for _ in range(rng.randint(1, blocks * 4 - budget)))
     sampling = Sampling(max_tokens=budget)
-    request = Generate(id=str(number), slot="live", prompt_ids=prompt, n=rng.randint(1, 3), sampling=sampling)
+    request = Generate(
+        id=str(number),
+        slot="live",
+        prompt_ids=prompt,
+        n=rng.randint(1, 3),
+        sampling=sampling,
+        cache_salt=rng.choice("abc"),
+    )
     samples = [Generation(request=request, index=i, seed=number, ids=list(prompt), policy=V0) for i in range(request.n)]
     for sample in samples[1:]:
         sample.leader = samples[0]
@@ -118,6 +125,8 @@ def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows, lanes
     for step in range(2000):
         work = scheduler.plan()
         assert len(scheduler.running) <= rows
+        assert len({piece.sample for piece in work}) == len(work)
+        assert all(piece.sample in scheduler.running for piece in work)
         sizes = [piece.end - piece.start for piece in work]
         assert max(sizes, default=0) <= 8
         assert sum(size for size in sizes if size > 1) <= 8 * lanes

@@ -1,4 +1,4 @@
-"""What the scheduler's book-keeping costs, and whose prefixes it shares."""
+"""What the scheduler's book-keeping costs, whose prefixes it shares, and who makes room for whom."""
 
 import sys
 from dataclasses import replace
@@ -26,9 +26,9 @@ class Counted(Generation):
     __hash__ = object.__hash__
 
 
-def sample(number, *, salt="", kind=Generation, length=6):
+def sample(number, *, salt="", kind=Generation, length=6, tokens=4):
     request = Generate(
-        id=f"r{number}", slot="live", prompt_ids=(1,) * length, sampling=Sampling(max_tokens=4), cache_salt=salt
+        id=f"r{number}", slot="live", prompt_ids=(1,) * length, sampling=Sampling(max_tokens=tokens), cache_salt=salt
     )
     return kind(request=request, index=0, seed=0, ids=list(request.prompt_ids), policy=V1)
 
@@ -40,7 +40,7 @@ def step(scheduler):
         if piece.last:
             scheduler.fork(piece.sample)
             piece.sample.ids.append(2)
-            if piece.sample.sampled == 4:
+            if piece.sample.sampled == piece.sample.request.sampling.max_tokens:
                 scheduler.remove(piece.sample)
     return work
 
@@ -122,3 +122,81 @@ def test_a_salt_is_not_mistaken_for_a_version():
     scheduler.add([other])
     step(scheduler)
     assert scheduler.prefix_hits == 0
+
+
+def crowded(*, rows, blocks=4096, many, length=6, tokens=1000):
+    """A scheduler in which one asker has `many` samples running."""
+    scheduler = Scheduler(BlockPool(blocks), block=16, rows=rows, chunk=64)
+    crowd = [sample(number, salt="many", length=length, tokens=tokens) for number in range(many)]
+    scheduler.add(crowd)
+    while len(scheduler.running) < many:
+        assert step(scheduler)
+    return scheduler, crowd
+
+
+def test_whoever_runs_nothing_gets_a_row_of_whoever_has_all_of_them():
+    scheduler, crowd = crowded(rows=8, many=8)
+    few = sample(100, salt="few", tokens=20)
+    scheduler.add([few])
+    step(scheduler)
+    assert few in scheduler.running
+    assert crowd[-1] not in scheduler.running, "the youngest made room"
+    for _ in range(19):
+        step(scheduler)
+    assert (few.sampled, scheduler.preemptions) == (20, 1), "who made room does not take it back"
+    step(scheduler)
+    assert set(scheduler.running) == set(crowd), "and goes on when there is room"
+
+
+def test_an_asker_with_one_row_keeps_it():
+    scheduler = Scheduler(BlockPool(64), block=16, rows=2, chunk=64)
+    scheduler.add([sample(0, salt="ann"), sample(1, salt="bob"), sample(2, salt="carl")])
+    for _ in range(4):
+        step(scheduler)
+        assert scheduler.preemptions == 0
+    step(scheduler)
+    assert [each.asker for each in scheduler.running] == ["carl"]
+
+
+def test_every_newcomer_gets_a_row_before_anyone_has_two():
+    scheduler, crowd = crowded(rows=4, many=4)
+    scheduler.add([sample(number, salt=f"asker {number}", tokens=50) for number in range(100, 106)])
+    for _ in range(10):
+        step(scheduler)
+    assert len({each.asker for each in scheduler.running}) == 4
+    assert (crowd[0] in scheduler.running, scheduler.preemptions) == (True, 3)
+
+
+def test_when_blocks_run_out_whoever_has_most_running_makes_room_and_not_the_newcomer():
+    scheduler, crowd = crowded(rows=16, blocks=13, many=6, length=10, tokens=40)
+    few = sample(100, salt="few", length=10, tokens=40)
+    scheduler.add([few])
+    while few.sampled < 40:
+        assert step(scheduler)
+        assert few in scheduler.running or few.sampled == 40
+    assert scheduler.preemptions > 0
+    drain(scheduler)
+    assert [each.sampled for each in crowd] == [40] * 6
+
+
+def test_when_all_blocks_are_taken_whoever_has_most_running_makes_room_for_a_newcomer():
+    scheduler, crowd = crowded(rows=16, blocks=18, many=6, length=30, tokens=30)
+    while scheduler.pool.available > 6:
+        step(scheduler)
+    few = sample(100, salt="few", length=60)
+    scheduler.add([few])
+    step(scheduler)
+    step(scheduler)
+    assert few in scheduler.running
+    assert 0 < scheduler.preemptions < len(crowd), "no more make room than must"
+    drain(scheduler)
+    assert [each.sampled for each in crowd] == [30] * 6
+
+
+def test_a_step_with_all_rows_taken_costs_the_same_however_many_askers_wait():
+    few, many = (Scheduler(BlockPool(4096), block=16, rows=ROWS, chunk=64) for _ in range(2))
+    for scheduler, askers in ((few, 32), (many, 256)):
+        scheduler.add([sample(number, salt=f"asker {number}", tokens=100) for number in range(askers)])
+        step(scheduler)
+        step(scheduler)
+    assert operations(lambda: step(many)) <= 1.1 * operations(lambda: step(few))

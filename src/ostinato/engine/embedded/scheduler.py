@@ -74,9 +74,10 @@ class Scheduled:
 class Scheduler:
     """Decides, within `rows` samples at once and, per step and lane, `chunk` prefill tokens; no sample gets more than one lane's.
 
-    The oldest sample always goes on: when blocks run out the youngest is put back in the queue and computed again later. As every
-    admitted request fits the empty pool, the queue always moves. A step costs what it plans, however many samples wait. Requests with
-    one cache salt are one asker's: askers take turns.
+    Requests with one cache salt are one asker's. Askers take turns, and the one with most samples running makes room: when blocks run
+    out, or when an asker with none running waits, its youngest is put back in the queue and computed again later. The oldest sample
+    always goes on. As every admitted request fits the empty pool, the queue always moves. A step costs what it plans, however
+    many samples wait.
     """
 
     def __init__(self, pool: BlockPool, *, block: int, rows: int, chunk: int, lanes: int = 1) -> None:
@@ -111,14 +112,15 @@ class Scheduler:
         budget, preemptions = self._chunk * self._lanes, self.preemptions
         for sample in list(self.running):
             if sample not in self.running:
-                continue  # preempted for an older one in this very loop
+                continue  # preempted for another one in this very loop
             missing = len(sample.ids) - sample.computed
             take = missing if missing == 1 else min(missing, budget, self._chunk)
             if take and self._grow(sample, sample.computed + take):
                 budget -= take if missing > 1 else 0
                 work.append(self._work(sample, take))
-        work = [piece for piece in work if piece.sample in self.running]
-        return work + self._admit(budget) if self.preemptions == preemptions else work
+        if self.preemptions == preemptions:
+            work += self._admit(budget)
+        return work if self.preemptions == preemptions else [piece for piece in work if piece.sample in self.running]
 
     def advance(self, work: Scheduled) -> None:
         """The KV of this work is in the cache: name the blocks that became full."""
@@ -200,21 +202,27 @@ class Scheduler:
         return Scheduled(sample=sample, start=sample.computed, end=end, last=end == len(sample.ids))
 
     def _grow(self, sample: Generation, tokens: int) -> bool:
-        """Blocks for this many tokens; takes them from the youngest if need be. False if that was the sample itself."""
+        """Blocks for this many tokens; takes them from whoever has most running. False if that was the sample itself."""
         missing = -(-tokens // self._block) - len(sample.blocks)
         if missing <= 0:
             return True
         while (blocks := self.pool.allocate(missing)) is None:
-            youngest = next(reversed(self.running))
-            self._preempt(youngest)
-            if youngest is sample:
+            if self._preempt() is sample:
                 return False
         sample.blocks += blocks
         return True
 
-    def _preempt(self, sample: Generation) -> None:
+    def _preempt(self) -> Generation:
+        """Put back the youngest sample of an asker with most running: the oldest of all only where it is the last."""
+        most = self.waiting.most
+        sample = next(each for each in reversed(self.running) if self.waiting.running(each.asker) == most)
         self._put_back(sample)
         self.preemptions += 1
+        return sample
+
+    def _has_row(self) -> bool:
+        """True if a sample may start: in a free row, or in one of an asker with several, for an asker with none."""
+        return len(self.running) < self._rows or (self.waiting.newcomer and self.waiting.most > 1)
 
     def _put_back(self, sample: Generation) -> None:
         self._stop(sample)
@@ -237,14 +245,20 @@ class Scheduler:
         sample.blocks, sample.keys, sample.computed, sample.pure = [], [], 0, True
 
     def _admit(self, budget: int) -> list[Scheduled]:
+        """Start samples while there is room. For askers with none running room is made; then only theirs start."""
         work: list[Scheduled] = []
-        while budget > 0 and len(self.running) < self._rows and (sample := self.waiting.next()) is not None:
+        preemptions = self.preemptions
+        while budget > 0 and self._has_row() and (sample := self.waiting.next()) is not None:
+            newcomer = not self.waiting.running(sample.asker)
+            if not newcomer and self.preemptions > preemptions:
+                break  # it may have been put back just now
+            if len(self.running) >= self._rows:
+                self._preempt()
             found = self._find(sample)
             self.pool.share(found)  # first, so that allocating cannot give them away
             take = min(len(sample.ids) - len(found) * self._block, budget, self._chunk)
             missing = -(-(len(found) * self._block + take) // self._block) - len(found)
-            # every running sample may soon want one more block: to admit into that reserve would only preempt again
-            own = self.pool.allocate(missing) if missing + len(self.running) <= self.pool.available else None
+            own = self._reserve(missing, make_room=newcomer)
             if own is None:
                 self.pool.release(found)
                 sample.keys = []
@@ -256,6 +270,16 @@ class Scheduler:
             budget -= take
             work.append(self._work(sample, take))
         return work
+
+    def _reserve(self, missing: int, *, make_room: bool) -> list[int] | None:
+        """So many blocks, beside one for every running sample, which may soon want it: to take those would only preempt again."""
+        while missing + len(self.running) > self.pool.available:
+            if (
+                not make_room or self.waiting.most < 2
+            ):  # who has one sample running keeps it, so nobody is put back in turn
+                return None
+            self._preempt()
+        return self.pool.allocate(missing)
 
     def _find(self, sample: Generation) -> list[int]:
         """The cached blocks that begin this sample's ids; at least one token is always left to compute."""

@@ -40,6 +40,20 @@ class WaitingSamples(Generic[S]):
         if first:
             queue.move_to_end(sample, last=False)
 
+    @property
+    def newcomer(self) -> bool:
+        """True if an asker waits of whom nothing runs. Costs as much as there are askers of whom something runs."""
+        return not self._queues.keys() <= self._running.keys()
+
+    @property
+    def most(self) -> int:
+        """The samples running of the asker that has most of them running."""
+        return max(self._running.values(), default=0)
+
+    def running(self, asker: str) -> int:
+        """The asker's samples that run."""
+        return self._running[asker]
+
     def next(self) -> S | None:
         """Who starts next; None if nobody waits."""
         if not self._queues:
