@@ -231,6 +231,25 @@ async def test_a_segments_dictionaries_go_with_it(tmp_path: Path, monkeypatch: p
         assert counts[:2] == [2, 2]
 
 
+async def test_who_only_reads_a_segment_digests_no_dictionary_for_packing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shrink, "SAMPLES", 20)
+    made: list[Any] = []
+    make = shrink._compressor
+    with SqlLog.open(tmp_path / "log") as log:
+        for i in range(20):
+            await log.append(*[chatter(10 * i + j) for j in range(10)])
+        expected = await collect(log)
+    monkeypatch.setattr(shrink, "_compressor", lambda known: made.append(known) or make(known))
+    with SqlLog.open(tmp_path / "log") as log:
+        assert await collect(log) == expected
+        assert log._reader._segments.newest().shrinker.has(Use.ROWS)
+        assert made == []
+        await log.append(chatter(1000))
+        assert 0 < len(made) <= 2
+
+
 # ---------------------------------------------------------------- nothing is left out
 
 

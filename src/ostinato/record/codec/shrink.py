@@ -36,8 +36,8 @@ class Shrinker:
 
     def __init__(self, load: Callable[[], Dictionaries]) -> None:
         self._load = load
-        self._packers: dict[Use, tuple[int, zstandard.ZstdCompressor]] = {}
-        self._plain = _compressor(None)
+        self._known: dict[Use, tuple[int, zstandard.ZstdCompressionDict]] = {}
+        self._packers: dict[int, zstandard.ZstdCompressor] = {}
         self._unpackers = {_PLAIN: zstandard.ZstdDecompressor()}
 
     def refresh(self) -> None:
@@ -46,16 +46,18 @@ class Shrinker:
             if number not in self._unpackers:
                 known = zstandard.ZstdCompressionDict(body)
                 self._unpackers[number] = zstandard.ZstdDecompressor(dict_data=known)
-                self._packers.setdefault(use, (number, _compressor(known)))
+                self._known.setdefault(use, (number, known))
 
     def has(self, use: Use) -> bool:
         """True if there is a dictionary for this."""
-        return use in self._packers
+        return use in self._known
 
     def pack(self, use: Use, plain: bytes) -> bytes:
         """The smaller of compressed and stored."""
-        number, compressor = self._packers.get(use, (_PLAIN, self._plain))
-        packed = compressor.compress(plain)
+        number, known = self._known.get(use, (_PLAIN, None))
+        if number not in self._packers:  # made late: digesting a dictionary takes time, and most segments are only read
+            self._packers[number] = _compressor(known)
+        packed = self._packers[number].compress(plain)
         if len(packed) - len(_MAGIC) < len(plain):
             return bytes([number]) + packed[len(_MAGIC) :]
         return bytes([_STORED]) + plain
