@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import cast
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Row, Signal, Turn
+from ostinato.core.records import Signal, Turn
 from ostinato.core.seams import Clock, Cursor
-from ostinato.record.codec.kinds import KINDS, SIGNALS, TURNS
+from ostinato.record.codec.kinds import KINDS, SIGNALS
 from ostinato.record.codec.rows import Ready
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.head import Head, TokenText
@@ -59,13 +59,13 @@ class Appender:
         if mode is Encrypt.NONE or self._ring is None:
             return
         self._ring.refresh()
-        users = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
+        owners = self._owners(rows) if mode is Encrypt.USER else {}
         scopes: list[tuple[Ready, Scope]] = []
         for row in rows:
             if isinstance(row.row, Turn):
                 scopes.append((row, Scope(row.row.tenant, row.row.user if mode is Encrypt.USER else None)))
             elif row.kind is SIGNALS and row.said is not None:
-                scopes.append((row, self._signals_scope(cast("Signal", row.row), users)))
+                scopes.append((row, _scope(mode, cast("Signal", row.row), owners)))
         numbers = self._ring.numbers(scope for _, scope in scopes)
         for row, scope in scopes:
             row.secret = numbers[scope]
@@ -199,17 +199,20 @@ class Appender:
 
     # ------------------------------------------------------------ whose key
 
-    def _signals_scope(self, signal: Signal, users: Mapping[str, tuple[str, str]]) -> Scope:
-        """The scope of a signal's text: its turn's user. Where the turn is not known yet, the turn has a key of its own."""
-        if self._config.encrypt is Encrypt.TENANT:
-            return Scope(signal.tenant)
-        owner = users.get(signal.turn)
-        if owner is None:
-            found: Row | None = self._reader.find(TURNS, [(signal.turn,)]).get((signal.turn,))
-            owner = (found.tenant, found.user) if isinstance(found, Turn) else None
-        if owner is None or owner[0] != signal.tenant:
-            return Scope(signal.tenant, turn=signal.turn)
-        return Scope(signal.tenant, user=owner[1])
+    def _owners(self, rows: Sequence[Ready]) -> dict[str, tuple[str, str]]:
+        """By turn, the tenant and the user of every turn that a signal with text is about, as far as the turn is known."""
+        fresh = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
+        told = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
+        older = [turn for turn in told if turn not in fresh]
+        return fresh | (self._reader.owners(older) if older else {})
+
+
+def _scope(mode: Encrypt, signal: Signal, owners: Mapping[str, tuple[str, str]]) -> Scope:
+    """The scope of a signal's text: its turn's user. Where the turn is not known yet, the turn has a key of its own."""
+    if mode is Encrypt.TENANT:
+        return Scope(signal.tenant)
+    tenant, user = owners.get(signal.turn, (None, None))
+    return Scope(signal.tenant, user=user) if tenant == signal.tenant else Scope(signal.tenant, turn=signal.turn)
 
 
 def first_segment(directory: LogDirectory, clock: Clock) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Identity, Row
 from ostinato.core.seams import Cursor
-from ostinato.record.codec.kinds import Kind, key_of
+from ostinato.record.codec.kinds import TURNS, Kind, key_of
 from ostinato.record.keys import KeyRing
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
@@ -54,11 +55,17 @@ class LogReader:
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
         """The rows with these identities, as far as there are any."""
-        return {identity: row for identity, (_, row) in self._ask(lambda: self._find(kind, identities)).items()}
+        return self._ask(lambda: self._find(kind, identities, lambda segment, place: segment.row(kind, place)))
 
     def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
         """Where the rows with these identities stand, as far as there are any."""
-        return {identity: place for identity, (place, _) in self._ask(lambda: self._find(kind, identities)).items()}
+        return self._ask(lambda: self._find(kind, identities, lambda _, place: place))
+
+    def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """The tenant and the user of each of these turns, as far as there are any. Decrypts nothing."""
+        identities = [(turn,) for turn in turns]
+        found = self._ask(lambda: self._find(TURNS, identities, lambda segment, place: segment.owner(place)))
+        return {str(turn): owner for (turn, *_), owner in found.items()}
 
     def tail(self, n: int, kinds: Collection[Kind]) -> Found:
         """The newest `n` rows of these kinds, oldest of them first."""
@@ -95,32 +102,32 @@ class LogReader:
         segment = self._segments.get(listing.firsts[index])
         return _rows(segment, _present(segment, kinds), after, upto)
 
-    def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, tuple[Cursor, Row]]:
+    def _find(
+        self, kind: Kind, identities: Sequence[Identity], look: Callable[[Segment, Cursor], T | None]
+    ) -> dict[Identity, T]:
+        """What `look` sees in the places where the rows with these identities lie."""
         keys = {identity: key_of(kind, identity) for identity in identities}
-        newest = self._segments.newest()
-        found = {
-            identity: row for identity, key in keys.items() if (row := _row(newest, kind, identity, key)) is not None
-        }
-        wanted = {identity: key for identity, key in keys.items() if identity not in found}
+
+        def seen(segment: Segment, wanted: Collection[Identity]) -> dict[Identity, T]:
+            places = {identity: segment.place(kind, identity, keys[identity])[0] for identity in wanted}
+            looks = {identity: look(segment, place) for identity, place in places.items() if place is not None}
+            return {identity: found for identity, found in looks.items() if found is not None}
+
+        found = seen(self._segments.newest(), keys)
+        wanted = [identity for identity in keys if identity not in found]
         if wanted and len(self._segments.listing().firsts) > 1:
             self._segments.learn_filters()
-            holding = self._segments.sealed.holding(list(wanted.values()))
-            for identity, key in list(wanted.items()):
-                for first in holding.get(key, ()):
-                    if identity not in found and (row := self._row_of(first, kind, identity, key)) is not None:
-                        found[identity] = row
-                        del wanted[identity]
-        kept = self._segments.kept() if wanted and kind.for_ever else None
+            holding = self._segments.sealed.holding([keys[identity] for identity in wanted])
+            for identity in wanted:
+                for first in holding.get(keys[identity], ()):
+                    if identity in found:
+                        break
+                    with suppress(SegmentGone):  # its row is gone too, or among those that are kept
+                        found |= seen(self._segments.get(first), [identity])
+        kept = self._segments.kept() if kind.for_ever and len(found) < len(keys) else None
         if kept is not None:
-            rows = ((identity, _row(kept, kind, identity, key)) for identity, key in wanted.items())
-            found |= {identity: row for identity, row in rows if row is not None}
+            found |= seen(kept, [identity for identity in keys if identity not in found])
         return found
-
-    def _row_of(self, first: Cursor, kind: Kind, identity: Identity, key: int) -> tuple[Cursor, Row] | None:
-        try:
-            return _row(self._segments.get(first), kind, identity, key)
-        except SegmentGone:  # its row is gone too, or among those that are kept
-            return None
 
     def _tail(self, n: int, kinds: Collection[Kind]) -> Found:
         newest = self._segments.newest()
@@ -156,12 +163,6 @@ def _rows(segment: Segment, kinds: Collection[Kind], after: Cursor, upto: Cursor
         stored += [(kind, row) for row in rows]
     chosen = sorted((each for each in stored if _place(each) <= upto), key=_place)
     return [(row[0], segment.decode(kind, row)) for kind, row in chosen], upto
-
-
-def _row(segment: Segment, kind: Kind, identity: Identity, key: int) -> tuple[Cursor, Row] | None:
-    place, _ = segment.place(kind, identity, key)
-    row = None if place is None else segment.row(kind, place)
-    return None if place is None or row is None else (place, row)
 
 
 def _last(segment: Segment, kinds: Collection[Kind], n: int, end: Cursor = (1 << 63) - 1) -> Found:

@@ -1,6 +1,6 @@
 """What people wrote lies encrypted if asked; a forgotten key makes it unreadable for ever, and nobody else's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from record_rows import EVERY, collect, signal
 from ostinato.core.errors import BadConfig, Corrupt
 from ostinato.core.records import Row, Signal, Turn
 from ostinato.record.codec import shrink
+from ostinato.record.codec import turns as codec
 from ostinato.record.codec.tokens import flat, narrow, pack_logprobs
 from ostinato.record.config import RecordConfig
 from ostinato.record.keys import KeyRing, Scope
@@ -154,6 +155,33 @@ async def test_other_processes_notice_at_once(tmp_path: Path):
         assert await two.find(Turn, [("t0:0",), ("t2:0",)]) == [redacted(ANN), BOB]
         await two.append(ANN_TOO)  # under a key of its own: it does not lean on what nobody can read
         assert await one.find(Turn, [("t1:0",)]) == [ANN_TOO]
+
+
+async def test_whose_turns_signals_are_about_is_asked_once_and_without_reading_the_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    turns = [turn(i, f"user{i % 5}") for i in range(20)]
+    with opened(tmp_path, segment_rows=4) as log:
+        for at in range(0, 20, 4):
+            await log.append(*turns[at : at + 4])
+    read: list[str] = []
+    monkeypatch.setattr(codec, "decode", lambda *_: read.append("turn"))
+    monkeypatch.setattr(KeyRing, "reveal", lambda *_: read.append("secret"))
+    with opened(tmp_path, segment_rows=4) as log:
+        asked: list[Sequence[str]] = []
+        owners = log._appender._reader.owners
+        monkeypatch.setattr(log._appender._reader, "owners", lambda turns: asked.append(turns) or owners(turns))
+        foreign = replace(told(50, turns[0]), tenant="other")
+        about = [told(2 * i + j, one) for i, one in enumerate(turns) for j in range(2)]
+        await log.append(*about, foreign, told(51, turn(90, "nobody")))
+        assert (len(asked), len(asked[0]), read) == (1, 21, [])
+        assert await log.places(Turn, [("t7:0",), ("no",), ("t0:0",)]) == [8, 1]
+        assert read == []
+    monkeypatch.undo()
+    with opened(tmp_path, segment_rows=4) as log:
+        await log.forget("acme", "user1")
+        said = {row.turn for _, row in await collect(log) if isinstance(row, Signal) and row.comment is None}
+        assert said == {f"t{i}:0" for i in range(1, 20, 5)}
 
 
 async def test_signals_that_come_before_their_turn_are_forgotten_with_it(tmp_path: Path):

@@ -26,6 +26,8 @@ from ostinato.record.codec.tokens import (
     write_ints,
 )
 
+_TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -118,6 +120,12 @@ def pack_head(prepared: Prepared, turn: Turn, policies: list[int], *, explicit: 
 def head_id(plain: bytes) -> str:
     """The id of the turn whose head this is."""
     return json.loads(plain)[1]
+
+
+def head_owner(plain: bytes) -> tuple[str, str]:
+    """The tenant and the user of the turn whose head this is."""
+    _, *values = json.loads(plain)
+    return values[_TENANT], values[_USER]
 
 
 def pack_tokens(shrinker: Shrinker, packed: Packed) -> bytes:

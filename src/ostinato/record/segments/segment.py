@@ -138,6 +138,11 @@ class Segment:
         stored = self.db.execute(f"SELECT * FROM {kind.table} WHERE seq = ?", (seq,)).fetchone()
         return None if stored is None else self.decode(kind, stored)
 
+    def owner(self, seq: Cursor) -> tuple[str, str] | None:
+        """The tenant and the user of the turn at one place; no key is needed for that."""
+        stored = self.db.execute("SELECT head FROM turns WHERE seq = ?", (seq,)).fetchone()
+        return None if stored is None else turns.head_owner(self.shrinker.unpack(stored[0]))
+
     def _identity(self, kind: Kind, seq: Cursor) -> Identity | None:
         column = "head" if kind is TURNS else "body"
         stored = self.db.execute(f"SELECT {column} FROM {kind.table} WHERE seq = ?", (seq,)).fetchone()
