@@ -58,5 +58,6 @@ async def drop_old_rows(run: Run, others: Cursor) -> int:
     """
     turns = [(turn,) for batch in _batches(run.log, run.config) for turn in batch.turns]
     again = [place - 1 for place in await run.log.places(Turn, turns)]
-    needed = await needed_above(run.folds, run.config.reward)
-    return await run.log.drop_old(wall_clock(), min([needed, others, *again]))
+    now = wall_clock()
+    needed = await needed_above(run.folds, run.config.reward, now)
+    return await run.log.drop_old(now, min([needed, others, *again]))

@@ -165,10 +165,11 @@ class Appender:
         if rows == 0:
             return False
         pages = db.execute("PRAGMA page_count").fetchone()[0] * db.execute("PRAGMA page_size").fetchone()[0]
+        age = self._clock() - head.made_at
         return (
             rows >= config.segment_rows
             or pages >= config.segment_mb * 1e6
-            or self._clock() - head.made_at >= 3600 * config.segment_hours
+            or not 0 <= age < 3600 * config.segment_hours  # made in the future: by a clock that was wrong
             or head.segment.version != schema.FORMAT
         )
 

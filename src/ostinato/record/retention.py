@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ostinato.core.errors import StorageFull
+from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import FOR_EVER, Kind
 from ostinato.record.codec.rows import prepare
@@ -23,16 +25,17 @@ def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_
 
     The oldest first, and none out of turn, so that what is left has no gap. Safe beside readers, writers, other callers and kill -9: a
     segment's file goes after its rows that stay are on the disk elsewhere, and until then it counts. A segment in use is left for
-    the next call.
+    the next call. When a segment was closed is believed where `closed_at` does.
 
     Raises StorageFull, Unavailable, Corrupt; what was dropped until then is dropped.
     """
-    dropped = 0
+    dropped, before = 0, now - retain_days * DAY_S
     try:
         directory.sweep()
         firsts = directory.listing().firsts
-        for first in firsts[:-1]:
-            if not _drop(directory, first, now - retain_days * DAY_S, keep_after):
+        closed = closed_at([_seal_of(directory, first) for first in firsts], now)
+        for first, at in zip(firsts[:-1], closed, strict=False):
+            if not _drop(directory, first, keep_after, old=at is not None and at < before):
                 break
             dropped += 1
     except driver.Error as error:
@@ -43,7 +46,59 @@ def drop_segments(directory: LogDirectory, now: float, retain_days: float, keep_
     return dropped
 
 
-def _drop(directory: LogDirectory, first: Cursor, before: float, keep_after: Cursor) -> bool:
+def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
+    """When each segment was closed at the latest, oldest first; None where nothing says so yet. `seals` are the times that they name.
+
+    A clock may have been ahead or behind for a while. What lies in the future is not believed, and of the rest as many times as are in
+    order: whatever was closed in between counts as closed when the next believed one was. So one seal of 2030 holds nobody back,
+    and one of 1970 makes nobody else old.
+
+    Example: ``closed_at([1.0, 9.0, 3.0, 0.5, 4.0, 99.0, None], now=50.0) == [1.0, 3.0, 3.0, 4.0, 4.0, None, None]``
+    """
+    times = {place: at for place, at in enumerate(seals) if at is not None and at <= now}
+    believed = _in_order(times)
+    found: list[float | None] = []
+    following: float | None = None
+    for place in reversed(range(len(seals))):
+        following = times[place] if place in believed else following
+        found.append(following)
+    return found[::-1]
+
+
+def _in_order(times: Mapping[int, float]) -> set[int]:
+    """The places of the most times that are in order; where there is a choice, of late ones: rather kept too long than lost."""
+    latest: list[
+        float
+    ] = []  # the latest time that so many times in order can begin with, negated, by how many less one
+    begins: list[int] = []  # its place
+    follows: dict[int, int | None] = {}
+    for place, at in sorted(times.items(), reverse=True):
+        many = bisect_right(latest, -at)
+        follows[place] = begins[many - 1] if many else None
+        latest[many : many + 1] = [-at]
+        begins[many : many + 1] = [place]
+    chosen: set[int] = set()
+    place = begins[-1] if begins else None
+    while place is not None:
+        chosen.add(place)
+        place = follows[place]
+    return chosen
+
+
+def _seal_of(directory: LogDirectory, first: Cursor) -> float | None:
+    """When a segment was closed, as it says; None if it is open or gone, or damaged, which is told when its turn comes."""
+    try:
+        segment = Segment(directory.segment(first), None)
+    except (SegmentGone, Corrupt):
+        return None
+    try:
+        seal = segment.seal()
+        return None if seal is None else seal.at
+    finally:
+        segment.close()
+
+
+def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bool) -> bool:
     try:
         segment = Segment(directory.segment(first), None, write=True)
     except SegmentGone:  # another process was quicker
@@ -51,7 +106,7 @@ def _drop(directory: LogDirectory, first: Cursor, before: float, keep_after: Cur
     try:
         seal = segment.seal()
         # before the newest, only one that a process left which was stopped while it made it is open: it is empty
-        needed = segment.newest() >= first if seal is None else seal.at >= before or seal.last > keep_after
+        needed = segment.newest() >= first if seal is None else not old or seal.last > keep_after
         if needed or not _put_away(segment):
             return False
         if seal is not None:

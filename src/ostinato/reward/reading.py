@@ -94,12 +94,17 @@ def _parsed(state: Mapping[str, Any], config: RewardConfig) -> TurnLedger | None
         return None
 
 
-async def needed_above(folds: Folds, config: RewardConfig) -> Cursor:
-    """The place in the log above which a desk that starts from its saving needs every row; 0 if there is none that it can use."""
+async def needed_above(folds: Folds, config: RewardConfig, now: float) -> Cursor:
+    """The place in the log above which a desk that starts from its saving needs every row; 0 if there is none that it can use.
+
+    A turn that ended in the future, by a clock that was wrong, would wait until then: it holds nothing up, and where it is gone when
+    its time comes, its outcome says so.
+    """
     found = await folds.load(NAME)
     ledger = None if found is None else _parsed(found[1], config)
     if found is None or ledger is None:
         return 0
-    waiting = [*(entry.facts for entry in ledger.open.values()), *(entry.facts for entry in ledger.matured.values())]
-    said = [place for entry in ledger.open.values() for place, _, _ in entry.said]
-    return min([found[0], *(place - 1 for place in said), *(facts.seq - 1 for facts in waiting)])
+    open_ = [entry for entry in ledger.open.values() if entry.facts.ended_at <= now]
+    matured = [entry for entry in ledger.matured.values() if entry.facts.ended_at <= now]
+    said = [place for entry in open_ for place, _, _ in entry.said]
+    return min([found[0], *(place - 1 for place in said), *(entry.facts.seq - 1 for entry in (*open_, *matured))])

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from record_rows import EVERY, collect, firsts, one_of_each, signal
 
 from ostinato.core.errors import StorageFull
@@ -106,6 +108,67 @@ async def test_the_open_segment_is_closed_when_its_time_has_come_though_nobody_a
     assert await log.drop_old(clock.now, 1000) == 9
     assert await log.horizon() == 81
     assert log.newest() == 81
+
+
+async def test_a_segment_that_was_made_in_the_future_is_closed_at_once(tmp_path: Path, clock: Clock):
+    right = clock.now
+    clock.now = right + 1500 * DAY
+    with SqlLog.open(tmp_path / "log", clock, RecordConfig(retain_days=30.0)) as log:
+        await log.append(signal(0))
+        clock.now = right
+        await log.append(signal(1))
+        assert firsts(tmp_path / "log") == [1, 2]
+        await log.append(signal(2))
+        assert firsts(tmp_path / "log") == [1, 2], "once"
+
+
+async def stamped(path: Path, clock: Clock, times: list[float]) -> SqlLog:
+    """A log of segments of a row each that were closed at these days, as their clock said, and an open one."""
+    log = SqlLog.open(path / "log", clock, RecordConfig(segment_rows=1, retain_days=30.0))
+    right = clock.now
+    for number, at in enumerate(times):
+        clock.now = right + at * DAY
+        await log.append(signal(number))
+    clock.now = right + times[-1] * DAY
+    await log.append(signal(len(times)))
+    assert len(firsts(path / "log")) == len(times) + 1
+    clock.now = right
+    return log
+
+
+ONCE_KNOWN = [0, 1, 1, 0, 3, 1]
+"""Segments dropped on days 30.5, 31.5, 32.5, 34.5, 35.5 and 36.5."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "dropped"),
+    [(1500.0, ONCE_KNOWN), (14.0, ONCE_KNOWN), (-700.0, [0, 1, 3, 0, 1, 1])],
+    ids=["years_ahead", "days_ahead", "behind"],
+)
+async def test_a_clock_that_was_wrong_for_a_while_holds_no_other_segment_and_makes_none_old(
+    tmp_path: Path, clock: Clock, wrong: float, dropped: list[int]
+):
+    """Those that were closed meanwhile go with the next one; or, by a clock that was behind, with the one before."""
+    clock.now = 1000 * DAY
+    with await stamped(tmp_path, clock, [0.0, 1.0, 2.0, wrong, wrong + 0.5, 5.0, 6.0, 7.0]) as log:
+        days = (30.5, 31.5, 32.5, 34.5, 35.5, 36.5)
+        assert [await log.drop_old(clock.now + day * DAY, 1000) for day in days] == dropped
+
+
+def test_the_times_that_are_in_order_are_believed():
+    assert retention.closed_at([1.0, 9.0, 3.0, 0.5, 4.0, 99.0, None], now=50.0) == [1.0, 3.0, 3.0, 4.0, 4.0, None, None]
+    assert retention.closed_at([26.1, 0.7], now=30.0) == [26.1, None], "rather kept than lost"
+    assert retention.closed_at([26.1, 0.7, 26.2], now=30.0) == [26.1, 26.2, 26.2]
+    assert retention.closed_at([], now=1.0) == []
+
+
+@given(right=st.lists(st.integers(0, 100), min_size=1, max_size=30).map(sorted), data=st.data())
+def test_fewer_wrong_times_than_right_ones_before_and_after_change_nothing_else(right: list[float], data: Any):
+    at = data.draw(st.integers(0, len(right)))
+    most = max(0, min(at, len(right) - at) - 1)
+    wrong = data.draw(st.lists(st.sampled_from([-5.0, 150.0, 1000.0]), max_size=most))
+    found = retention.closed_at([*right[:at], *wrong, *right[at:]], now=200.0)
+    assert found == [*right[:at], *[right[at] for _ in wrong], *right[at:]]
 
 
 async def test_a_reader_that_is_under_way_reads_on(tmp_path: Path, clock: Clock, log: SqlLog):

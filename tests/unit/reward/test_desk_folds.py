@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.errors import Corrupt, NoSignal, StorageFull
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Turn
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Turn
 from ostinato.record.folds import FileFolds
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.config import BaselineConfig, RewardConfig
@@ -246,6 +246,24 @@ async def test_a_saving_older_than_the_horizon_is_dropped_and_one_at_it_is_not(n
     assert (await account(log, folds, CONFIG)).ingested == 120
     log.dropped = cursor + 1
     assert (await account(log, folds, CONFIG)).ingested < 120
+
+
+async def test_a_turn_of_a_clock_that_was_ahead_does_not_hold_back_what_a_start_needs(now, open_desk, turn):
+    log, folds, year = MemoryLog(), MemoryFolds(), 3e7
+    desk = open_desk(log, folds=folds)
+    ahead = turn(1, ended_at=year)
+    await log.append(turn(0, ended_at=0.0), ahead, a_signal(ahead, "accepted", at=1.0), turn(2, ended_at=2.0))
+    now.at = 5.0
+    await desk.poll()
+    assert await needed_above(folds, CONFIG, now.at) == 0, "nothing is saved"
+    await desk.save()
+    assert await needed_above(folds, CONFIG, now.at) == 0, "turn 0 waits"
+    now.at = 200.0
+    await desk.poll()
+    await desk.save()
+    assert {row.turn for row in log.rows if isinstance(row, Holdback | Quarantine | Reward)} == {"t0:0", "t2:0"}
+    assert await needed_above(folds, CONFIG, now.at) == len(log.rows)
+    assert await needed_above(folds, CONFIG, year) == 1, "turn 1 waits until then"
 
 
 async def test_alarms_after_a_lost_saving_get_new_names(now, open_desk, turn):
