@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, Field
 
 from ostinato.core.records import Arm, Finish, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
+from ostinato.release.early import EarlySignals
 
 _MOST_SIGNALS = 100  # of one turn, the first to be written
 _ROWS_PER_TURN = 8  # a turn and what follows from it: signals, a reward, its parts of deliveries and batches
@@ -31,7 +32,12 @@ class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
         description="Signal names that mean that it was not, unless their value is 0 or less; they win over good.",
     )
     maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is read.")
-    window: int = Field(default=50_000, ge=100, description="Turns kept in memory, newest first.")
+    window: int = Field(
+        default=50_000,
+        ge=100,
+        description="Turns kept in memory, newest first; and as many signals about turns that are not in the log yet.",
+    )
+    early_s: float = Field(default=3600.0, gt=0, description="Seconds after which such a signal is forgotten.")
 
 
 @dataclass(slots=True)
@@ -54,7 +60,7 @@ class Outcomes:
         self._cursor: Cursor | None = None
         self._window: deque[_Watched] = deque()
         self._by_turn: dict[str, _Watched] = {}
-        self._early: dict[str, dict[str, list[Signal]]] = {}  # about turns to come, by tenant and turn, oldest first
+        self._early = EarlySignals(most=config.window, most_each=_MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self) -> None:
         """Read what is new in the log; the first time, as far back as the window reaches, however long the log is."""
@@ -64,8 +70,10 @@ class Outcomes:
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
             if isinstance(row, Turn):
+                self._early.advance(row.ended_at)
                 self._turn(row)
             elif isinstance(row, Signal):
+                self._early.advance(row.received_at)
                 self._signal(row)
 
     def acceptance(
@@ -120,7 +128,7 @@ class Outcomes:
         watched = _Watched(turn.id, turn.arm, turn.person, "".join(hashes), turn.ended_at, failed)
         self._window.append(watched)
         self._by_turn[turn.id] = watched
-        for signal in self._early.get(turn.tenant, {}).pop(turn.id, []):
+        for signal in self._early.claim(turn.tenant, turn.id):
             self._signal(signal)
         if len(self._window) > self._config.window:
             del self._by_turn[self._window.popleft().turn]
@@ -128,7 +136,7 @@ class Outcomes:
     def _signal(self, signal: Signal) -> None:
         watched = self._by_turn.get(signal.turn)
         if watched is None:
-            self._wait(signal)
+            self._early.add(signal)
         elif signal.tenant == watched.person[0]:
             about = signal.retracts or signal.id
             if len(watched.signals) >= _MOST_SIGNALS and about not in watched.signals:
@@ -137,12 +145,3 @@ class Outcomes:
                 watched.signals[about] = None  # also keeps a late original from coming back
             else:
                 watched.signals.setdefault(about, self._says(signal))
-
-    def _wait(self, signal: Signal) -> None:
-        """Keep a signal for a turn to come; where there are too many, the tenant with the most gives up its oldest."""
-        said = self._early.setdefault(signal.tenant, {}).setdefault(signal.turn, [])
-        if len(said) < _MOST_SIGNALS:
-            said.append(replace(signal, comment=None, correction=None))
-        if sum(map(len, self._early.values())) > self._config.window:
-            most = max(self._early.values(), key=len)
-            del most[next(iter(most))]
