@@ -20,6 +20,7 @@ from ostinato.config import load
 from ostinato.core.records import Alarm
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.board import read_board
+from ostinato.record.lock import hold
 
 PATIENT_S = 120.0
 
@@ -287,10 +288,12 @@ async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_set
 
 
 async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_path, up):
-    (tmp_path / "reward.py").write_text("")
     begun = time.monotonic()
-    run = up("reward.function=no_such_module_here:reward")
-    assert await run.ended() == 2
+    with hold(
+        tmp_path / "run", "prepare"
+    ):  # the function is loaded before the run is made ready, so nothing is served yet
+        run = up("reward.function=no_such_module_here:reward")
+        assert await run.ended() == 2
     assert "train cannot run: BadConfig: reward.function 'no_such_module_here:reward'" in run.said()
     assert "starts again" not in run.said()
     assert time.monotonic() - begun < 90
@@ -302,6 +305,31 @@ async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_p
         "release": "stopped",
         "housekeeping": "stopped",
     }
+
+
+async def test_a_trainer_that_cannot_run_any_more_leaves_the_gateway_alone(tmp_path, up, monkeypatch):
+    function = tmp_path / "nightly.py"
+    function.write_text("from ostinato.reward.functions import copilot as reward\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    run = up("reward.function='nightly:reward'", "evaluate.suite=''")
+    served = await live(await run.serving())
+    pid = await run.doing("train", "waiting for 32 turns")
+    serving = await run.doing("serve", "serving")
+    function.write_text("def reward(turn, signals, now)\n")
+    os.kill(pid, signal.SIGKILL)
+    await run.until(lambda: run.standing("train").condition == "failed", "training was given up")
+    assert "serve goes on without it" in run.said()
+    await asyncio.sleep(1.0)
+    assert await live(run.url) == served
+    assert (run.standing("serve").pid, run.standing("serve").condition) == (serving, "running")
+    words = [sys.executable, "-m", "ostinato.cli", "status", *run.words]
+    done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=True)
+    told = " ".join(done.stdout.split())
+    assert "reward.function 'nightly:reward'" in told
+    assert "train is not started again" in told
+    assert "start `ostinato train` beside it" in told
+    run.process.send_signal(signal.SIGTERM)
+    assert await run.ended() == 0
 
 
 async def test_a_failure_that_might_pass_is_tried_again_and_then_ends_it_too(tmp_path, up, quick_settings):

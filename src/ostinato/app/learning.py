@@ -18,6 +18,7 @@ from ostinato.core.weights import Learned
 from ostinato.loop import Learner
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.asking.opening import asker_of
+from ostinato.reward.asking.question import Asker
 from ostinato.reward.desk import RewardDesk
 from ostinato.reward.source import DeskSource
 from ostinato.weights.follow.follower import Follower
@@ -43,10 +44,19 @@ class Learning:
     stored: Overlapped
 
 
-def open_desk(config: Config, log: Log, folds: Folds | None = None, contract: Contract | None = None) -> RewardDesk:
-    """The reward desk over a log. With a contract it holds back what was made under another, if the config says so."""
+def open_desk(
+    config: Config,
+    log: Log,
+    folds: Folds | None = None,
+    contract: Contract | None = None,
+    asker: Asker | None = None,
+) -> RewardDesk:
+    """The reward desk over a log. With a contract it holds back what was made under another, if the config says so.
+
+    `asker` asks the configured reward function; None: one is made.
+    """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
-    return RewardDesk(log, asker_of(config.reward), wall_clock, config.reward, folds=folds, numerics=only)
+    return RewardDesk(log, asker or asker_of(config.reward), wall_clock, config.reward, folds=folds, numerics=only)
 
 
 def open_learning(
@@ -57,13 +67,17 @@ def open_learning(
     *,
     on_learned: Callable[[Learned], None],
     on_published: Callable[[Published], None],
+    asker: Asker | None = None,
 ) -> Learning:
-    """Build the trainer of a run and everything around it. Imports torch. `live` is the release before users now."""
+    """Build the trainer of a run and everything around it. Imports torch. `live` is the release before users now, `asker` as for
+    `open_desk`.
+    """
     from ostinato.train.stepper import Stepper
     from ostinato.train.trainer import PolicyTrainer
 
     config = run.config
-    trainer, desk = PolicyTrainer(model, training(config), contract), open_desk(config, run.log, run.folds, contract)
+    trainer = PolicyTrainer(model, training(config), contract)
+    desk = open_desk(config, run.log, run.folds, contract, asker)
     # of what is fetched, the anchor and the newest release stay: the next one is built from that
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
     released = Released(follower, live)

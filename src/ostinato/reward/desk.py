@@ -152,10 +152,6 @@ class RewardDesk:
         async with self._busy:
             await self._reading.save()
 
-    async def open(self) -> None:
-        """Load the reward function. Raises BadConfig if there is none of this name, or its options do not suit it."""
-        await self._asker.open()
-
     async def close(self) -> None:
         """Let go of the process that runs the reward function, if there is one, and save. A full disk costs the saving only."""
         await self._asker.close()

@@ -68,6 +68,15 @@ def test_a_worker_is_shown_with_what_it_does_its_trouble_and_its_last_end():
         assert words in text, words
 
 
+def test_a_worker_that_stays_down_is_shown_with_what_to_do():
+    down = replace(TRAIN, condition="failed", reason="BadConfig: reward.function 'mine:reward': no such module")
+    text = drawn(replace(RUN, board=replace(BOARD, workers=(down, replace(TRAIN, name="serve")))))
+    assert "no such module" in text
+    assert "train is not started again: mend the reason" in text
+    assert "start `ostinato train` beside it" in text
+    assert "serve is not started again" not in text
+
+
 @pytest.mark.parametrize(
     ("board", "told"),
     [

@@ -20,10 +20,17 @@ import json, os, signal, sys, time
 pipe = int(os.environ["OSTINATO_PULSE_FD"])
 def say(doing="working", **more):
     os.write(pipe, json.dumps({"doing": doing, **more}).encode() + b"\\n")
-def work():
+def work(**more):
     while True:
+        say(**more)
+        time.sleep(0.05)
+def until(name):
+    while not os.path.exists(os.path.join(os.environ["PLACE"], name)):
         say()
         time.sleep(0.05)
+def fail():
+    say(failed="BadConfig: no such function", certain=True)
+    sys.exit(2)
 """
 LIMITS = Limits(silence_s=0.8, stop_s=1.0, tries=3, window_s=60.0, longest_wait_s=0.05)
 
@@ -31,13 +38,15 @@ LIMITS = Limits(silence_s=0.8, stop_s=1.0, tries=3, window_s=60.0, longest_wait_
 class Crew:
     """Workers by name and program, a supervisor over them, and what it said."""
 
-    def __init__(self, directory, **programs):
+    def __init__(self, directory, *, front=None, **programs):
         self.said = []
         workers = [
             WorkerProcess(name, (sys.executable, "-S", "-c", HEAD + textwrap.dedent(text)), directory / f"{name}.log")
             for name, text in programs.items()
         ]
-        self.supervisor = Supervisor(workers, LIMITS, lambda who, what: self.said.append(f"{who} {what}"))
+        for worker in workers:
+            worker.env = {"PLACE": str(directory)}
+        self.supervisor = Supervisor(workers, LIMITS, lambda who, what: self.said.append(f"{who} {what}"), front=front)
         self.watched = {each.worker.name: each for each in self.supervisor.watched}
 
     @contextlib.asynccontextmanager
@@ -98,6 +107,45 @@ async def test_what_can_never_run_ends_all_at_once_with_its_own_reason(tmp_path)
     assert crew.watched["one"].condition is Condition.FAILED
     assert crew.watched["one"].restarts == 0
     assert crew.watched["two"].condition is Condition.STOPPED
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["ready", "starting_again"])
+async def test_what_can_never_run_stays_down_and_the_others_go_on_once_the_front_was_ready(tmp_path, again):
+    crew = Crew(
+        tmp_path, front="serve", serve="until('go'); work(ready=True)", train="until('fail'); fail()", other="work()"
+    )
+    async with crew.running() as task:
+        (tmp_path / "go").touch()
+        await crew.until(lambda: crew.watched["serve"].worker.was_ready)
+        if again:
+            (tmp_path / "go").unlink()
+            os.kill(crew.watched["serve"].worker.pid, signal.SIGKILL)
+            await crew.until(lambda: crew.watched["serve"].restarts == 1 and crew.alive("serve"))
+        (tmp_path / "fail").touch()
+        await crew.until(lambda: crew.watched["train"].condition is Condition.FAILED)
+        await asyncio.sleep(2 * LIMITS.longest_wait_s)
+        assert not task.done()
+        assert crew.alive("serve")
+        assert crew.alive("other")
+        assert "train cannot run: BadConfig: no such function; serve goes on without it" in crew.said
+    assert task.exception() is None
+    assert crew.watched["train"].condition is Condition.FAILED
+    assert {crew.watched[name].condition for name in ("serve", "other")} == {Condition.STOPPED}
+
+
+@pytest.mark.parametrize(
+    ("serve", "train", "failed"),
+    [("until('never')", "fail()", "train"), ("say(ready=True); until('fail'); fail()", "work()", "serve")],
+    ids=["before_the_front_was_ready", "the_front_itself"],
+)
+async def test_all_ends_where_the_front_never_was_ready_or_fails_itself(tmp_path, serve, train, failed):
+    crew = Crew(tmp_path, front="serve", serve=serve, train=train)
+    async with crew.running() as task:
+        await crew.until(lambda: crew.watched["serve"].worker.was_ready or failed == "train")
+        (tmp_path / "fail").touch()
+        async with asyncio.timeout(10):
+            with pytest.raises(WorkerFailed, match=f"{failed} cannot run: BadConfig: no such function"):
+                await task
 
 
 async def test_what_fails_again_and_again_is_given_up_after_so_many_tries(tmp_path):

@@ -76,8 +76,8 @@ def crew(config: Config, listener: socket.socket) -> list[WorkerProcess]:
 
 
 @contextlib.asynccontextmanager
-async def launch(config: Config, say: Event) -> AsyncGenerator[Launched]:
-    """A run's workers, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`.
+async def launch(config: Config, say: Event, *, front: str | None = None) -> AsyncGenerator[Launched]:
+    """A run's workers, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`. `front`: see `Supervisor`.
 
     The port is bound first, and stays bound while the worker that answers on it is started again. Raises BadConfig if it is taken.
     """
@@ -92,7 +92,7 @@ async def launch(config: Config, say: Event) -> AsyncGenerator[Launched]:
     with bind(config.listen.host, config.listen.port) as listener:
         remove_address(place.address)  # of an earlier start that was killed
         place.admin_key()
-        supervisor = Supervisor(crew(config, listener), limits, say, lambda: save(config, place.config))
+        supervisor = Supervisor(crew(config, listener), limits, say, lambda: save(config, place.config), front)
         board = Board(place.workers, supervisor.watched)
         running = asyncio.create_task(supervisor.run())
         writing = asyncio.create_task(board.keep())
@@ -107,7 +107,9 @@ async def launch(config: Config, say: Event) -> AsyncGenerator[Launched]:
 
 
 async def up(config: Config, console: Console) -> None:
-    """Run until Ctrl-C or SIGTERM. Raises Conflict if the run is up already, WorkerFailed if a worker fails for good."""
+    """Run until Ctrl-C or SIGTERM. Raises Conflict if the run is up already, WorkerFailed if the serving worker fails for good, or
+    another one before anything was served.
+    """
     await check_start(config)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -122,7 +124,7 @@ async def up(config: Config, console: Console) -> None:
                 "release",
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
-        async with launch(config, say) as launched:
+        async with launch(config, say, front="serve") as launched:
             _show(console, f"taken {launched.url}; it answers once the model is loaded")
             announcing = asyncio.create_task(_announce(launched, config.model.served_as, console))
             try:

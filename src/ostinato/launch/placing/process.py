@@ -21,7 +21,7 @@ _PIPE = 1 << 16
 class WorkerProcess:
     """One subprocess and how to start it. `env` is added to the environment, `fds` are inherited; output goes to `log`.
 
-    `sign` is its last sign of life, heard at `heard` on the loop's clock.
+    `sign` is its last sign of life, heard at `heard` on the loop's clock. `was_ready`: it has been ready since the supervisor began.
 
     Example: ``WorkerProcess("serve", ("ostinato", "serve"), Path("run/logs/serve.log"))``
     """
@@ -34,6 +34,7 @@ class WorkerProcess:
     process: asyncio.subprocess.Process | None = None
     sign: Sign | None = None
     heard: float = 0.0
+    was_ready: bool = False
     _pipe: int = -1
     _rest: bytes = b""
     _output_from: int = 0
@@ -130,6 +131,7 @@ class WorkerProcess:
             for line in lines:
                 if (sign := read_sign(line)) is not None:
                     self.heard = asyncio.get_running_loop().time()
+                    self.was_ready |= sign.ready
                     if self.sign is None or self.sign.failed is None:  # its last words stand
                         self.sign = sign
 

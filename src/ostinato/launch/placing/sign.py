@@ -25,8 +25,8 @@ class Sign:
     """What a worker says of itself.
 
     `for_s`: it has done this for so long. `limit_s`: the longest that may take; None: any time. `lag_s`: its event loop has not come
-    round for so long. `trouble`: what it is trying again. `failed`: why it ends; `certain`: starting it again cannot help; `outside`: the
-    reason lies outside of it, as a full disk does, and passes.
+    round for so long. `ready`: it does what it is there for. `trouble`: what it is trying again. `failed`: why it ends; `certain`:
+    starting it again cannot help; `outside`: the reason lies outside of it, as a full disk does, and passes.
 
     Example: ``Sign(doing="taking step 12", for_s=3.1, limit_s=3600.0, lag_s=0.0)``
     """
@@ -35,6 +35,7 @@ class Sign:
     for_s: float = 0.0
     limit_s: float | None = None
     lag_s: float = 0.0
+    ready: bool = False
     trouble: str | None = None
     failed: str | None = None
     certain: bool = False

@@ -1,6 +1,7 @@
 """Workers kept alive: started, heard, started again when they die or hang, given up when that has no point, stopped together.
 
-A worker holds no truth: everything is in the log and the weight store. So the remedy for any death is the same, start again.
+A worker holds no truth: everything is in the log and the weight store. So the remedy for any death is the same, start again. A trainer
+that cannot run is no reason to stop serving.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Supervisor:
         limits: how patient to be.
         on_event: told what happens, for people.
         before_start: puts in order what a worker is started with.
+        front: the worker that people depend on. Once it has been ready, another one that fails for good stays down, and only the
+            front's own failure ends the others; None: anyone's does.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class Supervisor:
         limits: Limits,
         on_event: Event,
         before_start: Callable[[], None] = lambda: None,
+        front: str | None = None,
     ) -> None:
         self.watched = [Watched(worker) for worker in crew]
         self._limits, self._say, self._before_start = limits, on_event, before_start
+        self._front = next((worker for worker in crew if worker.name == front), None)
         self._stopping = asyncio.Event()
         self._failed: WorkerFailed | None = None
         self._slept_at = 0.0
@@ -79,7 +84,7 @@ class Supervisor:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until `stop`, with all workers stopped afterwards. Raises WorkerFailed if one failed for good."""
+        """Until `stop`, with all workers stopped afterwards. Raises WorkerFailed if one failed for good that ends the others."""
         async with asyncio.TaskGroup() as group:
             for watched in self.watched:
                 group.create_task(self._keep(watched))
@@ -160,7 +165,12 @@ class Supervisor:
             return
 
     def _give_up(self, watched: Watched, faults: int, *, certain: bool) -> None:
+        name, front = watched.worker.name, self._front
         often = "" if certain else f" ({faults} failures in {self._limits.window_s:g} s)"
+        why = f"cannot run{often}: {watched.reason}"
+        if front is not None and front.was_ready and front is not watched.worker:
+            self._say(name, f"{why}; {front.name} goes on without it")
+            return
         if self._failed is None:
-            self._failed = WorkerFailed(f"{watched.worker.name} cannot run{often}: {watched.reason}")
+            self._failed = WorkerFailed(f"{name} {why}")
         self._stopping.set()

@@ -20,6 +20,10 @@ from ostinato.launch.views.summary import Summary
 from ostinato.reward.accounting import Accounting
 
 SHOWN_RELEASES = 6
+_DOWN = (
+    "{name} is not started again: mend the reason of its last end; then end `ostinato up` and start it again, or, so that serving "
+    "goes on, start `ostinato {name}` beside it with the same options"
+)
 _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 
 
@@ -80,7 +84,8 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
         table.add_column(name)
     for worker in board.workers:
         table.add_row(*_worker(worker, now))
-    return [table]
+    down = [worker.name for worker in board.workers if worker.condition == "failed"]
+    return [table, *(Text(_DOWN.format(name=name), "red") for name in down)]
 
 
 def _worker(worker: Standing, now: float) -> tuple[Text, ...]:

@@ -19,7 +19,7 @@ _TRIES = 20  # for the last line, of a pipe that is full
 
 
 class Pulse:
-    """What the worker does, as anyone may ask. `trouble` says what it is trying again, or None.
+    """What the worker does, as anyone may ask. `ready`: it does what it is there for. `trouble` says what it is trying again, or None.
 
     Example::
 
@@ -28,6 +28,7 @@ class Pulse:
     """
 
     def __init__(self) -> None:
+        self.ready = False
         self.trouble: Callable[[], str | None] = lambda: None
         self._now: tuple[str, float | None, float] = (
             "starting",
@@ -57,6 +58,7 @@ class Pulse:
             for_s=round(time.monotonic() - since, 1),
             limit_s=limit_s,
             lag_s=round(lag_s, 1),
+            ready=self.ready,
             trouble=self.trouble(),
         )
 

@@ -63,6 +63,7 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
     def say(url: str) -> None:
         write_address(address, url)
         life.pulse.begin(f"serving on {url}")
+        life.pulse.ready = True
         logger.info("serving on %s", url)
 
     config = run.config.serve

@@ -26,6 +26,8 @@ from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
 from ostinato.record.lock import hold
+from ostinato.reward.asking.opening import asker_of
+from ostinato.reward.asking.question import Asker
 from ostinato.train import checkpoint
 from ostinato.weights.version.content import version_ref, weights_root
 
@@ -145,6 +147,17 @@ async def train(config: Config, life: Life) -> None:
 
 
 async def _train(run: Run, life: Life) -> None:
+    """The reward function first: one that cannot be loaded is told before a model is."""
+    asker = asker_of(run.config.reward)
+    try:
+        life.starting(run.config)("loading the reward function")
+        await asker.open()
+        await _learn(run, life, asker)
+    finally:
+        await asker.close()
+
+
+async def _learn(run: Run, life: Life, asker: Asker) -> None:
     config, say = run.config, life.starting(run.config)
     path = await prepare(run, say)
     say("loading the model")
@@ -156,12 +169,11 @@ async def _train(run: Run, life: Life) -> None:
 
     def build() -> Learning:
         torch.set_num_threads(config.train.threads)
-        return open_learning(run, path, live, contract, on_learned=progress.learned, on_published=progress.published)
+        on_learned, on_published = progress.learned, progress.published
+        return open_learning(run, path, live, contract, on_learned=on_learned, on_published=on_published, asker=asker)
 
     worker = TrainWorker(run, await asyncio.to_thread(build), progress, life.pulse)
     try:
-        say("loading the reward function")
-        await worker.parts.desk.open()
         say("resuming from the last checkpoint")
         await worker.resume()
         while True:
