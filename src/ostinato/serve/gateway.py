@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Turn
 from ostinato.core.seams import Clock, Engine, Log, Renderer
 from ostinato.serve.about import About
@@ -121,7 +122,7 @@ class GatewayApp(Starlette):
 
     @asynccontextmanager
     async def _life(self, app: Any) -> AsyncGenerator[None]:
-        """Find past sessions again at the start; finish writes at the end. A log that hangs holds up neither."""
+        """Find past sessions again at the start; finish writes at the end. A log that hangs, or cannot be read, holds up neither."""
         longest_s = self._parts.config.store_timeout_s
         try:
             async with asyncio.timeout(longest_s):
@@ -130,6 +131,8 @@ class GatewayApp(Starlette):
             _LOG.warning(
                 "The log did not tell all its last turns within %g s; some conversations begin anew.", longest_s
             )
+        except OstinatoError as error:
+            _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
         yield
         await self._calls.close()
 

@@ -8,6 +8,7 @@ import openai
 import pytest
 from gateway_world import ASK, V0, comments, events, eventually, world
 
+from ostinato.core.errors import Corrupt
 from ostinato.core.records import Finish
 from ostinato.serve.wire.watch import ClientGone, Watch
 from ostinato.testing.engine import FakeEngine
@@ -230,6 +231,26 @@ async def test_a_log_that_hangs_at_the_start_costs_conversations_only(caplog):
         log.hangs = False
         assert (await w.chat())[0] == 200
         log.released.set()
+
+
+@pytest.mark.parametrize("readable", [0, 1])
+async def test_a_log_that_cannot_be_read_at_the_start_costs_conversations_only(caplog, readable):
+    class Damaged(MemoryLog):
+        async def read(self, after, kinds):
+            rows = [each async for each in super().read(after, kinds)]
+            for each in rows[:readable]:
+                yield each
+            raise Corrupt("row 2 of log.db cannot be read; restore it from a copy")
+
+    log = Damaged()
+    async with world(log=MemoryLog()) as w:
+        await w.chat()
+        await w.chat()
+        await log.append(*w.log.turns())
+    async with world(log=log) as w:
+        assert "row 2 of log.db cannot be read" in caplog.text
+        assert "conversations begin anew" in caplog.text
+        assert (await w.chat())[0] == 200
 
 
 async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():
