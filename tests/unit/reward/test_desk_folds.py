@@ -196,10 +196,10 @@ async def test_a_saving_of_another_shape_ends_neither_the_desk_nor_the_tidying_u
         await day(log, [desk], now, turn, number)
     await desk.save()
     cursor, text = folds.kept["desk"]
-    assert 0 < await needed_above(folds, CONFIG) <= cursor
+    assert 0 < await needed_above(folds, CONFIG, now.at) <= cursor
     for what, state in of_another_shape(text).items():
         folds.kept["desk"] = (cursor, json.dumps(state))
-        assert await needed_above(folds, CONFIG) == 0, f"{what}: every row stays"
+        assert await needed_above(folds, CONFIG, now.at) == 0, f"{what}: every row stays"
         again = open_desk(log, config=CONFIG, folds=folds)
         await again.poll()
         assert again._reading.ledger.counts == desk._reading.ledger.counts, what
