@@ -16,6 +16,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MambaConfig,
+    Ministral3Config,
     MistralConfig,
     OlmoeConfig,
     PreTrainedConfig,
@@ -47,6 +48,14 @@ _WIDE: dict[str, Any] = {**_DENSE, "head_dim": 16}  # heads that are not hidden_
 _EXPERTS: dict[str, Any] = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 3}
 _LATENT: dict[str, Any] = {**_COMMON, "num_key_value_heads": 4}
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_ROPE = {"rope_theta": 10000.0}
+_STRETCHED: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 24,
+    "max_position_embeddings": 96,
+    "llama_4_scaling_beta": 0.5,
+}
 
 
 def _gemma3(**changes: Any) -> Gemma3TextConfig:
@@ -67,13 +76,16 @@ SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
     "olmoe": lambda: OlmoeConfig(**_EXPERTS, intermediate_size=16),
     "gemma3": _gemma3,
     "mistral": lambda: MistralConfig(**_WIDE, sliding_window=WINDOW),
+    "ministral3": lambda: Ministral3Config(
+        **(_WIDE | {"max_position_embeddings": 96}), rope_parameters=_ROPE | _STRETCHED
+    ),
     "gpt2": lambda: GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
     ),
 }
-"""Architectures whose forward pass our attention expresses. Qwen3-MoE has a dense layer among its sparse ones."""
+"""Architectures whose forward pass our attention expresses. Qwen3-MoE has a dense layer among its sparse ones, and Ministral 3 scales its
+queries from position 24 on."""
 
-_ROPE = {"rope_theta": 10000.0}
 _LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,

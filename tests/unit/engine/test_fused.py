@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Ministral3Config, Qwen3Config
 
 from ostinato.engine.embedded import fused
 from ostinato.engine.embedded.form import prepack
@@ -39,9 +39,9 @@ def nothing_known(monkeypatch):
 
 
 @torch.inference_mode()
-def answer(model, count):
+def answer(model, count, first=0):
     ids = torch.randint(260, (count,), generator=torch.Generator().manual_seed(count))
-    states = hidden(model, ids, torch.arange(count), WholeAttend([count]), rows=ROWS)
+    states = hidden(model, ids, torch.arange(first, first + count), WholeAttend([count]), rows=ROWS)
     return bits_of(logits(model, states, rows=ROWS))
 
 
@@ -84,17 +84,62 @@ def test_every_supported_architecture_keeps_its_bits_fused_or_not(tmp_path, kind
         assert torch.equal(answer(engine, count), answer(plain, count)), count
 
 
+def planted(model, kind):
+    """The first layer becomes one of this class, a subclass of its own."""
+    first = model.base_model.layers[0]
+    first.__class__ = kind(type(first))
+    return model
+
+
+@pytest.mark.parametrize("late", [4088, 8191], ids=["where it was first trained up to", "at its end"])
+def test_a_layer_that_computes_something_else_at_far_positions_stays_as_it_is(tmp_path, late):
+    """Planted: from some position on the layer says half. What changes at neither place could not be known before."""
+
+    def half_late(kind):
+        class Late(kind):
+            def forward(self, hidden_states, *, position_ids, **options):
+                y = super().forward(hidden_states, position_ids=position_ids, **options)
+                return torch.where(position_ids[..., None] >= late, hidden_states + (y - hidden_states) * 0.5, y)
+
+        return Late
+
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 4096}
+    path = tiny_of(tmp_path / "m", LlamaConfig(**SHAPE, max_position_embeddings=8192, rope_parameters=rope))
+    model = planted(load_model(path, torch.float32), half_late)
+    want = answer(model, 9, late - 4)
+    assert fuse(model, ROWS) == 0
+    assert torch.equal(answer(model, 9, late - 4), want)
+    fused._known.clear()
+    assert fuse(load_model(path, torch.float32), ROWS) == 2 * 7
+
+
+def test_queries_that_are_scaled_from_some_length_on_keep_their_scale(tmp_path):
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+        "llama_4_scaling_beta": 0.1,
+    }
+    config = Ministral3Config(**SHAPE, head_dim=16, max_position_embeddings=16384, rope_parameters=rope)
+    path = tiny_of(tmp_path / "m", config)
+    plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
+    prepack(engine, ROWS)
+    for first in (0, 4090, 8190, 16384 - 9):
+        assert torch.equal(answer(engine, 9, first), answer(plain, 9, first)), first
+
+
 def test_a_layer_that_computes_something_else_stays_as_it_is(tmp_path):
     """Planted: the same parts, but what the feed-forward layer says counts half."""
-    model = load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32)
-    first = model.base_model.layers[0]
-    kind = type(first)
 
-    class Half(kind):
-        def forward(self, hidden_states, **options):
-            return hidden_states + (super().forward(hidden_states, **options) - hidden_states) * 0.5
+    def half(kind):
+        class Half(kind):
+            def forward(self, hidden_states, **options):
+                return hidden_states + (super().forward(hidden_states, **options) - hidden_states) * 0.5
 
-    first.__class__ = Half
+        return Half
+
+    model = planted(load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32), half)
     want = answer(model, 9)
     assert fuse(model, ROWS) == 0
     assert layers_of(model) == [False, False]

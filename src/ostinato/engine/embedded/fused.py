@@ -174,13 +174,13 @@ class _Recorded:
 
 
 def _answers(model: PreTrainedModel, rows: int) -> tuple[list[Tensor], tuple[Reach, ...]]:
-    """Bits of the model's final states at several numbers of tokens, and what each layer asked of attention the last time."""
+    """Bits of the model's final states for several runs of tokens, and what each layer asked of attention the last time."""
     found: list[Tensor] = []
     attend = _Recorded(0)
-    for count in (rows * step for step in _STEPS):
+    for first, count in _runs(model.config.get_text_config(), rows):
         attend = _Recorded(count)
         ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
-        found.append(bits_of(hidden(model, ids, torch.arange(count), attend, rows=rows)))
+        found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
     return found, tuple(attend.reaches)
 
 
@@ -188,3 +188,23 @@ def _tells(model: PreTrainedModel, rows: int) -> bool:
     """Whether different tokens get different states: with weights of zeros a comparison would show nothing."""
     states: Sequence[Tensor] = _answers(model, rows)[0]
     return len(torch.unique(states[-1], dim=0)) > 1
+
+
+def _runs(config: Any, rows: int) -> list[tuple[int, int]]:
+    """(first position, tokens): short runs from the beginning, and long ones where a model may come to compute something else.
+
+    Some change what they do with the position: Ministral 3 scales its queries from the length on that it was first trained at.
+    """
+    counts = [rows * step for step in _STEPS]
+    longest = counts[-1]
+    ends = cast("int | None", getattr(config, "max_position_embeddings", None)) or 0
+    far = {length - longest // 2 for length in _first_lengths(config)} | {ends - longest}
+    return [(0, count) for count in counts] + [(first, longest) for first in sorted(far) if first > 0]
+
+
+def _first_lengths(config: Any) -> set[int]:
+    """The lengths that a model was trained at before its rotary embeddings were stretched, as its configuration tells them."""
+    rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
+    told = [vars(config), rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    lengths = (cast("dict[str, Any]", each).get("original_max_position_embeddings") for each in told)
+    return {length for length in lengths if isinstance(length, int)}
