@@ -7,7 +7,6 @@ that a model is fused it is compared with itself as it was, and if any bit diffe
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -132,8 +131,8 @@ def fuse(model: PreTrainedModel, rows: int) -> int:
         key = (model.config.to_json_string(use_diff=False), model.dtype, rows)
         linears = sum(isinstance(part, nn.Linear) for part in layers.modules())
         if key not in _known:
-            found = _try(model, layers, rows)
-            if found is None and not _tells(model, rows):
+            found, telling = _try(model, layers, rows)
+            if not telling:
                 return 0  # such weights say nothing about others
             _known[key] = found
         elif (reaches := _known[key]) is not None:
@@ -142,23 +141,26 @@ def fuse(model: PreTrainedModel, rows: int) -> int:
         return linears - sum(isinstance(part, nn.Linear) for part in layers.modules())
 
 
-def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[Reach, ...] | None:
-    """Fuse the layers if that changes no bit; what each asks of attention, or None if they are as they were."""
-    plain = list(layers)
+def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
+    """Fuse the layers if that changes no bit.
+
+    Returns what each asks of attention, or None if they are as they were; and whether the comparison could show anything.
+    """
+    plain, telling = list(layers), True
     try:
         want, reaches = _answers(model, rows)
-        if len(reaches) != len(plain) or not _tells(model, rows):
-            return None
-        for number, reach in enumerate(reaches):
-            layers[number] = FusedLayer(plain[number], reach)
-        got, asked = _answers(model, rows)
-        if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
-            return reaches
+        telling = len(torch.unique(want[-1], dim=0)) > 1  # with weights of zeros every token gets the same state
+        if telling and len(reaches) == len(plain):
+            for number, reach in enumerate(reaches):
+                layers[number] = FusedLayer(plain[number], reach)
+            got, asked = _answers(model, rows)
+            if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
+                return reaches, True
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         pass  # a layer of other parts, or one that is called in another way
     for number, layer in enumerate(plain):
         layers[number] = layer
-    return None
+    return None, telling
 
 
 class _Recorded:
@@ -182,12 +184,6 @@ def _answers(model: PreTrainedModel, rows: int) -> tuple[list[Tensor], tuple[Rea
         ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
         found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
     return found, tuple(attend.reaches)
-
-
-def _tells(model: PreTrainedModel, rows: int) -> bool:
-    """Whether different tokens get different states: with weights of zeros a comparison would show nothing."""
-    states: Sequence[Tensor] = _answers(model, rows)[0]
-    return len(torch.unique(states[-1], dim=0)) > 1
 
 
 def _runs(config: Any, rows: int) -> list[tuple[int, int]]:
