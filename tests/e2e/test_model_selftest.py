@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadConfig
 from ostinato.model import selftest
@@ -172,6 +173,19 @@ def test_threads_must_give_the_first_ones_bits_and_are_put_back(dense):
     found = examine(dense, torch.float32, (1, 2), alone_differs)
     assert (found.exact, found.threads) == (False, 1)
     assert torch.get_num_threads() == before
+
+
+def test_the_engine_s_form_of_the_whole_model_is_tested_with_every_team(dense):
+    """Planted: layers by themselves are honest, but the model that the engine runs has other bits where two threads compute."""
+
+    def pack(model, rows=1):
+        if isinstance(model, PreTrainedModel):
+            packing(lambda rows: torch.get_num_threads() == 2)(model, rows)
+
+    assert examine(dense, torch.float32, (1,), pack).exact
+    found = examine(dense, torch.float32, (1, 2), pack)
+    assert (found.exact, found.threads) == (False, 1)
+    assert "differ between one pass and one with a cache" in found.reason
 
 
 # ---------------------------------------------------------------- end to end

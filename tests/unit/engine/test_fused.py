@@ -129,7 +129,7 @@ def test_queries_that_are_scaled_from_some_length_on_keep_their_scale(tmp_path):
         assert torch.equal(answer(engine, 9, first), answer(plain, 9, first)), first
 
 
-def test_a_layer_that_computes_something_else_stays_as_it_is(tmp_path):
+def test_a_layer_that_computes_something_else_stays_as_it_is_and_it_is_said(tmp_path, caplog):
     """Planted: the same parts, but what the feed-forward layer says counts half."""
 
     def half(kind):
@@ -144,6 +144,27 @@ def test_a_layer_that_computes_something_else_stays_as_it_is(tmp_path):
     assert fuse(model, ROWS) == 0
     assert layers_of(model) == [False, False]
     assert torch.equal(answer(model, 9), want)
+    assert "LlamaForCausalLM is not fused" in caplog.text
+
+
+def test_models_are_compared_at_one_thread_whatever_the_caller_has(tmp_path, monkeypatch):
+    """And in as few passes as it takes: each run of tokens once as the model was and once fused."""
+    seen = []
+
+    def watched(*args, **named):
+        seen.append(torch.get_num_threads())
+        return hidden(*args, **named)
+
+    monkeypatch.setattr(fused, "hidden", watched)
+    model = load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert fuse(model, ROWS) == 2 * 7
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1] * 2 * len(fused._runs(model.config, ROWS))
 
 
 def test_weights_of_zeros_prove_nothing(tmp_path):

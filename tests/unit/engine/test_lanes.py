@@ -6,6 +6,7 @@ import torch
 
 from ostinato.core.generation import Generate
 from ostinato.core.records import PolicyVersion, Sampling
+from ostinato.engine.embedded.form import prepack
 from ostinato.engine.embedded.kv import KVShape, Store
 from ostinato.engine.embedded.lanes import Lanes, cut, forward, sample
 from ostinato.engine.embedded.sampler import Draw
@@ -84,6 +85,25 @@ def test_what_stands_alone_has_all_threads_if_that_changes_no_bit(model):
     (part,) = cut(model, [piece(0, 0, 12)], 2)
     found = [Lanes(2, wide=wide).map(lambda p: forward(p, Store(shape, 4, 16), 4), [part])[0] for wide in (True, False)]
     assert torch.equal(found[0].states_RD, found[1].states_RD)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, row_rule, count):
+    """Wide enough for oneDNN to divide its products; where the self-test finds other bits, nothing is computed wide."""
+    path = tiny_model(tmp_path / "wider", hidden=256)
+    rows = row_rule(path, torch.float32, (1, 2))
+    engine = load_model(path, torch.float32)
+    assert prepack(engine, rows) == 2 * 7 + 1
+    shape = KVShape(layers=2, kv_heads=2, head_dim=64, dtype=torch.float32)
+    (part,) = cut(engine, [piece(0, 0, count)], 2)
+    draws = [Draw(temperature=1.0, top_p=1.0, u=0.5)]
+    found = []
+    for lanes in (Lanes(2, wide=True), Lanes(1)):
+        (ran,) = lanes.map(lambda p: forward(p, Store(shape, 4, 16), rows), [part])
+        found.append((ran.states_RD, sample(engine, ran.states_RD, draws, lanes, rows)))
+        lanes.close()
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
 
 
 def test_no_lane_waits_while_there_is_work():

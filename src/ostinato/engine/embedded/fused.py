@@ -6,6 +6,7 @@ that a model is fused it is compared with itself as it was, and if any bit diffe
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,7 +25,9 @@ from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend, array
+from ostinato.model.threads import team
 
+_LOG = logging.getLogger(__name__)
 _STEPS = (1, 2, 3, 5)  # numbers of tokens at which a fused model is compared, in multiples of the row rule
 _LOCK = threading.Lock()
 
@@ -156,6 +159,7 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tupl
             got, asked = _answers(model, rows)
             if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
                 return reaches, True
+            _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         pass  # a layer of other parts, or one that is called in another way
     for number, layer in enumerate(plain):
@@ -179,10 +183,11 @@ def _answers(model: PreTrainedModel, rows: int) -> tuple[list[Tensor], tuple[Rea
     """Bits of the model's final states for several runs of tokens, and what each layer asked of attention the last time."""
     found: list[Tensor] = []
     attend = _Recorded(0)
-    for first, count in _runs(model.config.get_text_config(), rows):
-        attend = _Recorded(count)
-        ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
-        found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
+    with team(1):  # whichever thread this is: bits are compared with bits of as many threads
+        for first, count in _runs(model.config.get_text_config(), rows):
+            attend = _Recorded(count)
+            ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
+            found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
     return found, tuple(attend.reaches)
 
 
