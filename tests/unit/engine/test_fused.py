@@ -1,5 +1,7 @@
 """Fused layers keep every bit of the library's, for every architecture that they take; the others stay as they are."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from ostinato.engine.embedded.fused import FusedLayer, fuse
 from ostinato.model.attention import hidden, logits
 from ostinato.model.exactness import bits_of, check_exact
 from ostinato.model.load import load_model
+from ostinato.model.norms import RMSNorm
 from ostinato.model.paged import WholeAttend
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
@@ -185,6 +188,46 @@ def test_what_was_found_once_is_not_tried_again(tmp_path, monkeypatch):
     assert fuse(again, ROWS) == 2 * 7
     monkeypatch.undo()
     assert torch.equal(answer(again, 9), answer(load_model(path, torch.float32), 9))
+
+
+def test_what_is_the_same_for_every_layer_is_made_once(tmp_path, monkeypatch):
+    """The terms of norms when a layer is made, the arrays of a pass's rotations in its first layer."""
+    model = load_model(tiny_of(tmp_path / "m", FUSED["qwen3"]()), torch.float32)
+    assert fuse(model, ROWS) == 2 * 7
+    made, real = [], fused.array
+
+    def counted(x):
+        made.append(tuple(x.shape))
+        return real(x)
+
+    monkeypatch.setattr(fused, "array", counted)
+    want = answer(model, 9)
+    assert made.count((12, 32)) == 2  # cosines and sines of 9 tokens and 3 of padding
+    assert not [shape for shape in made if len(shape) == 1]
+    assert torch.equal(answer(model, 9), want)
+
+
+def test_lanes_of_one_model_rotate_by_their_own_positions(tmp_path):
+    """Two passes side by side, as far apart as they can be: neither sees the other's cosines."""
+    path = tiny_of(tmp_path / "m", FUSED["llama"]())
+    plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
+    prepack(engine, ROWS)
+    firsts = [0, 700] * 10
+    with ThreadPoolExecutor(2) as lanes:
+        found = list(lanes.map(lambda first: answer(engine, 9, first), firsts))
+    for first, bits in zip(firsts, found, strict=True):
+        assert torch.equal(bits, answer(plain, 9, first)), first
+
+
+def test_a_fused_layer_reads_the_norms_own_memory(tmp_path):
+    path = tiny_of(tmp_path / "m", FUSED["qwen3"]())
+    plain, engine = load_model(path, torch.float32), load_model(path, torch.float32)
+    prepack(engine, ROWS)
+    for model in (plain, engine):
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                module.weight.mul_(0.5)
+    assert torch.equal(answer(engine, 9), answer(plain, 9))
 
 
 def test_a_part_of_a_model_is_packed_only():

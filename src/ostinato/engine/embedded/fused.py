@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from ostinato.model.threads import team
 _LOG = logging.getLogger(__name__)
 _STEPS = (1, 2, 3, 5)  # numbers of tokens at which a fused model is compared, in multiples of the row rule
 _LOCK = threading.Lock()
+_UNREAD = np.empty(0, np.float32)  # a norm's scales are for a backward pass, and there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,42 @@ class FusedMLP(nn.Module):
         return self.down(gated(*self.gate_up(x).chunk(2, -1)))
 
 
-class FusedLayer(nn.Module):
-    """A decoder layer over copies of another's weights. Raises ValueError or AttributeError for one of other parts."""
+class Rotations:
+    """The cosines and sines of a forward pass as arrays, made once for all of its layers. Each thread has a pass of its own."""
 
-    def __init__(self, layer: Any, reach: Reach) -> None:
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Tensor, Tensor, tuple[NDArray[Any], NDArray[Any]]]] = {}
+
+    def arrays(self, cos_1ND: Tensor, sin_1ND: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+        """[1, N, D] -> [N, D], both."""
+        thread = threading.get_ident()
+        held = self._held.get(thread)
+        if held is None or held[0] is not cos_1ND or held[1] is not sin_1ND:
+            held = self._held[thread] = cos_1ND, sin_1ND, (array(cos_1ND[0]), array(sin_1ND[0]))
+        return held[2]
+
+
+class FusedLayer(nn.Module):
+    """A decoder layer over copies of another's matrices and the memory of its norms; `rotations` is the whole model's.
+
+    Raises ValueError or AttributeError for a layer of other parts.
+    """
+
+    def __init__(self, layer: Any, reach: Reach, rotations: Rotations) -> None:
         super().__init__()
         attention: Any = layer.self_attn
         self._layer: int = attention.layer_idx
-        self._reach, self._dim = reach, cast("int", attention.head_dim)
+        self._reach, self._rotations, self._dim = reach, rotations, cast("int", attention.head_dim)
         self.input_layernorm = _norm_of(layer.input_layernorm)
         self.post_attention_layernorm = _norm_of(layer.post_attention_layernorm)
         self.q_norm, self.k_norm = (
             None if norm is None else _norm_of(norm, self._dim)
             for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
         )
+        # views: what is written into a norm's weight later is seen
+        self._before, self._after = _terms(self.input_layernorm), _terms(self.post_attention_layernorm)
+        like = array(attention.q_proj.weight)
+        self._of_queries, self._of_keys = _terms(self.q_norm, like), _terms(self.k_norm, like)
         self.qkv = PackedLinear.of([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = PackedLinear.of([attention.o_proj])
         self._flat = isinstance(layer.mlp, GatedMLP)  # the library's own take [1, N, D]
@@ -81,11 +105,11 @@ class FusedLayer(nn.Module):
         """[1, N, D] -> [1, N, D]. What is given is written to."""
         x_ND = hidden_states[0]
         normed_ND = torch.empty_like(x_ND)
-        rms_norm(array(x_ND), *_terms(self.input_layernorm), array(normed_ND), np.empty(len(x_ND), np.float32))
+        rms_norm(array(x_ND), *self._before, array(normed_ND), _UNREAD)
         q_NHD, k_NKD, v_NKD = self._heads_of(self.qkv(normed_ND), *position_embeddings)
         seen_NHD = attend(self._layer, q_NHD, k_NKD, v_NKD, self._reach.scale, self._reach.window)
         out_ND = self.out(seen_NHD.view(len(x_ND), -1))
-        add_norm(array(x_ND), array(out_ND), *_terms(self.post_attention_layernorm), array(normed_ND))
+        add_norm(array(x_ND), array(out_ND), *self._after, array(normed_ND))
         more_ND = self.mlp(normed_ND) if self._flat else self.mlp(normed_ND.unsqueeze(0)).squeeze(0)
         return x_ND.add_(more_ND).unsqueeze(0)
 
@@ -94,10 +118,10 @@ class FusedLayer(nn.Module):
         rows, dim, heads, kv_heads = len(qkv_NW), self._dim, self._heads, self._kv_heads
         if cos_1ND.shape != (1, rows, dim):
             raise ValueError("only a part of each head is rotated")  # the kernel does not look
-        packed, cos, sin = array(qkv_NW), array(cos_1ND[0]), array(sin_1ND[0])
+        packed, (cos, sin) = array(qkv_NW), self._rotations.arrays(cos_1ND, sin_1ND)
         q_NX, k_NX = (qkv_NW.new_empty(rows, count * dim) for count in (heads, kv_heads))
-        rotate(packed, 0, heads, cos, sin, *_terms(self.q_norm, packed), array(q_NX))
-        rotate(packed, heads * dim, kv_heads, cos, sin, *_terms(self.k_norm, packed), array(k_NX))
+        rotate(packed, 0, heads, cos, sin, *self._of_queries, array(q_NX))
+        rotate(packed, heads * dim, kv_heads, cos, sin, *self._of_keys, array(k_NX))
         v_NX = qkv_NW[:, (heads + kv_heads) * dim :]
         return q_NX.view(rows, heads, dim), k_NX.view(rows, kv_heads, dim), v_NX.view(rows, kv_heads, dim)
 
@@ -139,9 +163,14 @@ def fuse(model: PreTrainedModel, rows: int) -> int:
                 return 0  # such weights say nothing about others
             _known[key] = found
         elif (reaches := _known[key]) is not None:
-            for number, reach in enumerate(reaches):
-                layers[number] = FusedLayer(layers[number], reach)
+            _exchange(layers, reaches)
         return linears - sum(isinstance(part, nn.Linear) for part in layers.modules())
+
+
+def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach]) -> None:
+    rotations = Rotations()
+    for number, reach in enumerate(reaches):
+        layers[number] = FusedLayer(layers[number], reach, rotations)
 
 
 def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
@@ -154,8 +183,7 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tupl
         want, reaches = _answers(model, rows)
         telling = len(torch.unique(want[-1], dim=0)) > 1  # with weights of zeros every token gets the same state
         if telling and len(reaches) == len(plain):
-            for number, reach in enumerate(reaches):
-                layers[number] = FusedLayer(plain[number], reach)
+            _exchange(layers, reaches)
             got, asked = _answers(model, rows)
             if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
                 return reaches, True

@@ -27,11 +27,12 @@ def root(x_ND, n, first, dim, eps):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def rms_norm(x_ND, weight_1D, eps, out_ND, scales_N):
-    """Fill out_ND, and scales_N with each row's r. D is a multiple of 16."""
+    """Fill out_ND, and scales_N with each row's r unless it is empty. D is a multiple of 16."""
     rows, dim = x_ND.shape
     for n in range(rows):
         r = root(x_ND, n, 0, dim, eps)
-        scales_N[n] = r
+        if len(scales_N):
+            scales_N[n] = r
         for d in range(0, dim, WIDE):
             y = round16(out_ND, mul16(load16(x_ND, n, d), all16(r)))
             store16(out_ND, n, d, mul16(load16(weight_1D, 0, d), y))
