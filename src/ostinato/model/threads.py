@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,4 +42,5 @@ def spread(cuts: Sequence[int], run: Callable[[int, int], object]) -> None:
 
 @lru_cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(1, (torch.get_num_threads() - 1)), thread_name_prefix="ostinato-kernel")
+    """One for every team: a thread is started when there is work for it, so the size is only a bound."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="ostinato-kernel")
