@@ -60,12 +60,12 @@ async def open_vllm(config: EngineConfig, renderer: Renderer, drive: Callable[[s
     """
     servers = [ServerClient(url, drive(url), silence_s=config.silence_s) for url in config.urls]
     try:
-        facts = await asyncio.gather(*(server.facts(config.connect_s) for server in servers))
+        contexts = await asyncio.gather(*(server.context(config.connect_s) for server in servers))
     except BaseException:
         for server in servers:
             await server.close()
         raise
-    return VllmEngine(servers, renderer, config, context=min(fact.context for fact in facts))
+    return VllmEngine(servers, renderer, config, context=min(contexts))
 
 
 class VllmEngine:

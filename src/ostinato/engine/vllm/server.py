@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import aiohttp
@@ -46,13 +45,6 @@ class WeightDriver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """What a server is. `context`: the most tokens of prompt and answer."""
-
-    context: int
-
-
 class ServerClient:
     """A client of one server. `driver` brings it weights; `label` is the version that it serves as far as is known, "" if not."""
 
@@ -68,8 +60,10 @@ class ServerClient:
         """Let go of every connection. Idempotent."""
         await self._session.close()
 
-    async def facts(self, within_s: float) -> ServerFacts:
-        """What the server is, once it answers. Raises Unavailable if it never does, BadConfig if it was started wrongly."""
+    async def context(self, within_s: float) -> int:
+        """The most tokens of prompt and answer, once the server answers. Raises Unavailable if it never does, BadConfig if it was
+        started wrongly.
+        """
         ends = asyncio.get_running_loop().time() + within_s
         while True:
             try:
@@ -82,7 +76,7 @@ class ServerClient:
         mode = read_logprobs_mode(await self._ask("/server_info?config_format=json"))
         if mode != _MODE:
             raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START}")
-        return ServerFacts(context=context)
+        return context
 
     async def tokens(self, body: Mapping[str, Any]) -> AsyncGenerator[WireChoice, None]:
         """New tokens as they are made; closing the generator frees the request. Raises BadRequest, Unavailable."""
