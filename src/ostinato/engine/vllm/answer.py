@@ -82,7 +82,9 @@ class OpenAnswer:
         return chunks
 
     def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:
-        """Whether the server's account of the versions is ours. Without one, a sample that saw no swap is believed."""
+        """Whether the server's account of the versions is ours. If we see the end first there is none yet: a sample that saw no swap
+        is then believed.
+        """
         if choice.finish_reason is None:  # we saw the end before the server did
             return len(sample.runs) <= 1
         told = [
