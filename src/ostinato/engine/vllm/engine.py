@@ -279,8 +279,13 @@ class VllmEngine:
 
     async def _swap(self, server: ServerClient, policy: PolicyVersion, loaded: Callable[[], object]) -> float:
         """Bring a version to a server; returns the pause. `loaded` is called when no token of the old one can come any more."""
+
+        def arrived() -> None:
+            server.label = ""  # until the driver says that all went well: it may yet fail, and the old version is gone
+            loaded()
+
         try:
-            swap = await server.driver.swap(policy, loaded)
+            swap = await server.driver.swap(policy, arrived)
         except Conflict:
             server.label = ""
             for slot in [name for name, place in self._slots.items() if place.server is server]:
