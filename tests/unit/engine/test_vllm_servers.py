@@ -1,11 +1,73 @@
 """What the engine over vLLM servers does about servers that restart, hang, fail half-way or talk nonsense."""
 
+import asyncio
+import contextlib
+
 import pytest
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
-from tests.unit.engine.test_vllm import SCRIPT, version
+from tests.unit.engine.test_vllm import SCRIPT, ask, collect, version
 
 from ostinato.core.errors import Unavailable
+from ostinato.core.records import Finish
+
+
+async def until(what):
+    async with asyncio.timeout(5):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def quick_looks(monkeypatch):
+    monkeypatch.setattr("ostinato.engine.vllm.engine._LOOK_S", 0.01)
+
+
+async def test_a_server_that_answers_nonsense_is_looked_at_again(quick_looks, caplog):
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        driver = engine._servers[0].driver
+        honest, asked = driver.served, []
+
+        async def served():
+            asked.append(1)
+            return {}["weight_version"]
+
+        driver.served = served
+        await until(lambda: len(asked) > 2)
+        assert caplog.text.count("Traceback") == 1
+        driver.served = honest
+        fake.forget()
+        await until(lambda: fake.label == "hash1")
+
+
+async def test_an_engine_that_no_longer_looks_after_its_servers_says_so():
+    async with vllm_engine(TokenVllm(SCRIPT)) as engine:
+        await engine.load("live", version(1))
+        engine._watch.cancel()
+        await asyncio.gather(engine._watch, return_exceptions=True)
+        with pytest.raises(Unavailable, match="not running"):
+            engine.stats()
+
+
+async def test_a_stream_that_is_not_understood_ends(caplog):
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        server = engine._servers[0]
+        honest = server.tokens
+
+        async def tokens(body):
+            async with contextlib.aclosing(honest(body)) as choices:
+                yield await anext(choices)
+            raise KeyError("choices")
+
+        server.tokens = tokens
+        async with asyncio.timeout(5):
+            chunks = await collect(engine, ask())
+        assert [chunk.finish for chunk in chunks] == [None, Finish.ERROR]
+        assert "not understood: KeyError('choices')" in caplog.text
 
 
 async def test_a_swap_that_fails_after_the_load_leaves_nobody_believing_in_the_old_version():

@@ -223,7 +223,7 @@ class VllmEngine:
     # ---- within
 
     def _check_running(self) -> None:
-        if self._watch is None or self._closed:
+        if self._watch is None or self._watch.done() or self._closed:
             raise Unavailable(_CLOSED)
 
     def _place(self, slot: str) -> _Place:
@@ -253,6 +253,9 @@ class VllmEngine:
             stream.events.put_nowait(Unavailable("the vLLM server closed the stream before its end"))
         except OstinatoError as error:
             stream.events.put_nowait(error)
+        except Exception as error:  # noqa: BLE001 (no failure may leave a stream hanging)
+            _LOG.exception("%s: a stream ends", stream.place.server.url)
+            stream.events.put_nowait(Unavailable(f"the vLLM server's answer is not understood: {error!r}"))
 
     def _end_streams(self, finish: Finish, slot: str | None = None) -> None:
         for stream in self._streams:
@@ -307,10 +310,12 @@ class VllmEngine:
                     async with self._loading:
                         await self._bring_back(server)
                     said.pop(server.url, None)
-                except OstinatoError as error:
-                    if said.get(server.url) != str(error):
-                        _LOG.error("%s", error)
-                    said[server.url] = str(error)
+                except Exception as error:  # noqa: BLE001 (whatever a server answers, the next look may find it well)
+                    known = isinstance(error, OstinatoError)
+                    words = str(error) if known else f"{server.url}: {error!r}"
+                    if said.get(server.url) != words:
+                        _LOG.error("%s", words, exc_info=None if known else error)
+                    said[server.url] = words
 
     async def _bring_back(self, server: ServerClient) -> None:
         held = next((place.policy for place in self._slots.values() if place.server is server), None)
