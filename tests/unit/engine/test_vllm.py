@@ -134,19 +134,6 @@ async def test_a_server_that_is_gone_is_unavailable_and_hurts_no_other():
         assert engine.stats()["running"] == 0
 
 
-async def test_a_server_that_was_started_again_gets_its_weights_back(monkeypatch):
-    monkeypatch.setattr("ostinato.engine.vllm.engine._LOOK_S", 0.01)
-    fake = TokenVllm(SCRIPT)
-    async with vllm_engine(fake) as engine:
-        await engine.load("live", version(1))
-        fake.forget()
-        async with asyncio.timeout(5):
-            while fake.label != "hash1":
-                await asyncio.sleep(0.01)
-        chunks = await collect(engine, ask(max_tokens=3))
-    assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
-
-
 async def test_slots_of_one_version_share_a_server_and_a_version_too_many_is_refused():
     fakes = [TokenVllm(SCRIPT), TokenVllm(SCRIPT)]
     async with vllm_engine(*fakes) as engine:

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from tests.fakes.vllm_engine import vllm_engine
 from tests.fakes.vllm_tokens import TokenVllm
-from tests.unit.engine.test_vllm import SCRIPT, ask, collect, version
+from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, version
 
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import Finish
@@ -21,6 +21,70 @@ async def until(what):
 @pytest.fixture
 def quick_looks(monkeypatch):
     monkeypatch.setattr("ostinato.engine.vllm.engine._LOOK_S", 0.01)
+
+
+async def test_a_server_that_was_started_again_gets_its_weights_back(quick_looks):
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        fake.forget()
+        await until(lambda: fake.label == "hash1" and not fake.paused)
+        chunks = await collect(engine, ask(max_tokens=3))
+    assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
+
+
+async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, caplog):
+    monkeypatch.setattr("ostinato.engine.vllm.engine._ASK_S", 0.5)
+    fakes, never = [TokenVllm(SCRIPT), TokenVllm(SCRIPT)], asyncio.Event()
+    async with vllm_engine(*fakes) as engine:
+        await engine.load("live", version(1))
+        await engine.load("canary", version(2))
+        hanging, asked = engine._servers[0].driver, []
+        honest = hanging.served
+
+        async def served():
+            asked.append(1)
+            await never.wait()
+
+        hanging.served = served
+        await until(lambda: asked)
+        async with asyncio.timeout(5):
+            await engine.load("canary", version(3))
+        fakes[1].forget()
+        await until(lambda: fakes[1].label == "hash3")
+        await until(lambda: len(asked) > 2)
+        assert caplog.text.count("does not say what it serves") == 1
+        hanging.served = honest
+        fakes[0].forget()
+        await until(lambda: fakes[0].label == "hash1")
+
+
+async def test_what_a_server_said_before_a_swap_is_not_believed_after_it(quick_looks):
+    """The answer of one that was started again is under way while it is given another version: it is not given the old one."""
+    fake, asked, go_on = TokenVllm(SCRIPT), asyncio.Event(), asyncio.Event()
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        driver = engine._servers[0].driver
+        honest = driver.served
+
+        async def slow():
+            label = await honest()
+            asked.set()
+            await go_on.wait()
+            return label
+
+        fake.forget()
+        driver.served = slow
+        await asyncio.wait_for(asked.wait(), 5)
+        driver.served = honest
+        loading = asyncio.create_task(engine.load("live", version(2)))
+        await until(lambda: fake.label == "hash2")
+        go_on.set()
+        await loading
+        calls = len(fake.calls)
+        await until(lambda: fake.calls[calls:].count("weight_info") > 2)
+        assert fake.label == "hash2"
+        assert "pause" not in fake.calls[calls:]
 
 
 async def test_a_server_that_answers_nonsense_is_looked_at_again(quick_looks, caplog):
@@ -87,3 +151,23 @@ async def test_a_swap_that_fails_after_the_load_leaves_nobody_believing_in_the_o
         driver.swap = honest
         await engine.load("live", version(1))
         assert (fake.label, engine.slots()["live"].number) == ("hash1", 1)
+
+
+async def test_a_swap_that_did_not_end_well_is_tried_again(quick_looks):
+    """By who looks after the server too: what was delivered once, nobody delivers again."""
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        driver = engine._servers[0].driver
+        honest, failed = driver.swap, []
+
+        async def swap(policy, loaded):
+            await honest(policy, loaded)
+            fake.paused, driver.swap = True, honest
+            failed.append(policy)
+            raise Unavailable("paused and cannot be resumed")
+
+        driver.swap = swap
+        fake.forget()
+        await until(lambda: failed and not fake.paused)
+        assert engine._servers[0].label == fake.label == "hash1"

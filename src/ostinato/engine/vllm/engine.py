@@ -30,6 +30,7 @@ from ostinato.model.tensors import check_finite
 _LOG = logging.getLogger(__name__)
 _CLOSED = "The engine is not running; start it, or restart the server if it was closed."
 _LOOK_S = 1.0
+_ASK_S = 10.0  # a server that has not said after that what it serves is asked again
 _PAUSES = 1024
 
 
@@ -100,7 +101,7 @@ class VllmEngine:
             raise Unavailable("The engine has been started before; make a new one.")
         for server in self._servers:
             await self._stack.enter_async_context(server.driver)
-        self._watch = asyncio.create_task(self._keep_weights())
+        self._watch = asyncio.create_task(self._keep_all())
 
     async def close(self) -> None:
         """End open streams with `Finish.ABORT` and let go of the servers, which go on running. Idempotent."""
@@ -300,31 +301,48 @@ class VllmEngine:
         self._pauses = [*self._pauses, swap.pause_s][-_PAUSES:]
         return swap.pause_s
 
-    async def _keep_weights(self) -> None:
+    async def _keep_all(self) -> None:
+        """Look after each server by itself: one that hangs keeps no other from its weights."""
+        async with asyncio.TaskGroup() as group:
+            for server in self._servers:
+                group.create_task(self._keep(server))
+
+    async def _keep(self, server: ServerClient) -> None:
         """A server that was started again has none of our weights: bring them back. What fails is said once and tried again."""
-        said: dict[str, str] = {}
+        said = ""
         while True:
             await asyncio.sleep(_LOOK_S)
-            for server in self._servers:
-                try:
-                    async with self._loading:
-                        await self._bring_back(server)
-                    said.pop(server.url, None)
-                except Exception as error:  # noqa: BLE001 (whatever a server answers, the next look may find it well)
-                    known = isinstance(error, OstinatoError)
-                    words = str(error) if known else f"{server.url}: {error!r}"
-                    if said.get(server.url) != words:
-                        _LOG.error("%s", words, exc_info=None if known else error)
-                    said[server.url] = words
+            try:
+                await self._bring_back(server)
+                said = ""
+            except Exception as error:  # noqa: BLE001 (whatever a server answers, the next look may find it well)
+                known = isinstance(error, OstinatoError)
+                words = str(error) if known else f"{server.url}: {error!r}"
+                if said != words:
+                    _LOG.error("%s", words, exc_info=None if known else error)
+                said = words
 
     async def _bring_back(self, server: ServerClient) -> None:
-        held = next((place.policy for place in self._slots.values() if place.server is server), None)
+        held, label = self._held(server), server.label
         if held is None:
             return
-        label = await server.driver.served()
-        if label != held.hash:
-            _LOG.warning("%s serves %s and not %s, which it is given again", server.url, label, held)
+        try:
+            async with asyncio.timeout(_ASK_S):
+                served = await server.driver.served()
+        except TimeoutError as error:
+            raise Unavailable(f"{server.url} does not say what it serves; is the vLLM server well?") from error
+        if served == held.hash == label:
+            return
+        async with self._loading:
+            if (self._held(server), server.label) != (held, label):
+                return  # it was given something meanwhile: what it said is old
+            why = f"serves {served}" if served != held.hash else "did not end its last swap well"
+            _LOG.warning("%s %s: it is given %s again", server.url, why, held)
             await self._swap(server, held, lambda: None)
+
+    def _held(self, server: ServerClient) -> PolicyVersion | None:
+        """What a server should serve; None if no slot stands for it."""
+        return next((place.policy for place in self._slots.values() if place.server is server), None)
 
 
 def _body(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> dict[str, Any]:
