@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,29 @@ def test_a_broken_promise_makes_the_step_one_of_fast_mode_and_raises_an_alarm(
     assert re.search(r"1 of \d+ tokens", caplog.text)
     quick.step([replace(s, turn=replace(s.turn, numerics=FAST.id)) for s in broken])
     assert (gradient(trainer) == gradient(quick)).all()
+
+
+def test_when_a_step_is_taken_again_nothing_is_left_of_the_failed_micro_batch(
+    path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It would stand in memory beside the largest micro-batch of the second pass."""
+    trainer = PolicyTrainer(path, CONFIG.model_copy(update={"microbatch_tokens": 16}), CONTRACT)
+    given = batch(trainer)
+    made: list[weakref.ref[torch.Tensor]] = []
+    left: list[int] = []
+    honest = trainer._policy.logprobs
+
+    def watched(*args, **named) -> torch.Tensor:
+        left.append(sum(each() is not None for each in made))
+        found = honest(*args, **named)
+        made.append(weakref.ref(found))
+        return found
+
+    trainer._policy.logprobs = watched
+    metrics = trainer.step([one_bit_off(given[0]), *given[1:]]).metrics
+    assert metrics["alarm_promise"] == 1
+    assert len(left) == metrics["microbatches"] + 1
+    assert left[1] == 0, "the first micro-batch broke the promise"
 
 
 def test_a_broken_promise_can_refuse_the_step(path: Path):

@@ -75,14 +75,14 @@ class Passes:
         """
         exact = self._contract is not None and self._contract.mode == "exact"
         try:
-            loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps)
+            return Passed(loss=self._accumulate(work, held if exact else None, step, anchor_beta, laps), broken=False)
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
                 raise
-            _LOG.error("%s; this step is taken as in fast mode", error)
-            self._experts.start_over()
-            return Passed(loss=self._accumulate(work, None, step, anchor_beta, laps), broken=True)
-        return Passed(loss=loss, broken=False)
+            _LOG.error("%s; this step is taken as in fast mode", str(error))
+        # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
+        self._experts.start_over()
+        return Passed(loss=self._accumulate(work, None, step, anchor_beta, laps), broken=True)
 
     def _accumulate(
         self, work: Sequence[Microbatch], promised: Collection[int] | None, step: int, anchor_beta: float, laps: Laps
