@@ -317,6 +317,8 @@ def test_routes_that_cannot_be_trusted_leave_their_turn_out_and_say_why(
     assert "turn t0:0 is left out" in caplog.text
     with pytest.raises(NoSignal, match="router_replay=false"):
         trainer.step(given[:1])
+    again = trainer.step(given[1:]).metrics  # what the refused batch left out is not counted here
+    assert (again["router_refused"], again.get(f"router_refused_{reason}")) == (0, None)
 
 
 def test_tokens_after_a_swap_are_stale_though_their_version_is_the_trainers(path: Path):

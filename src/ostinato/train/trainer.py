@@ -90,8 +90,8 @@ class PolicyTrainer:
             if stop():
                 raise Cancelled(f"step {self.step_count + 1} was cancelled; weights and moments are as before it")
 
-        usable, counts = self._admission.admit(samples)
         try:
+            usable, counts = self._admission.admit(samples)
             work = make_microbatches(
                 usable,
                 self.config.microbatch_tokens,
