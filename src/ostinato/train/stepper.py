@@ -39,19 +39,18 @@ class Stepper:
         self._anchor, self._anchored = anchor, False
         self._anchor_policy: PolicyVersion | None = None
         self._pool = ThreadPoolExecutor(1)  # always the same one: each thread's heap keeps what a step freed
-        self._stop = threading.Event()
 
     async def step(self, batch: TrainingBatch) -> Learned:
         """Take the step. A refused one counts, and leaves the weights alone. Raises NoSignal, BadWeights.
 
-        Cancelled, by `cancel` (raises Cancelled) or as a task, it ends within the time of a layer, or of the optimizer and the rounding
-        if it has come that far. A step that was cut short has changed nothing and does not count.
+        Cancelled as a task, it ends within the time of a layer, or of the optimizer and the rounding if it has come that far. A step
+        that was cut short has changed nothing and does not count.
         """
         row = batch.row
         if row.base is not None:
             weights = (await self._snapshot(row.base)).weights
             await asyncio.wrap_future(self._pool.submit(self._trainer.go_back, weights, row.base.number))
-        self._stop = stop = threading.Event()
+        stop = threading.Event()
         references = References(release=row.reference, anchor=await self._anchor_version(), fetch=self._fetcher(stop))
         work = asyncio.wrap_future(self._pool.submit(self._trainer.step, batch.samples, references, stop.is_set))
         try:
@@ -67,10 +66,6 @@ class Stepper:
             raise
         self._on_learned(work.result())
         return work.result()
-
-    def cancel(self) -> None:
-        """End the step in progress, if there is one. May be called from any thread."""
-        self._stop.set()
 
     async def _anchor_version(self) -> PolicyVersion | None:
         if self._anchor is not None and not self._anchored:
