@@ -11,7 +11,7 @@ from ostinato.model import selftest
 from ostinato.model.exactness import BlockMemory, check_exact
 from ostinato.model.experts import experts_of
 from ostinato.model.load import load_model
-from ostinato.model.selftest import RULES, MatrixShape, examine, row_rule, shapes_of
+from ostinato.model.selftest import RULES, MatrixShape, examine, measure, shapes_of
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_moe import tiny_moe
 from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
@@ -25,6 +25,10 @@ def dense(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
     return tiny_moe(tmp_path_factory.mktemp("selftest") / "sparse", layers=2)
+
+
+def rule_found(model, pack=None):
+    return measure(model, pack, [], (1,))
 
 
 class Rows(nn.Module):
@@ -68,7 +72,7 @@ def test_every_distinct_matrix_product_is_tested(sparse):
 def test_the_rule_found_holds_and_half_of_it_does_not(dense, dtype):
     """Measured here with other numbers than the self-test's own, over every row count up to 64."""
     model = load_model(dense, dtype)
-    rule = row_rule(model, 1)
+    rule = rule_found(model)
     differing = set()
     for layer in [part for part in model.modules() if isinstance(part, nn.Linear)]:
         x = torch.randn(64, layer.in_features, generator=torch.Generator().manual_seed(9)).to(dtype)
@@ -83,14 +87,14 @@ def test_the_rule_found_holds_and_half_of_it_does_not(dense, dtype):
 @pytest.mark.parametrize("rule", [2, 8, 32])
 def test_packed_layers_that_need_more_get_more(dense, rule):
     model = load_model(dense, torch.float32)
-    alone = row_rule(model, 1)
-    assert row_rule(model, 1, packing(lambda rows: rows % rule != 0)) == max(rule, alone)
+    alone = rule_found(model)
+    assert rule_found(model, packing(lambda rows: rows % rule != 0)) == max(rule, alone)
 
 
 def test_a_single_row_count_is_found(dense):
     model = load_model(dense, torch.float32)
-    alone = row_rule(model, 1)
-    assert row_rule(model, 1, packing(lambda rows: rows == alone * 31)) > alone
+    alone = rule_found(model)
+    assert rule_found(model, packing(lambda rows: rows == alone * 31)) > alone
 
 
 def test_a_layer_that_never_holds_is_named_with_its_row_counts(dense):
@@ -102,7 +106,7 @@ def test_a_layer_that_never_holds_is_named_with_its_row_counts(dense):
             MatrixShape(inputs=128, outputs=64, dtype=torch.float32), packing(lambda rows: rows < 500), (1,)
         )
     with pytest.raises(BadConfig, match="-> 260"):
-        row_rule(model, 1, packing(lambda rows: rows < 500, outputs=260))
+        rule_found(model, packing(lambda rows: rows < 500, outputs=260))
 
 
 def added(x, weight, order):
@@ -136,7 +140,7 @@ def test_a_module_that_mixes_tokens_is_named(dense):
     model = load_model(dense, torch.float32)
     model.model.layers[0].post_attention_layernorm = Averaging()
     with pytest.raises(BadConfig, match=r"layers\.0\.post_attention_layernorm gives other bits"):
-        row_rule(model, 1)
+        rule_found(model)
 
 
 def test_activations_at_their_real_widths_are_part_of_the_rule(tmp_path):
@@ -144,7 +148,7 @@ def test_activations_at_their_real_widths_are_part_of_the_rule(tmp_path):
     config = SUPPORTED["llama"]()
     config.intermediate_size, config.hidden_act = 50, "gelu_pytorch_tanh"
     model = load_model(tiny_of(tmp_path / "m", config), torch.float32)
-    rule = row_rule(model, 1)
+    rule = rule_found(model)
     act, x = model.model.layers[0].mlp.act_fn, torch.randn(128, 50, generator=torch.Generator().manual_seed(2))
     counts = [m for m in range(1, 129) if not torch.equal(act(x[:m]), act(x)[:m])]
     assert not [m for m in counts if m % rule == 0]
@@ -235,7 +239,7 @@ class OneByOne(Stock):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_that_depends_on_nothing_else_holds(tmp_path, kind, dtype):
     model = load_model(tiny_of(tmp_path / "m", SUPPORTED[kind]()), dtype)
-    rows = row_rule(model, 1)
+    rows = rule_found(model)
     check_exact(model, rows, OneByOne)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert {module.ostinato_rows for module in experts_of(model)} <= {rows}
@@ -244,20 +248,20 @@ def test_attention_that_depends_on_nothing_else_holds(tmp_path, kind, dtype):
 def test_our_kernel_holds_on_dense_and_sparse_models(dense, sparse):
     for path in (dense, sparse):
         model = load_model(path, torch.float32)
-        check_exact(model, row_rule(model, 1), BlockMemory)
+        check_exact(model, rule_found(model), BlockMemory)
 
 
 def test_the_library_s_attention_does_not(dense):
     model = load_model(dense, torch.float32)
     with pytest.raises(BadConfig, match="hidden states of tokens"):
-        check_exact(model, row_rule(model, 1), Stock)
+        check_exact(model, rule_found(model), Stock)
 
 
 @pytest.mark.parametrize("rule", [2, 4, 16])
 def test_nor_does_a_rule_that_is_too_small(dense, rule):
     """Planted, so that it can be seen on any CPU: the engine's layers need this rule."""
     model = load_model(dense, torch.float32)
-    needs = max(rule, row_rule(model, 1))
+    needs = max(rule, rule_found(model))
     pack = packing(lambda rows: rows % needs != 0)
     check_exact(model, needs, OneByOne, pack)
     with pytest.raises(BadConfig, match=rf"row rule {needs // 2}\)"):
@@ -276,4 +280,4 @@ def test_routers_that_decide_otherwise_in_company_are_found(sparse):
 
     first.gate.forward = biased
     with pytest.raises(BadConfig, match="expert choices of tokens"):
-        check_exact(model, row_rule(load_model(sparse, torch.float32), 1), OneByOne)
+        check_exact(model, rule_found(load_model(sparse, torch.float32)), OneByOne)

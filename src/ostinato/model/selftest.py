@@ -130,17 +130,13 @@ def examine(
     )
 
 
-def row_rule(model: PreTrainedModel, threads: int, pack: Pack | None = None) -> int:
+def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding], teams: Teams) -> int:
     """The smallest r of `RULES` such that at multiples of r rows nothing that the model computes depends on the row count.
 
-    With `pack` the packed linear layers must give those bits too. Weights and inputs are the test's own, apart from the pass
-    through the model's layers, whose experts are left at the rule found. Raises BadConfig if even 32 fails.
+    With `pack` the packed linear layers must give those bits too, and so must each number of threads. Appends to `table` what each part
+    needs alone. Weights and inputs are the test's own, apart from the pass through the model's layers, whose experts are left at
+    the rule found. Raises BadConfig if even 32 fails.
     """
-    return measure(model, pack, [], (threads,))
-
-
-def measure(model: PreTrainedModel, pack: Pack | None, table: list[Finding], teams: Teams) -> int:
-    """`row_rule` for several numbers of threads, which must give the same bits; appends to `table` what each part needs alone."""
     table.extend(Finding(what=str(shape), rows=rule_of(shape, pack, teams)) for shape in shapes_of(model))
     rows = max(line.rows for line in table)
     rows = _rule_of_layers(model, rows, teams)

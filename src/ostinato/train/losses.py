@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,15 +51,6 @@ Penalty = tuple[Tensor, float]
 """A policy's log-probabilities [M] of the sampled tokens, and beta, the price of a nat away from it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyLoss:
-    """`loss` is a differentiable scalar; `weights_M` (the truncated importance weights), `advantages_M` (less the penalties) are not."""
-
-    loss: Tensor
-    weights_M: Tensor
-    advantages_M: Tensor
-
-
 def policy_loss(
     logprobs_M: Tensor,
     *,
@@ -72,8 +62,8 @@ def policy_loss(
     cap: float = 2.0,
     keep_M: Tensor | None = None,
     shares_M: Tensor | None = None,
-) -> PolicyLoss:
-    r"""REINFORCE with truncated token importance weights and token-level KL penalties in the reward.
+) -> Tensor:
+    r"""REINFORCE with truncated token importance weights and token-level KL penalties in the reward: a differentiable scalar.
 
     .. math::
         L = -\frac{1}{Z} \sum_t s_t w_t A_t \log \pi(y_t), \quad w_t = \min(\pi(y_t) / \mu(y_t), cap), \quad
@@ -104,5 +94,4 @@ def policy_loss(
         prices_M = torch.stack([beta * (now_M - policy_M) for policy_M, beta in penalties]).sum(0)
         shaped_M = advantages_M - rewards_to_go(prices_M, turns_M)
     terms_M = weights_M * shaped_M * logprobs_M
-    loss = -(terms_M if shares_M is None else terms_M * shares_M).sum() / normaliser
-    return PolicyLoss(loss=loss, weights_M=weights_M, advantages_M=shaped_M)
+    return -(terms_M if shares_M is None else terms_M * shares_M).sum() / normaliser

@@ -98,7 +98,7 @@ class Passes:
                 if promised is not None:
                     self._check_promise(item, promised, step)
                 item.keep_M = self._mask(item, exact=promised is not None)
-                result = policy_loss(
+                loss = policy_loss(
                     logprobs_M,
                     behaviour_M=item.behaviour_M,
                     advantages_M=item.advantages_M,
@@ -110,11 +110,11 @@ class Passes:
                     shares_M=item.shares_M,
                 )
                 laps.end("forward")
-                result.loss.backward()
+                loss.backward()
             if number % _GIVE_BACK_EVERY == 0 or number == len(work):
                 give_back()
             laps.end("backward")
-            total += float(result.loss.detach())
+            total += float(loss.detach())
         return total
 
     def _mask(self, item: Microbatch, *, exact: bool) -> Tensor:

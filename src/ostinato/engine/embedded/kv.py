@@ -27,11 +27,6 @@ class KVShape:
     head_dim: int
     dtype: torch.dtype
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of keys and values per token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
-
 
 class Store:
     """Keys and values of `blocks` blocks for every layer. Zeroed lazily by the system: memory is used as blocks are."""
