@@ -94,8 +94,9 @@ def test_a_layout_gives_each_token_the_blocks_of_its_path(turns: list[TokenTurn]
         assert offset == len(held[block])
         held[block].append(int(token))
     for token in range(packed.tokens):
-        position, where = int(packed.positions_N[token]), int(layout.where_N[token])
-        path = [held[layout.table[where + p // 4]][p % 4] for p in range(position + 1)]
+        position, where = int(layout.reads.positions_N[token]), int(layout.reads.where_N[token])
+        path = [held[layout.reads.table[where + p // 4]][p % 4] for p in range(position + 1)]
+        assert position == packed.positions_N[token]
         assert path == np.flatnonzero(allowed(packed)[token]).tolist()
 
 

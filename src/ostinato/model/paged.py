@@ -34,7 +34,10 @@ class Entry:
 
 
 class Reads:
-    """Who reads what in one flattened forward over `entries`: made once, used by every layer."""
+    """Who reads what in one flattened forward over `entries`: made once, used by every layer.
+
+    Token n stands at `positions_N[n]` and its blocks begin at `table[where_N[n]]`.
+    """
 
     def __init__(self, entries: Sequence[Entry], block: int) -> None:
         self.block = block
@@ -47,8 +50,10 @@ class Reads:
             table += entry.blocks
         tiles = np.array(_tiles(entries, block), np.int64).reshape(-1, 3)
         self.tokens = len(positions)
-        self._queries = (tiles, np.array(positions, np.int64), np.array(where, np.int64), np.array(table, np.int64))
-        pairs = np.array(positions, np.int64).cumsum()[tiles[:, :2].sum(1) - 1] if len(tiles) else np.zeros(0, np.int64)
+        self.positions_N, self.where_N = np.array(positions, np.int64), np.array(where, np.int64)
+        self.table = np.array(table, np.int64)
+        self._queries = (tiles, self.positions_N, self.where_N, self.table)
+        pairs = self.positions_N.cumsum()[tiles[:, :2].sum(1) - 1] if len(tiles) else np.zeros(0, np.int64)
         self._pairs = np.concatenate([[0], pairs])
         self._longest = max((-(-entry.end // block) for entry in entries), default=0) * block
 

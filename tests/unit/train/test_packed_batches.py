@@ -90,9 +90,9 @@ def test_an_episode_of_32k_tokens_is_packed_in_time_that_grows_with_what_is_read
 def test_the_layout_of_a_long_episode_grows_with_its_tokens(turns: int, tokens: int):
     """A few numbers per token, and no layout of all queries by all keys: that would be 8 GB at 32k tokens."""
     layout = Layout(pack(episode(1_200, turns=turns)))
-    places = layout.places
-    held = (places.tokens, places.blocks, places.offsets, layout.positions_N, layout.where_N, layout.table)
-    assert len(layout.positions_N) == tokens
+    places, reads = layout.places, layout.reads
+    held = (places.tokens, places.blocks, places.offsets, reads.positions_N, reads.where_N, reads.table)
+    assert len(reads.positions_N) == tokens
     assert sum(array.nbytes for array in held) < 48 * tokens
     assert len(layout.tiles(16)) <= tokens / 16 + 1
 

@@ -25,15 +25,23 @@ def queries_per_tile(share):
 
 
 @njit(nogil=True, cache=True)
-def spread_out(x_NKD, tokens, blocks, offsets, by_token, by_dim):
-    """Put x's tokens into blocks: `by_token` [blocks, KV, block, D] and `by_dim` [blocks, KV, D, block], both float32."""
+def into_blocks(x_NKD, tokens, blocks, offsets, out):
+    """Put x's tokens into blocks [blocks, KV, block, D], float32."""
     for i in range(len(tokens)):
         n, b, j = tokens[i], blocks[i], offsets[i]
         for head in range(x_NKD.shape[1]):
             for d in range(x_NKD.shape[2]):
-                x = load(x_NKD[n, head, d])
-                by_token[b, head, j, d] = x
-                by_dim[b, head, d, j] = x
+                out[b, head, j, d] = load(x_NKD[n, head, d])
+
+
+@njit(nogil=True, cache=True)
+def into_turned_blocks(x_NKD, tokens, blocks, offsets, out):
+    """Put x's tokens into blocks [blocks, KV, D, block], float32."""
+    for i in range(len(tokens)):
+        n, b, j = tokens[i], blocks[i], offsets[i]
+        for head in range(x_NKD.shape[1]):
+            for d in range(x_NKD.shape[2]):
+                out[b, head, d, j] = load(x_NKD[n, head, d])
 
 
 @njit(nogil=True, cache=True)

@@ -14,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ostinato.model.kernels.attention_gradient import attention_gradient, gather, queries_per_tile, spread_out
+from ostinato.model.kernels.attention_gradient import (
+    attention_gradient,
+    gather,
+    into_blocks,
+    into_turned_blocks,
+    queries_per_tile,
+)
 from ostinato.model.paged import Blocks, Entry, Places, Reads, array
 from ostinato.model.threads import split
 from ostinato.train.batch.packing import Ints, Packed
@@ -54,8 +60,7 @@ class TreeAttention:
 class Layout:
     """The tree in blocks: full blocks of a shared prefix stand once, the block at a branch once per branch.
 
-    `positions_N`, and `where_N`: where in `table` the blocks of each token's path begin. Grows with the tokens, and by one number
-    per branch and block of its path.
+    `reads` names the blocks of each token's path. Grows with the tokens, and by one number per branch and block of its path.
     """
 
     def __init__(self, packed: Packed) -> None:
@@ -81,17 +86,13 @@ class Layout:
             np.repeat(np.arange(self.blocks), sizes),
             np.concatenate([np.arange(size) for size in sizes]),
         )
-        self.positions_N = packed.positions_N
-        tables = [len(entry.blocks) for entry in self._entries]
-        self.where_N = np.repeat(np.cumsum(tables) - tables, stops - starts)
-        self.table = np.array([block for entry in self._entries for block in entry.blocks], np.int64)
-        self._reads = Reads(self._entries, BLOCK)
+        self.reads = Reads(self._entries, BLOCK)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
         """[N, H, D] and the log-sum-exp [N, H]."""
         held = Blocks(self.blocks, k.shape[1], BLOCK, k.shape[2], k.dtype)
         held.write(k, v, self.places)
-        return self._reads.attend(q, held, scale, window)
+        return self.reads.attend(q, held, scale, window)
 
     def tiles(self, queries: int) -> Ints:
         """[T, 2]: (first query, how many) of runs of at most `queries` neighbours on one path."""
@@ -109,16 +110,17 @@ class Layout:
         """The gradients of q, k and v; `grads` are the output's gradient [N, H, D] and its inner product with the output [N, H]."""
         kv, dim, share = k.shape[1], k.shape[2], q.shape[1] // k.shape[1]
         run, tiles = attention_gradient(dim, BLOCK, share), self.tiles(queries_per_tile(share))
-        pairs = np.concatenate([[0], self.positions_N[tiles.sum(1) - 1].cumsum()])
+        reads = self.reads
+        pairs = np.concatenate([[0], reads.positions_N[tiles.sum(1) - 1].cumsum()])
         cuts = np.searchsorted(pairs, np.linspace(0, pairs[-1], _PARTS + 1))
         cuts[-1] = len(tiles)
-        keys, keys_by_dim = self._spread(k)
-        _, values_by_dim = self._spread(v)
+        keys = self._spread(k, into_blocks, (BLOCK, dim))
+        keys_by_dim, values_by_dim = (self._spread(x, into_turned_blocks, (dim, BLOCK)) for x in (k, v))
         dq = torch.zeros(q.shape, dtype=torch.float32)  # padding behind the tree gets no gradient
         dk, dv = (np.zeros((_PARTS, self.blocks, kv, BLOCK, dim), np.float32) for _ in range(2))
         qs, dos, deltas = (x.float().contiguous().numpy() for x in (q, *grads))
         paged = (lse.numpy(), deltas, keys, keys_by_dim, values_by_dim)
-        paths = (tiles, self.positions_N, self.where_N, self.table)
+        paths = (tiles, reads.positions_N, reads.where_N, reads.table)
 
         def work(first: int, last: int) -> None:
             for unit in range(first, last):
@@ -129,13 +131,10 @@ class Layout:
         split(kv * _PARTS, work)
         return dq.to(q.dtype), self._gather(dk, k), self._gather(dv, v)
 
-    def _spread(self, x: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        kv, dim = x.shape[1:]
-        by_token = np.zeros((self.blocks, kv, BLOCK, dim), np.float32)
-        by_dim = np.zeros((self.blocks, kv, dim, BLOCK), np.float32)
-        at = self.places
-        spread_out(array(x.contiguous()), at.tokens, at.blocks, at.offsets, by_token, by_dim)
-        return by_token, by_dim
+    def _spread(self, x: Tensor, put: Callable[..., None], form: tuple[int, int]) -> NDArray[np.float32]:
+        out, at = np.zeros((self.blocks, x.shape[1], *form), np.float32), self.places
+        put(array(x.contiguous()), at.tokens, at.blocks, at.offsets, out)
+        return out
 
     def _gather(self, parts: NDArray[np.float32], like: Tensor) -> Tensor:
         out, at = torch.empty(like.shape, dtype=like.dtype), self.places
