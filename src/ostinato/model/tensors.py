@@ -42,7 +42,7 @@ def weights_of(model: PreTrainedModel) -> Weights:
     The arrays are read-only views of live memory: they change when the model is trained or overwritten. Copy what must stay.
     Raises BadWeights for a dtype other than BF16, F16, F32.
     """
-    return {name: _as_bytes(name, tensor) for name, tensor in named_tensors(model).items()}
+    return {name: bytes_of(name, tensor) for name, tensor in named_tensors(model).items()}
 
 
 def put_weights(model: PreTrainedModel, weights: Weights) -> None:
@@ -79,7 +79,8 @@ def dtype_of(weights: Weights) -> torch.dtype:
     return DTYPES[array.dtype]
 
 
-def _as_bytes(name: str, tensor: Tensor) -> WeightArray:
+def bytes_of(name: str, tensor: Tensor) -> WeightArray:
+    """One tensor as bytes: a read-only view of its memory if that is the CPU's and contiguous. Raises BadWeights, which names it."""
     if tensor.dtype not in _NAMES:
         raise BadWeights(f"tensor {name!r} has dtype {tensor.dtype}; allowed: {', '.join(DTYPES)}")
     data = _byte_view(tensor.cpu().contiguous()).view()

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
-from ostinato.core.weights import WeightArray, Weights
-from ostinato.model.tensors import DTYPES, named_tensors
+from ostinato.core.weights import Weights
+from ostinato.model.tensors import bytes_of, named_tensors, values_of
 from ostinato.train.config import TrainConfig
-
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Masters:
@@ -124,14 +122,12 @@ class Masters:
             if name not in weights or weights[name].shape != tuple(parameter.shape):
                 raise BadWeights(f"the reference weights have no tensor {name!r} of shape {tuple(parameter.shape)}")
         for name, parameter in self._parameters.items():
-            array = weights[name]
-            data = array.data if array.data.flags.writeable else array.data.copy()
-            parameter.copy_(torch.from_numpy(data).view(DTYPES[array.dtype]).view(parameter.shape))
+            parameter.copy_(values_of(weights[name]))
 
     def publish(self) -> Weights:
         """The masters in the published dtypes as fresh bytes: a later step cannot change them."""
         return {
-            name: _bytes(self.weights.get(name, tensor), self._served[name])
+            name: bytes_of(name, self.weights.get(name, tensor).to(self._served[name], copy=True))
             for name, tensor in named_tensors(self._model).items()
         }
 
@@ -146,9 +142,3 @@ class _Sink:
         if parameter.grad is not None:
             self._total.add_(parameter.grad)
             parameter.grad = None
-
-
-def _bytes(tensor: Tensor, dtype: torch.dtype) -> WeightArray:
-    data = tensor.to(dtype, copy=True).contiguous().reshape(-1).view(torch.uint8).numpy()
-    data.flags.writeable = False
-    return WeightArray(_NAMES[dtype], tuple(tensor.shape), data)
