@@ -76,6 +76,13 @@ def test_beyond_the_largest_size_half_may_be_computed_again():
     assert computed(turns, 64, largest=1_500) == [1_500, 1_500, 1_500]
 
 
+def test_what_shares_more_than_half_is_not_cut_even_beyond_the_largest_size():
+    """Larger than `largest`, than twice the shared prefix and than the longest path; never than twice that."""
+    one = TokenTurn(prompt=tuple(range(60)), sampled=tuple(range(1_000, 1_031)))
+    other = TokenTurn(prompt=tuple(range(60)), sampled=tuple(range(2_000, 2_101)))
+    assert computed([one, other], 16, largest=100) == [190]
+
+
 def test_an_episode_of_32k_tokens_is_packed_in_time_that_grows_with_what_is_read():
     turns = episode(1_200, turns=155)
     read = sum(len(turn.path) for turn in turns)

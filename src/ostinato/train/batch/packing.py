@@ -100,7 +100,7 @@ def microbatches(
     the budget while a cut would cost more than `waste` times what it has computed, and beyond `largest` while it would cost more than
     half of that. All micro-batches together are then at most 1 / (1 - waste) times the whole tree, if `largest` is never reached:
     an episode is never cut, its turns contain each other; neither are the samples of one long prompt before they outweigh it.
-    No micro-batch is larger than `largest`, twice its longest shared prefix, or its longest turn.
+    No micro-batch is larger than all of `budget`, `largest` and twice its longest path.
 
     The result is the same for every order of arrival of distinct turns.
     """
