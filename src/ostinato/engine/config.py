@@ -52,7 +52,8 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     threads: int = Field(
         default=1,
         ge=1,
-        description="CPU cores that the engine uses: parts of the batch run side by side, each on one torch thread",
+        description="CPU cores that the engine uses: parts of the batch run side by side, each on one torch thread; a batch too small to "
+        "be parted runs on all where that changes no bit",
     )
 
     @model_validator(mode="after")

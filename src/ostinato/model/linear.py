@@ -21,7 +21,7 @@ if ONEDNN:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[..., in] -> [..., out] by oneDNN, for a weight [out, in] as it is or as `pack` laid it out. Without gradients."""
+    """[..., in] -> [..., out] by oneDNN, for a weight [out, in] as it is or as oneDNN laid it out. Without gradients."""
     rows = x.numel() // x.shape[-1]
     added = _rounded(rows) - rows
     if not added:

@@ -65,7 +65,8 @@ def _softmax(scores_RT, r, first, seen, end) -> Any:
 def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
     """c[r, x] += a[r, 0] b[0, x] + a[r, 1] b[1, x] + ..., one fma at a time; rows in fours (the last may be unused ones).
 
-    `ahead`, as large as b, is asked for on the way. The caller's `inner` and `width` are constants.
+    `ahead` is asked for on the way, as much of it as b holds; it may hold less, because asking can fault on nothing. The
+    caller's `width` is a constant, and so is `inner` unless it counts rows.
     """
     even = width // (2 * WIDE) * (2 * WIDE)
     for r in range(0, rows, ROWS):
