@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from benchmarks.contender import RESULTS
 
+from ostinato.app.numerics import training
 from ostinato.app.storage import model_path, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import PolicyVersion, Turn
@@ -48,7 +49,7 @@ async def measure(directory: Path, count: int) -> dict[str, Any]:
     config = load(directory / "config.json")
     config = config.model_copy(update={"run": config.run.model_copy(update={"directory": directory})})
     follower = Follower(open_store(config))
-    trainer = PolicyTrainer(model_path(config), config.train)
+    trainer = PolicyTrainer(model_path(config), training(config))
     rows: list[dict[str, Any]] = []
     every: list[float] = []
     with open_log(config) as log:

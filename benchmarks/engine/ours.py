@@ -46,7 +46,9 @@ def make_engine(path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stop
 
 def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
     """A trainer of one mode. The thread count is the process's: call `torch.set_num_threads` before."""
-    return PolicyTrainer(path, TrainConfig(threads=THREADS, kl_beta=0.0, **settings), contract=arithmetic(path, mode))
+    compute = "bf16" if COMPUTE.itemsize == 2 else "fp32"
+    config = TrainConfig(threads=THREADS, compute=compute, kl_beta=0.0, **settings)
+    return PolicyTrainer(path, config, contract=arithmetic(path, mode))
 
 
 @cache

@@ -22,6 +22,7 @@ from benchmarks.contender import PEERS
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ostinato.app.learning import open_desk
+from ostinato.app.numerics import training
 from ostinato.app.storage import model_path, open_log
 from ostinato.config import Config, load
 from ostinato.train.trainer import PolicyTrainer
@@ -40,7 +41,7 @@ def recorded(run: Path, scratch: Path, cache: Path) -> Config:
 async def chain(config: Config, rate: float, steps: int, out: Path, progress: Progress) -> None:
     """Publish the versions of `steps` steps at one learning rate; version 0 is the starting model."""
     bar = progress.add_task(f"learning rate {rate:g}", total=steps)
-    settings = config.train.model_copy(update={"learning_rate": rate, "kl_beta": 0.0})
+    settings = training(config).model_copy(update={"learning_rate": rate, "kl_beta": 0.0})
     pool = ThreadPoolExecutor(1)  # one thread: each has a heap that keeps what a step freed
     trainer = PolicyTrainer(model_path(config), settings)
     publisher = VersionPublisher(DirectoryStore(out), PublisherConfig(verify=False))

@@ -22,7 +22,7 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 
 STEPS = 6
-CONFIG = TrainConfig(learning_rate=1e-3, turn_tokens=8, microbatch_tokens=60)
+CONFIG = TrainConfig(compute="fp32", learning_rate=1e-3, turn_tokens=8, microbatch_tokens=60)
 
 
 def batch(step: int) -> list[Sample]:

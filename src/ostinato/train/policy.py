@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ostinato.model.attention import hidden, logits
-from ostinato.model.config import quick_dtype
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.tensors import named_tensors
@@ -25,27 +24,21 @@ KEPT_LOGITS = 256 << 20
 """Bytes of a micro-batch's logits up to which they are kept for the backward pass; beyond it the head runs again, chunk by chunk."""
 
 
-def _arithmetic(choice: str) -> torch.dtype:
-    """bf16 or fp32; `auto` is what this CPU is quick in."""
-    if choice == "auto":
-        return quick_dtype()
-    return torch.bfloat16 if choice == "bf16" else torch.float32
-
-
 class Policy:
     """A model's forward pass over packed trees, by the engine's arithmetic.
 
     Args:
         path: the model's directory.
-        config: in which dtype it computes, and from how many tokens on activations are computed again in the backward pass.
+        dtype: in which it computes.
+        config: in which dtype it is published, and from how many tokens on activations are computed again in the backward pass.
         rows: the row rule.
     """
 
-    def __init__(self, path: Path, config: TrainConfig, rows: int = DEFAULT_ROWS) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, config: TrainConfig, rows: int = DEFAULT_ROWS) -> None:
         self._rows, self._recompute_tokens = rows, config.recompute_tokens
         # eval mode: dropout would make the trainer's policy another one than the sampler's
-        self.model = load_model(path, _arithmetic(config.compute))
-        self.served = _served_dtypes(self.model, path, config)
+        self.model = load_model(path, dtype)
+        self.served = _served_dtypes(self.model, path, dtype, config)
         set_rows(self.model, rows)
         self._layers = _recomputable(self.model)
         self._head = partial(logits, self.model, rows=rows)
@@ -63,10 +56,12 @@ class Policy:
         return token_logprobs(self._head, rows_MD, torch.from_numpy(packed.targets_M), temperatures_M, keep=keep)
 
 
-def _served_dtypes(model: PreTrainedModel, path: Path, config: TrainConfig) -> dict[str, torch.dtype]:
+def _served_dtypes(
+    model: PreTrainedModel, path: Path, dtype: torch.dtype, config: TrainConfig
+) -> dict[str, torch.dtype]:
     """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest is."""
     served = torch.bfloat16 if config.publish == "bf16" else torch.float32
-    like = model if _arithmetic(config.compute) == served else empty_model(path, served)
+    like = model if dtype == served else empty_model(path, served)
     return {name: tensor.dtype for name, tensor in named_tensors(like).items()}
 
 

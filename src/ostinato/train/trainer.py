@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.errors import Cancelled, Corrupt
+from ostinato.core.errors import BadConfig, Cancelled, Corrupt
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Turn
 from ostinato.core.samples import Sample
@@ -50,13 +50,15 @@ class PolicyTrainer:
 
     Args:
         model_path: the model's directory.
-        config: how a step is taken.
+        config: how a step is taken. `compute` must name its dtype: "auto" means the engine's, which is not known here.
         contract: the arithmetic of this process. Turns made under another are labelled or refused (`foreign_numerics`); None:
             nobody measured it, and nothing is checked.
 
+    Raises BadConfig for a `compute` of "auto".
+
     Example::
 
-        trainer = PolicyTrainer(resolve("smollm2", cache), TrainConfig(learning_rate=2e-5))
+        trainer = PolicyTrainer(resolve("smollm2", cache), TrainConfig(compute="bf16", learning_rate=2e-5))
         learned = trainer.step(samples, References(release=v17, anchor=v0, fetch=fetch))
         learned.metrics["loss"], learned.weights["model.embed_tokens.weight"].dtype  # "BF16"
     """
@@ -66,7 +68,8 @@ class PolicyTrainer:
         self.contract = contract
         self.step_count = 0
         self._held = {0}  # the policy numbers whose weights are the present ones
-        self._policy = Policy(model_path, config, DEFAULT_ROWS if contract is None else contract.rows)
+        rows = DEFAULT_ROWS if contract is None else contract.rows
+        self._policy = Policy(model_path, _arithmetic(config), config, rows)
         self._experts = Experts(routing.of(self._policy.model), config)
         self._admission = Admission(contract, refuse_foreign=config.foreign_numerics == "refuse", experts=self._experts)
         self._masters = Masters(self._policy.model, config, self._policy.served)
@@ -206,6 +209,12 @@ class PolicyTrainer:
     def weights(self) -> Learned:
         """The present weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})
+
+
+def _arithmetic(config: TrainConfig) -> torch.dtype:
+    if config.compute == "auto":
+        raise BadConfig('train.compute is "auto", and a trainer by itself knows no engine: set it to "bf16" or "fp32"')
+    return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
 def _counted(work: Sequence[Microbatch], usable: Sequence[Sample]) -> dict[str, float]:

@@ -32,6 +32,10 @@ def turns():
     ]
 
 
+def arithmetic(config: TrainConfig) -> torch.dtype:
+    return torch.bfloat16 if config.compute == "bf16" else torch.float32
+
+
 def ours(path: Path, config: TrainConfig, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     found, sums, _ = passed(path, config, coefficients)
     return found, sums
@@ -39,7 +43,7 @@ def ours(path: Path, config: TrainConfig, coefficients: torch.Tensor) -> tuple[t
 
 def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor):
     """Log-probabilities, the gradient of their sum times `coefficients`, and the names of those parameters whose part autograd made."""
-    policy = Policy(path, config)
+    policy = Policy(path, arithmetic(config), config)
     sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
     policy.model.requires_grad_(True)
     sum_gradients_into(policy.model, sums)
@@ -110,7 +114,7 @@ def test_gated_layers_are_fused_and_no_others(changes: dict, fused: bool, tmp_pa
 
 def graph(path: Path) -> set[str]:
     """Names of the functions that the backward pass goes through."""
-    policy, packed = Policy(path, FP32), pack(token_turns(turns()))
+    policy, packed = Policy(path, torch.float32, FP32), pack(token_turns(turns()))
     policy.model.requires_grad_(True)
     sum_gradients_into(policy.model, {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()})
     waiting = [policy.logprobs(packed, TreeAttention(packed), temperatures(turns())).grad_fn]
@@ -137,7 +141,7 @@ def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, 
     path = llama(tmp_path / "model", hidden_size=256, intermediate_size=2048)
     config = TrainConfig(compute=dtype, publish=dtype)
     found, _ = ours(path, config, coefficients())
-    packed, policy = pack(token_turns(turns())), Policy(path, config)
+    packed, policy = pack(token_turns(turns())), Policy(path, arithmetic(config), config)
     with torch.no_grad():
         assert torch.equal(policy.logprobs(packed, TreeAttention(packed), temperatures(turns())), found)
 

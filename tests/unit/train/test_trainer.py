@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ostinato.core.errors import BadWeights, Corrupt, NoSignal
+from ostinato.core.errors import BadConfig, BadWeights, Corrupt, NoSignal
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.model.attention import CausalAttend, hidden, logits
@@ -107,6 +107,12 @@ def test_packed_loss_and_gradient_equal_the_unpacked_ones(path: Path, monkeypatc
     scale = alone.abs().max().item()
     assert scale > 1e-3
     torch.testing.assert_close(packed, alone, atol=1e-5 * scale, rtol=0)
+
+
+def test_a_trainer_must_be_told_its_arithmetic(path: Path):
+    """ "auto" is the engine's, whatever this CPU is quick in."""
+    with pytest.raises(BadConfig, match='set it to "bf16" or "fp32"'):
+        PolicyTrainer(path, CONFIG.model_copy(update={"compute": "auto"}))
 
 
 def test_a_step_holds_no_more_at_its_last_micro_batch_than_at_its_second(path: Path, monkeypatch: pytest.MonkeyPatch):
