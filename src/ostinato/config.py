@@ -48,7 +48,11 @@ class ListenConfig(BaseModel, frozen=True, extra="forbid"):
 class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     """The pace of learning."""
 
-    batch: int = Field(default=144, ge=1, description="Turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.")
+    batch: int = Field(
+        default=144,
+        ge=1,
+        description="Turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
+    )
     publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
         default=5, ge=1, description="Steps between two checkpoints; the steps since are taken again after a crash."
