@@ -49,6 +49,7 @@ _EXPERTS: dict[str, Any] = {**_COMMON, "num_experts": 8, "num_experts_per_tok": 
 _LATENT: dict[str, Any] = {**_COMMON, "num_key_value_heads": 4}
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 _ROPE = {"rope_theta": 10000.0}
+_SHORT: dict[str, Any] = {**_WIDE, "max_position_embeddings": 96}
 _STRETCHED: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -76,9 +77,7 @@ SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
     "olmoe": lambda: OlmoeConfig(**_EXPERTS, intermediate_size=16),
     "gemma3": _gemma3,
     "mistral": lambda: MistralConfig(**_WIDE, sliding_window=WINDOW),
-    "ministral3": lambda: Ministral3Config(
-        **(_WIDE | {"max_position_embeddings": 96}), rope_parameters=_ROPE | _STRETCHED
-    ),
+    "ministral3": lambda: Ministral3Config(**_SHORT, rope_parameters=_ROPE | _STRETCHED),
     "gpt2": lambda: GPT2Config(
         vocab_size=256 + len(SPECIALS), n_embd=32, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2
     ),
