@@ -8,6 +8,10 @@ os.environ.setdefault(
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("ours", deadline=None)  # how long a case takes says something about the machine only
+settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ def cuttings(draw, length):
     return list(pairwise(marks))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     data=st.data(),
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),

@@ -23,7 +23,6 @@ from ostinato.weights.version.manifest import canonical, parse, plain, to_bytes
 
 STRANGE = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x007F, 0x7F7F, 0x3F80]
 CODES = st.one_of(st.sampled_from(STRANGE), st.integers(0, 0xFFFF))
-COMPILED = settings(deadline=None)  # the first example may wait for a compiler
 DTYPES = st.sampled_from(["U8", "BF16", "F16", "U16", "F32", "F64"])
 
 
@@ -33,7 +32,6 @@ def decoded(codec, old, payload, size, dtype="BF16"):
     return target
 
 
-@COMPILED
 @given(st.lists(st.tuples(CODES, CODES), max_size=300), st.integers(1, 3))
 def test_any_bf16_codes_to_any_others(pairs, level):
     old, new = (np.array([pair[k] for pair in pairs], np.uint16).view(np.uint8) for k in (0, 1))
@@ -42,7 +40,6 @@ def test_any_bf16_codes_to_any_others(pairs, level):
     assert len(coded.payload) <= new.size
 
 
-@COMPILED
 @given(
     st.lists(CODES, min_size=64, max_size=400),
     st.dictionaries(st.integers(0, 399), st.tuples(st.integers(-3, 3), st.integers(0, 14))),
@@ -58,7 +55,6 @@ def test_any_steps_from_any_codes(codes, steps, dtype):
     assert decoded(coded.codec, old.view(np.uint8), coded.payload, 2 * len(new), dtype).tobytes() == new.tobytes()
 
 
-@COMPILED
 @given(hnp.arrays(np.uint64, st.integers(0, 64)), hnp.arrays(np.uint64, st.integers(0, 64)), DTYPES, st.booleans())
 def test_any_bytes_of_any_element_size(one, two, dtype, alone):
     size = min(one.size, two.size)
@@ -67,7 +63,6 @@ def test_any_bytes_of_any_element_size(one, two, dtype, alone):
     assert decoded(coded.codec, old, coded.payload, new.size, dtype).tobytes() == new.tobytes()
 
 
-@COMPILED
 @given(st.sampled_from([*sorted(delta.CODECS), "other"]), st.binary(max_size=400), st.integers(0, 4000), DTYPES)
 def test_any_payload_is_decoded_or_refused_in_bounded_memory(codec, payload, size, dtype):
     tracemalloc.start()
@@ -81,7 +76,6 @@ def test_any_payload_is_decoded_or_refused_in_bounded_memory(codec, payload, siz
     assert peak < 1 << 18
 
 
-@COMPILED
 @given(st.data())
 def test_a_damaged_payload_is_refused_or_stays_in_its_place(data):
     old = np.arange(600, dtype=np.uint16)
@@ -191,7 +185,6 @@ def test_a_follower_given_any_edited_manifest_refuses_or_returns_the_promised_by
         asyncio.run(fetch())
 
 
-@COMPILED
 @given(st.integers(1, 2**64 - 1), st.sampled_from([0, 2**64 - 1, 0xFF << 56, 0x8080808080808080, 0x0101010101010101]))
 def test_the_nth_set_bit_is_found_in_any_word(word, pattern):
     for each in (word, word | pattern, (word & pattern) or 1):

@@ -24,7 +24,7 @@ class QuickDisk(Disk):
     sizes=[44, 0, 56, 0],
     steps=[(0, "get"), (0, "get"), (0, "get"), (0, "get"), (4, "open"), (5, "get"), (0, "restart"), (2, "get")],
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 45), min_size=3, max_size=6),
     steps=st.lists(

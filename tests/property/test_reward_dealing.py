@@ -40,7 +40,7 @@ def taken_of(parts: list[Part], found: list[Matured]) -> list[Part]:
     return [part for part in parts if part.entries[0].facts.id in ids]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(wants, sizes, caps, st.booleans())
 def test_a_batch_keeps_to_its_budget_and_to_everybodys_share(wanted, size: int, cap: float, scarce: bool):
     config = RewardConfig(tenant_cap=cap, batch_tokens=400 if scarce else LARGE)
@@ -65,7 +65,7 @@ def test_a_batch_keeps_to_its_budget_and_to_everybodys_share(wanted, size: int, 
             assert all(turns <= most for turns in had.values()), f"{other} would have had less"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(wants, sizes, caps)
 def test_a_tenant_that_is_alone_gets_the_newest_until_there_are_enough(wanted, size: int, cap: float):
     parts = parts_of([("a", turns, tokens) for _, turns, tokens in wanted])

@@ -129,7 +129,7 @@ WORDS = ["ann", "ann", "ben", "for ever", "raises", "hangs", "far", "nothing"]
 scripts = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 7), st.sampled_from(WORDS)), max_size=100)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scripts)
 async def test_after_silence_and_time_nothing_waits(script):
     world = World()

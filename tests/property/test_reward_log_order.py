@@ -218,7 +218,7 @@ async def check(script: Script) -> set[str]:
     }
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(scripts)
 async def test_whoever_reads_the_log_alone_comes_to_the_same_rewards(script: Script):
     await check(script)

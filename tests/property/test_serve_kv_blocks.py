@@ -76,7 +76,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def make_samples(rng, number, blocks):
@@ -115,7 +115,7 @@ def run_step(scheduler, work, rng):
     return ended
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), blocks=st.integers(3, 12), rows=st.integers(1, 6), lanes=st.integers(1, 3))
 def test_every_request_ends_and_every_block_comes_back(seed, blocks, rows, lanes):
     rng = random.Random(seed)
@@ -159,7 +159,7 @@ def test_a_prompt_is_found_again_under_its_own_salt_only():
     assert hits == [0, 0, 8, 8, 16, 24]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(crowd=st.integers(1, 60), rows=st.integers(1, 6), seed=st.integers(0, 10**6))
 def test_whoever_asks_little_does_not_wait_behind_who_asks_much(crowd, rows, seed):
     rng = random.Random(seed)

@@ -98,13 +98,13 @@ def check(gateway, path, data, headers):
     assert (served > 0) == (reply.status_code == 200)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(path=PATHS, body=BODIES)
 def test_any_json_gets_an_answer(gateway, path, body):
     check(gateway, path, json.dumps(body).encode(), {})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     path=PATHS,
     data=st.binary(max_size=60) | st.text(alphabet='[]{}",:\\u0d8e1', max_size=60).map(str.encode),
@@ -120,7 +120,7 @@ def test_any_bytes_and_headers_get_an_answer(gateway, path, data, headers):
     check(gateway, path, data, {name: value.encode("latin-1") for name, value in headers.items()})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(VALUES)
 def test_parsing_agrees_with_the_standard_library(value):
     text = json.dumps(value, allow_nan=True)
@@ -133,7 +133,7 @@ def test_parsing_agrees_with_the_standard_library(value):
         assert parse_json(text.encode(), depth=64, values=1_000) == json.loads(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.recursive(st.text(alphabet='[]{}"\\a', max_size=4), lambda v: st.lists(v, max_size=3), max_leaves=20),
     st.integers(1, 8),

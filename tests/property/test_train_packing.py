@@ -116,7 +116,7 @@ def trunk(length: int, tails: list[tuple[int, int]]) -> list[TokenTurn]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.one_of(
         TURNS,

@@ -169,5 +169,6 @@ async def test_a_swap_that_did_not_end_well_is_tried_again(quick_looks):
 
         driver.swap = swap
         fake.forget()
-        await until(lambda: failed and not fake.paused)
+        await until(lambda: failed and engine._servers[0].label)
         assert engine._servers[0].label == fake.label == "hash1"
+        assert not fake.paused

@@ -52,7 +52,7 @@ def test_each_tenants_oldest_expire():
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     words=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 8), st.booleans()), max_size=80),
     taken_up=st.integers(0, 80),
