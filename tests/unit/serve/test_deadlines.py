@@ -270,10 +270,6 @@ async def test_a_watch_tells_its_reason_from_a_cancellation_from_outside():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with Watch(never) as watch:
-        watch.allow(0.01, ClientGone)
-        watch.free()
-        await asyncio.sleep(0.05)
 
 
 async def test_a_watch_ends_when_the_client_leaves():

@@ -66,10 +66,6 @@ class Watch:
                 self._timer.cancel()
             self._timer = self._loop.call_at(deadline, self._look)
 
-    def free(self) -> None:
-        """The step that begins now may take as long as it wants."""
-        self._deadline = float("inf")
-
     def end(self, reason: Exception) -> None:
         """End the task for this reason; the first reason holds."""
         if self.reason is None:
@@ -80,7 +76,7 @@ class Watch:
         self._timer = None
         if self._loop.time() >= self._deadline:
             self.end(self._late())
-        elif self._deadline < float("inf"):
+        else:
             self._timer = self._loop.call_at(self._deadline, self._look)
 
     async def _listen(self) -> None:
