@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from ostinato.core.errors import Corrupt, StorageFull
 from ostinato.core.seams import Cursor
@@ -88,34 +89,42 @@ def _in_order(times: Mapping[int, float]) -> set[int]:
 def _seal_of(directory: LogDirectory, first: Cursor) -> float | None:
     """When a segment was closed, as it says; None if it is open or gone, or damaged, which is told when its turn comes."""
     try:
-        segment = Segment(directory.segment(first), None)
+        with _opened(directory.segment(first)) as segment:
+            seal = segment.seal()
     except (SegmentGone, Corrupt):
         return None
-    try:
-        seal = segment.seal()
-        return None if seal is None else seal.at
-    finally:
-        segment.close()
+    return None if seal is None else seal.at
 
 
 def _drop(directory: LogDirectory, first: Cursor, keep_after: Cursor, *, old: bool) -> bool:
     try:
-        segment = Segment(directory.segment(first), None, write=True)
+        with _opened(directory.segment(first), write=True) as segment:
+            seal = segment.seal()
+            # before the newest, only one that a process left which was stopped while it made it is open: it is empty
+            needed = segment.newest() >= first if seal is None else not old or seal.last > keep_after
+            if needed or not _put_away(segment):
+                return False
+            if seal is not None:
+                _copy(directory, segment, [kind for kind in FOR_EVER if kind.table in seal.tables], seal.last)
     except SegmentGone:  # another process was quicker
         return True
-    try:
-        seal = segment.seal()
-        # before the newest, only one that a process left which was stopped while it made it is open: it is empty
-        needed = segment.newest() >= first if seal is None else not old or seal.last > keep_after
-        if needed or not _put_away(segment):
-            return False
-        if seal is not None:
-            _copy(directory, segment, [kind for kind in FOR_EVER if kind.table in seal.tables], seal.last)
-    finally:
-        segment.close()
     directory.drop(first)
     sync_directory(directory.path)
     return True
+
+
+@contextmanager
+def _opened(path: Path, *, write: bool = False) -> Generator[Segment]:
+    """A segment, open inside the block. Raises SegmentGone also where another process drops it meanwhile."""
+    segment = Segment(path, None, write=write)
+    try:
+        yield segment
+    except driver.Error as error:
+        if path.exists():
+            raise
+        raise SegmentGone(str(path)) from error
+    finally:
+        segment.close()
 
 
 def _put_away(segment: Segment) -> bool:

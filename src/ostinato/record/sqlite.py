@@ -109,11 +109,6 @@ def is_busy(error: Exception) -> bool:
     return _code(error) in (driver.SQLITE_BUSY, driver.SQLITE_LOCKED)
 
 
-def is_missing(error: Exception) -> bool:
-    """True if the database could not be opened: mostly, because its file is gone."""
-    return _code(error) == driver.SQLITE_CANTOPEN
-
-
 def translate(error: Exception, path: Path) -> OstinatoError:
     """The project's error for a database's: StorageFull, Corrupt, TooLarge or Unavailable, naming the file and the remedy."""
     code = _code(error)

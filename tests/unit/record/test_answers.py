@@ -16,7 +16,7 @@ from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.folds import FileFolds
 from ostinato.record.lock import hold
 from ostinato.record.log import SqlLog
-from ostinato.record.sqlite import is_busy, is_missing, translate
+from ostinato.record.sqlite import is_busy, translate
 from ostinato.testing.records import a_turn
 
 driver: Any = pysqlite3.dbapi2
@@ -49,13 +49,11 @@ def test_a_databases_errors_are_told_in_our_words(code: str, kind: type[Ostinato
     assert str(found).startswith(told)
 
 
-def test_only_locks_are_busy_and_only_what_cannot_be_opened_is_missing():
+def test_only_locks_are_busy():
     codes = ["SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CANTOPEN", "SQLITE_FULL", "SQLITE_PERM"]
     errors = [Failed(getattr(driver, code) | 0x200) for code in codes]
     assert [is_busy(error) for error in errors] == [True, True, False, False, False]
-    assert [is_missing(error) for error in errors] == [False, False, True, False, False]
     assert not is_busy(ValueError())
-    assert not is_missing(ValueError())
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from record_rows import EVERY, collect, firsts, one_of_each, signal
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Alarm, Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Stamp, Turn, identity
-from ostinato.record import retention
+from ostinato.record import retention, sqlite
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
+from ostinato.record.segments import segment as segment_module
 from ostinato.record.segments.segment import Segment
 
 DAY = 86_400.0
@@ -281,6 +282,35 @@ async def test_two_that_drop_at_once_agree(log: SqlLog, clock: Clock):
         await asyncio.gather(*[each.drop_old(later, 1000) for each in (log, other, log, other)])
         await log.drop_old(later, 1000)
         assert await collect(other, 0) == kept(before[:40]) + before[40:]
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(segment_module, "connect"), (segment_module, "check"), (Segment, "seal")],
+    ids=["connect", "check", "seal"],
+)
+async def test_a_segment_that_another_drops_while_it_is_looked_at_is_gone(
+    log: SqlLog, clock: Clock, monkeypatch: pytest.MonkeyPatch, where: Any, name: str
+):
+    look = getattr(where, name)
+
+    def gone(*args: Any, **named: Any) -> Any:
+        path = log._directory.segment(1)
+        if path in (*args, getattr(args[0], "path", None)):
+            sqlite.remove(path)
+            raise io_error()
+        return look(*args, **named)
+
+    monkeypatch.setattr(where, name, gone)
+    assert await log.drop_old(clock.now + 26.5 * DAY, 1000) == 4
+    assert firsts(log._directory.path)[0] == 41
+
+
+def io_error() -> Exception:
+    """What SQLite says when a file that it has open is not there any more."""
+    error = sqlite.driver.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite.driver.SQLITE_IOERR
+    return error
 
 
 async def test_a_disk_that_refuses_keeps_the_segment(log: SqlLog, clock: Clock, monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from ostinato.record.codec.tokens import Packed, unflat, widen
 from ostinato.record.codec.turns import Forgotten, Held
 from ostinato.record.keys import KeyRing
 from ostinato.record.segments.schema import check
-from ostinato.record.sqlite import connect, driver, is_missing, translate
+from ostinato.record.sqlite import connect, driver, translate
 
 KEYS = (1 << 63) - 1
 _HELD = 4 << 20  # bytes of ids that stay in memory for the turns that lean on them
@@ -52,17 +52,19 @@ class Segment:
         try:
             self.db = connect(path, write=write)
         except driver.OperationalError as error:
-            if is_missing(error) and not path.exists():
+            if not path.exists():
                 raise SegmentGone(str(path)) from error
             raise translate(error, path) from error
         try:
             self.version = check(self.db, path)
             (self.first,) = self.db.execute("SELECT first FROM segment").fetchone()
-        except BaseException:
+            self.shrinker = Shrinker(self._dictionaries)
+            self.shrinker.refresh()
+        except BaseException as error:
             self.db.close()
+            if isinstance(error, Exception) and not path.exists():  # dropped in this very moment
+                raise SegmentGone(str(path)) from error
             raise
-        self.shrinker = Shrinker(self._dictionaries)
-        self.shrinker.refresh()
         self.policies: dict[int, PolicyVersion] = {}
         self.pieces: dict[int, str] = {}
         self._asked = 0
