@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
+from unicodedata import category
 
 from pydantic import (
     AfterValidator,
@@ -26,13 +27,19 @@ from ostinato.core.records import Sampling
 MAX_N = 128
 MAX_STOPS = 16
 MAX_MESSAGES = 4096
+_JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
     """For names that are shown to people: nothing in them may move a terminal's cursor or end a line. Raises ValueError."""
-    if not text.isprintable():
+    if not text.isprintable() and not all(map(_stays, text)):
         raise ValueError("holds a character that is not printable")
     return text
+
+
+def _stays(character: str) -> bool:
+    """Also what Python does not call printable and names are written with: joiners (Persian, emoji) and spaces (Japanese)."""
+    return character.isprintable() or character in _JOINERS or category(character) == "Zs"
 
 
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
