@@ -289,7 +289,9 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise explain(Config, error, str(path or "defaults")) from None
+        raise explain(
+            Config, error, " and ".join([*([str(path)] if path else []), *(["--set"] if overrides else [])])
+        ) from None
 
 
 def save(config: Config, path: Path) -> None:

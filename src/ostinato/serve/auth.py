@@ -128,8 +128,8 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
     if api_keys or is_loopback(host):
         return
     raise BadConfig(
-        f"serve.host is {host!r} but serve.api_keys is empty: anyone who can reach it could use and teach the model. "
-        "Set an API key, or bind to 127.0.0.1."
+        f"listen.host is {host!r} but serve.api_keys is empty: anyone who can reach it could use and teach the model. "
+        'Set a key, as in serve.api_keys = ["acme:sk-..."], or listen on 127.0.0.1.'
     )
 
 

@@ -172,7 +172,10 @@ def test_a_name_is_taken_and_nobody_is_nobody():
         parse_chat(ASK | {"top_logprobs": 2})
 
 
-@pytest.mark.parametrize("name", ["علی\u200cرضا", "\U0001f469\u200d\U0001f4bb", "山田\u3000太郎", "O\u00a0Neill"])
+@pytest.mark.parametrize(
+    "name",
+    ["\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "\U0001f469\u200d\U0001f4bb", "山田\u3000太郎", "O\u00a0Neill"],
+)
 def test_names_may_hold_the_joiners_and_spaces_that_they_are_written_with(name):
     assert parse_chat(ASK | {"user": name}).asker == name
 

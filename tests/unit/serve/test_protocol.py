@@ -146,7 +146,8 @@ async def test_trickling_bytes_buys_no_time(impatient):
                 break
             writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
-        assert (await closed).startswith(b"HTTP/1.1 408 ")
+        with contextlib.suppress(ConnectionResetError):  # a byte that came too late can cost the answer
+            assert (await closed).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_connection_that_says_nothing_is_closed(impatient):

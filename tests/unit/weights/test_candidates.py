@@ -81,6 +81,23 @@ async def test_a_publication_that_failed_is_told_before_the_next_one_begins():
     assert stored.trouble is None
 
 
+async def test_steps_taken_again_name_no_older_candidate_and_one_that_is_still_due():
+    store = MemoryStore()
+    candidates = Candidates(VersionPublisher(store), "r", 2, lambda _: None)
+    named = []
+    for step in range(1, 5):
+        await candidates.publish(learned(step))
+        named.append((found := await Follower(store).resolve("candidate")) and found.number)
+    assert named == [None, 2, 2, 4]
+    present = await Follower(store).resolve("candidate")
+    again = Candidates(VersionPublisher(store), "r", 2, lambda _: None)
+    async with again.repeating(present):
+        for step in range(1, 7):  # it was killed before it could name the last one
+            again.last = await again.publish(learned(step))
+            assert (await Follower(store).resolve("candidate")) == present
+    assert (await Follower(store).resolve("candidate")).number == 6
+
+
 class Untouchable(dict):
     """Weights that nobody may look at before `may`."""
 
@@ -113,7 +130,9 @@ async def test_what_went_wrong_is_raised_by_the_next_call_and_stops_nothing():
     store.gate.set()
     store.full = True
     await stored.begin(learned(1))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(5):
+        while stored.trouble is None:
+            await asyncio.sleep(0.001)
     store.full = False
     with pytest.raises(StorageFull):
         await stored.begin(learned(2))

@@ -83,6 +83,20 @@ def _suite(config: Config) -> str:
     return f"{len(suite.items)} items of {suite.name}, each can be graded here"
 
 
+def _reward(config: Config) -> str:
+    from ostinato.reward.asking.opening import asker_of
+
+    async def look() -> None:
+        asker = asker_of(config.reward)
+        try:
+            await asker.open()
+        finally:
+            await asker.close()
+
+    asyncio.run(look())
+    return f"{config.reward.function} can be loaded"
+
+
 def _disk(config: Config) -> str:
     place = check_place(config)
     free = shutil.disk_usage(place).free / GIB
@@ -118,6 +132,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("sandbox", _sandbox),
     ("model", check_model),
     ("numerics", _numerics),
+    ("reward", _reward),
     ("suite", _suite),
     ("memory", _memory),
     ("disk", _disk),

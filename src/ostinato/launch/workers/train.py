@@ -67,12 +67,14 @@ class TrainWorker:
         if found is not None:
             parts.trainer.restore(found)
             logger.info("resumed at step %d", found.step)
-        parts.candidates.last = await self._present() or await parts.released.candidate() or parts.released.live
-        async for batch in parts.desk.history(parts.trainer.step_count):
-            logger.info("taking recorded step %d again", batch.row.step)
-            with self._refusals():
-                await parts.stored.begin(await parts.learner.trainer.step(batch))
-        await self._settle()
+        named = await parts.released.candidate()
+        parts.candidates.last = await self._present() or named or parts.released.live
+        async with parts.candidates.repeating(named):
+            async for batch in parts.desk.history(parts.trainer.step_count):
+                logger.info("taking recorded step %d again", batch.row.step)
+                with self._refusals():
+                    await parts.stored.begin(await parts.learner.trainer.step(batch))
+            await self._settle()
 
     async def _present(self) -> PolicyVersion | None:
         """The stored version that the trainer's present weights are, or None."""

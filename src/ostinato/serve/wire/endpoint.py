@@ -75,7 +75,10 @@ class Endpoint:
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in OpenAI's shape."""
-    failure: OstinatoError = NotFound(f"There is nothing at {request.url.path[:200]!r}; the API lives under /v1/.")
+    failure: OstinatoError = NotFound(
+        f"There is nothing at {request.url.path[:200]!r}; this server has OpenAI's /v1/chat/completions, /v1/completions and /v1/models, "
+        "and takes /v1/feedback."
+    )
     if isinstance(error, HTTPException) and error.status_code == 405:
         failure = MethodNotAllowed(f"{request.method} is not possible on {request.url.path[:200]}.")
     return Response(json_bytes(error_body(failure)), failure.status, media_type="application/json")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Learned
@@ -32,10 +33,27 @@ class Candidates:
     ) -> None:
         self._publisher, self._run, self._every, self._on_published = publisher, run, every, on_published
         self._numerics = numerics
+        self._naming = True
+        self._due: PolicyVersion | None = None  # the newest that is, or was to be, a candidate
         self.last: PolicyVersion | None = None
+
+    @contextlib.asynccontextmanager
+    async def repeating(self, named: PolicyVersion | None) -> AsyncGenerator[None]:
+        """Steps are taken again inside the block: `named`, the present candidate, stays it unless a newer one is due at the end.
+
+        To name each again would have the gate judge, and ship, versions that are older than the live one.
+        """
+        self._naming = False
+        try:
+            yield
+        finally:
+            self._naming = True
+        if self._due is not None and (named is None or self._due.number > named.number):
+            await self._publisher.name(self._due, "candidate")
 
     async def publish(self, learned: Learned) -> PolicyVersion:
         """Store the version under its root; idempotent."""
+        due = learned.step % self._every == 0
         done = await self._publisher.publish(
             learned.policy_number,
             learned.weights,
@@ -43,9 +61,10 @@ class Candidates:
             base=self.last,
             meta={"step": learned.step},
             numerics=self._numerics,
-            ref="candidate" if learned.step % self._every == 0 else None,
+            ref="candidate" if due and self._naming else None,
         )
         self.last = done.policy
+        self._due = done.policy if due else self._due
         self._on_published(done)
         return done.policy
 
