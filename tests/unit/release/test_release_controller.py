@@ -11,7 +11,7 @@ from ostinato.core.seams import Releases
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
-from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.release.outcomes import OutcomeConfig
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
@@ -170,6 +170,30 @@ async def test_bootstrap_sets_live_and_control_once(disk):
     assert seam.live == V0
 
 
+async def test_bootstrap_moves_nothing_that_stands(disk):
+    """A store that releases elsewhere may be for reading only."""
+    disk.publish(V3)
+    disk.refs |= {"live": "m3", "control": "m3"}
+
+    async def refuse(ref, old, new):
+        raise AssertionError(f"{ref} was moved")
+
+    disk.move_ref = refuse
+    control = controller(disk)
+    disk.known["m0"] = V0
+    await control.bootstrap(V0)
+    assert control.live == V3
+
+
+def test_a_version_that_is_blocked_ends_its_own_trial_only():
+    def event(action, policy):
+        return ReleaseEvent(id=action, action=action, policy=policy, previous=None, reason="", detail={}, at=1.0)
+
+    trying = fold(fold(State(), event("shipped", V0)), event("canary", V3))
+    assert fold(trying, event("blocked", V5)).canary == V3
+    assert fold(trying, event("blocked", V3)).canary is None
+
+
 async def test_before_bootstrap_nothing_is_live(disk):
     control = controller(disk)
     with pytest.raises(Unavailable, match="bootstrap"):
@@ -186,7 +210,8 @@ async def test_good_candidate_ships_and_bad_one_does_not(disk):
     assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, "because SHIP")
     assert disk.refs["live"] == "m3"
     disk.publish(V5)
-    assert (await control.step()).action == "blocked"
+    event = await control.step()
+    assert (event.action, event.reason) == ("blocked", "because BLOCK")
     assert await control.step() is None
     assert (disk.refs["live"], disk.refs["control"]) == ("m3", "m0")
     assert disk.events() == [("shipped", 0), ("evaluated", 3), ("shipped", 3), ("evaluated", 5), ("blocked", 5)]
@@ -522,7 +547,9 @@ async def canary(disk, loss):
     disk.publish(V3)
     assert (await control.step()).action == "canary"
     assert (disk.refs["canary"], disk.refs["live"]) == ("m3", "m0")
+    disk.refs["canary"] = "m0"  # somebody moved it, or it was killed before it did
     assert await control.step() is None  # nobody has reacted yet
+    assert disk.refs["canary"] == "m3"
     await serve(disk, Arm.LIVE, V0, RATES, 20, time.now)
     await serve(disk, Arm.CANARY, V3, [rate - loss for rate in RATES], 20, time.now)
     time.now += 6
@@ -544,6 +571,7 @@ async def test_harmful_canary_is_taken_back(disk):
     control, event = await canary(disk, 0.30)
     assert event.action == "blocked"
     assert "canary acceptance worse by" in event.reason
+    assert event.detail["guard"]["measure"] == "canary acceptance"
     assert (disk.refs["live"], disk.refs["canary"]) == ("m0", "m0")
     await settle(control)
     assert disk.events()[-1] == ("blocked", 3)
