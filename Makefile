@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
 
-test: install ## every test in two processes: the quick ones, then whole programs, a file at a time each
+test: install ## every test in two processes: the quick ones, then whole programs
 	$(BIN)/pytest -n 2 --ignore tests/e2e
-	$(BIN)/pytest -n 2 --dist loadfile tests/e2e
+	$(BIN)/pytest -n 2 --dist worksteal tests/e2e
 
 unit: install ## the fast part: half a minute
 	$(BIN)/pytest -n 2 tests/unit
@@ -47,6 +47,7 @@ bench: install ## every benchmark; writes benchmarks/results/
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 examine: install ## what runs too long for `make test`; writes tests/examinations/results/
+	OSTINATO_KILLS=20 $(BIN)/pytest -n 2 -m 'examination or not examination' tests/e2e/test_exactness.py tests/e2e/test_weight_faults.py tests/e2e/test_loop_kill.py
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.exactness.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10

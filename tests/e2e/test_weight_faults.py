@@ -25,7 +25,10 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+LONG = {"network", "publisher-kills"}  # `test_publish_crash` and `test_transfer_crash` kill publishers, too
+
+
+@pytest.mark.parametrize("part", [pytest.param(p, marks=[pytest.mark.examination] * (p in LONG)) for p in PARTS])
 async def test_every_fault_ends_at_the_right_hash_or_in_a_refusal_by_name(tmp_path, part):
     process = await asyncio.create_subprocess_exec(
         sys.executable,

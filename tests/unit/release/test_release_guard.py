@@ -53,6 +53,20 @@ def test_loss_of_twenty_points_is_caught():
     assert np.median([look for look in caught if look is not None]) <= 3  # within 480 outcomes
 
 
+def test_looks_share_alpha_one_half_a_quarter_and_so_on():
+    """So that all of them together spend no more than alpha (Bonferroni, weighted)."""
+    config, asked = GuardConfig(alpha=0.04), []
+
+    def compare(watched, baseline, confidence):
+        asked.append((1 - confidence) / 2)  # one-sided
+        return clustered_difference(watched, baseline, confidence)
+
+    tally = {f"u{n}": (float(n % 2), 3) for n in range(40)}
+    for look in range(3):
+        judge("acceptance", tally, tally, look, config, compare)
+    assert asked == pytest.approx([0.02, 0.01, 0.005])
+
+
 def test_looks_come_at_doublings():
     config = GuardConfig(min_outcomes=60)
     assert [look_at(n, config) for n in (0, 59, 60, 119, 120, 239, 240, 960)] == [None, None, 0, 0, 1, 1, 2, 4]
