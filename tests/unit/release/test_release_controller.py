@@ -186,12 +186,14 @@ async def test_bootstrap_moves_nothing_that_stands(disk):
 
 
 def test_a_version_that_is_blocked_ends_its_own_trial_only():
-    def event(action, policy):
-        return ReleaseEvent(id=action, action=action, policy=policy, previous=None, reason="", detail={}, at=1.0)
+    def event(action, policy, at=1.0):
+        return ReleaseEvent(id=action, action=action, policy=policy, previous=None, reason="", detail={}, at=at)
 
     trying = fold(fold(State(), event("shipped", V0)), event("canary", V3))
     assert fold(trying, event("blocked", V5)).canary == V3
     assert fold(trying, event("blocked", V3)).canary is None
+    back = fold(fold(trying, event("shipped", V3, at=5.0)), event("rolled_back", V0, at=9.0))
+    assert (back.releases, back.shipped_at, back.canary) == ((V0,), 9.0, None)
 
 
 async def test_before_bootstrap_nothing_is_live(disk):
