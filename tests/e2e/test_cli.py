@@ -131,7 +131,7 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
     model, run = tiny_model(tmp_path / "model"), tmp_path / "run"
     fast = ["--set", f"run.directory={run}", "--set", f"model.source={model}", "--set", "listen.port=0"]
     text = ostinato("doctor", *fast, "--set", "model.dtype=float32", "--set", "evaluate.suite=demo")
-    parts = ("Python", "torch", "SQLite", "sandbox", "model", "numerics", "suite", "memory", "disk", "port")
+    parts = ("Python", "torch", "SQLite", "sandbox", "model", "numerics", "reward", "suite", "memory", "disk", "port")
     found = [line.split()[1] for line in text.splitlines() if line.startswith("✓")]
     assert found == list(parts)
     assert "each can be graded here" in text
@@ -143,14 +143,16 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
             "model.source": "/no/such/model",
             "listen.port": taken.getsockname()[1],
             "evaluate.suite": "/no/such/suite.jsonl",
+            "reward.function": "nobodys:kept",
         }
         text = ostinato(
             "doctor", *(word for key, value in wrong.items() for word in ("--set", f"{key}={value}")), code=1
         )
     failed = {line.split()[1]: line for line in text.splitlines() if line.startswith("✗")}
-    assert set(failed) >= {"model", "suite", "disk", "port"}
+    assert set(failed) >= {"model", "reward", "suite", "disk", "port"}
     for part, remedy in (
         ("model", "give one, or a hub name"),
+        ("reward", "reward.function"),
         ("suite", "check evaluate.suite"),
         ("disk", "name another place"),
         ("port", "set listen.host and listen.port"),
