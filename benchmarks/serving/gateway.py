@@ -195,7 +195,12 @@ def main() -> None:
         )
     args.out.write_text(
         json.dumps(
-            {"machine": before, "arguments": vars(args), "fdatasync_ms": disk_ms, "figures": table},
+            {
+                "machine": before,
+                "arguments": {name: value for name, value in vars(args).items() if name not in ("out", "directory")},
+                "fdatasync_ms": disk_ms,
+                "figures": table,
+            },
             indent=1,
             default=str,
         )

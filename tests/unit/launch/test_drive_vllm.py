@@ -179,19 +179,25 @@ async def test_a_paused_server_that_serves_the_version_is_resumed():
         assert fake.calls.index("reset_prefix_cache") < fake.calls.index("resume")
 
 
+async def followed(vllm):
+    """Swaps and errors until the first swap."""
+    swaps, errors = [], []
+    task = asyncio.create_task(
+        vllm.follow("live", swaps.append, lambda ref, error: errors.append(str(error)), interval_s=0.005)
+    )
+    async with asyncio.timeout(5):
+        while not swaps:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    return swaps, errors
+
+
 async def test_a_cache_that_was_kept_by_accident_is_dropped_at_the_next_look():
     store = MemoryStore()
     await publish(store, 1)
     async with driven(store) as (fake, vllm):
         fake.fail["reset_prefix_cache"] = "busy"
-        swaps, errors = [], []
-        task = asyncio.create_task(
-            vllm.follow("live", swaps.append, lambda ref, error: errors.append(str(error)), interval_s=0.005)
-        )
-        async with asyncio.timeout(5):
-            while not swaps:
-                await asyncio.sleep(0.005)
-        task.cancel()
+        _, errors = await followed(vllm)
         assert "busy" in errors[0]
         assert fake.calls.count("reset_prefix_cache") == 2
 
@@ -201,14 +207,7 @@ async def test_an_error_is_reported_once_and_tried_again():
     policy = (await publish(store, 1))[0]
     async with driven(store) as (fake, vllm):
         fake.fail["init_weight_transfer_engine"] = "first"
-        swaps, errors = [], []
-        task = asyncio.create_task(
-            vllm.follow("live", swaps.append, lambda ref, error: errors.append(str(error)), interval_s=0.005)
-        )
-        async with asyncio.timeout(5):
-            while not swaps:
-                await asyncio.sleep(0.005)
-        task.cancel()
+        swaps, errors = await followed(vllm)
         assert len(errors) == 1
         assert "first" in errors[0]
         assert swaps[0].policy == policy
