@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from record_rows import collect
 
-from ostinato.core.records import Signal, Source, Turn
+from ostinato.core.records import PolicyVersion, Signal, Source, Span, Turn
 from ostinato.record.codec import shrink
+from ostinato.record.codec import turns as codec
 from ostinato.record.codec.bases import DEEPEST
 from ostinato.record.codec.kinds import KINDS, TURNS
 from ostinato.record.codec.shrink import Use
 from ostinato.record.codec.tokens import pack_logprobs
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
+from ostinato.record.segments.segment import Segment
 from ostinato.testing.records import a_turn
 
 draw = random.Random(3)
@@ -267,3 +269,33 @@ def test_logprobs_take_three_and_a_half_bytes_each():
 def test_a_few_far_logprobs_cost_a_byte_more_each():
     mixed = [-0.5] * 100 + [-0.0, -1e-38, float("-inf")]
     assert len(pack_logprobs(mixed)) <= 3.5 * 103 + 8 + 103
+
+
+@pytest.mark.parametrize(
+    ("counts", "explicit", "spans"),
+    [([2], False, b"3"), ([2], True, b"[[3,2]]"), ([1], False, b"[[3,1]]"), ([1, 1], False, b"[[3,1],[4,1]]")],
+)
+def test_one_version_over_the_whole_answer_is_its_number_alone(counts: list[int], explicit: bool, spans: bytes):
+    policy = PolicyVersion(number=0, hash="00")
+    turn = replace(a_turn(), spans=tuple(Span(policy=policy, tokens=count) for count in counts))
+    head = codec.pack_head(codec.prepare(turn), turn, [3, 4][: len(counts)], explicit=explicit)
+    assert head.startswith(b"[" + spans + b',"t:0",')
+
+
+async def test_what_was_read_once_is_leaned_on_without_reading_it_again(tmp_path: Path):
+    first = a_turn("t0:0", prompt=ids(50), sampled=ids(20))
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(first)
+        await log.append(follow(first, 1))
+    segment = Segment(tmp_path / "log" / "0000000000000001.db", None)
+    try:
+        (row,) = segment.fetch(TURNS, 0, 1, 1)
+        assert segment.decode(TURNS, row) == first
+        asked: list[str] = []
+        segment.db.set_trace_callback(asked.append)
+        assert segment.tokens(1).prompt == 50
+        assert asked == []
+        segment.tokens(2)
+        assert len(asked) == 1
+    finally:
+        segment.close()

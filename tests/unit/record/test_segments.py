@@ -17,6 +17,7 @@ from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 from ostinato.record.segments import schema
 from ostinato.record.segments.filters import SealedKeys, build
+from ostinato.record.segments.opened import OpenSegments
 from ostinato.record.segments.segment import Segment
 from ostinato.testing.records import a_turn
 
@@ -237,3 +238,20 @@ async def test_keys_are_spread_evenly_over_what_a_filter_uses(many: SqlLog):
     for bit in range(63):
         share = sum(key >> bit & 1 for key in keys) / len(keys)
         assert 0.45 < share < 0.55
+
+
+async def test_six_segments_are_open_at_most_those_used_last(tmp_path: Path):
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=1)) as log:
+        for i in range(8):
+            await log.append(signal(i))
+        opened = OpenSegments(log._directory, None, SealedKeys())
+        try:
+            for first in (1, 2, 3, 4, 5, 6):
+                opened.get(first)
+            kept = opened.get(1)
+            assert list(opened._open) == [2, 3, 4, 5, 6, 1]
+            opened.get(7)
+            assert list(opened._open) == [3, 4, 5, 6, 1, 7]
+            assert opened.get(1) is kept
+        finally:
+            opened.close()

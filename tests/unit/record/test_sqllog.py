@@ -251,6 +251,17 @@ async def test_a_row_that_only_the_database_refuses_hurts_nobody_else(log: SqlLo
     assert [row.id for row in await collect(log, {Signal}) if isinstance(row, Signal)] == ["a", "b"]
 
 
+async def test_of_two_in_one_transaction_the_good_one_is_kept(log: SqlLog, sql: Any):
+    sql(
+        log._directory.segment(1),
+        "CREATE TRIGGER picky BEFORE INSERT ON deliveries BEGIN SELECT RAISE(ABORT, 'no'); END",
+    )
+    bad = Delivered(id="d", turns=(), at=1.0)
+    answers = await asyncio.gather(log.append(SIGNAL), log.append(bad), return_exceptions=True)
+    assert [isinstance(answer, Unavailable) for answer in answers] == [False, True]
+    assert await collect(log, {Signal, Delivered}) == [SIGNAL]
+
+
 def test_a_row_larger_than_sqlite_takes_is_too_large(tmp_path: Path):
     with pytest.raises(driver.DataError) as error:
         driver.connect(":memory:").execute("SELECT zeroblob(2000000000)").fetchall()

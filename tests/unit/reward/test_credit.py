@@ -54,6 +54,21 @@ def test_advantages_are_residuals_over_their_rms():
     assert credit(rewards, baseline, ["a", "b", "a", "b"]) == pytest.approx(expected.tolist(), abs=1e-15)
 
 
+def test_what_a_name_is_expected_to_earn_counts_only_where_names_count():
+    expected: list[tuple[str, str]] = []
+
+    class Asked(Expecting):
+        def predict(self, context):
+            expected.append(context.person)
+            return 0.0
+
+    turns = [replace(turn, verified=i == 0) for i, turn in enumerate(turns_of(["ann", "bob"]))]
+    values = {turn.id: float(i) for i, turn in enumerate(turns)}
+    for users in ("declared", "verified"):
+        SingleRollout(RewardConfig(users=users), Asked())(by_episode(turns), values)
+    assert expected == [("default", "ann"), ("default", "bob"), ("default", "ann"), ("default", "")]
+
+
 @pytest.mark.parametrize(
     ("rewards", "baseline", "why"),
     [

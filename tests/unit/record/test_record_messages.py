@@ -245,6 +245,17 @@ async def test_what_cannot_be_forgotten(tmp_path: Path):
         await log.forget("acme", "ann")
 
 
+async def test_a_key_that_cannot_be_destroyed(tmp_path: Path, sql: Callable[..., Any]):
+    path = tmp_path / "log-keys.db"
+    with SqlLog.open(tmp_path / "log", config=RecordConfig(encrypt=Encrypt.USER)) as log:
+        await log.append(TURN)
+        sql(path, "CREATE TRIGGER stuck BEFORE UPDATE ON keys BEGIN SELECT RAISE(ABORT, 'stuck'); END")
+        told = f"the log at {path} could not be used: stuck; see which process holds it and try again"
+        with refused(Unavailable, told):
+            await log.forget(TURN.tenant, TURN.user)
+        assert await collect(log) == [(1, TURN)]
+
+
 def test_a_file_of_keys_that_does_not_fit(tmp_path: Path, sql: Callable[..., Any]):
     path = tmp_path / "keys.db"
     sql(path, "CREATE TABLE bookmarks (url)")

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
-from ostinato.core.records import Alarm, AlarmState, Batch, NoReward, Pending, PolicyVersion, Quarantine, Reward, Turn
+from ostinato.core.records import (
+    Alarm,
+    AlarmState,
+    Batch,
+    Holdback,
+    NoReward,
+    Pending,
+    PolicyVersion,
+    Quarantine,
+    Reward,
+    Turn,
+)
 from ostinato.reward.asking.inline import Inline
 from ostinato.reward.asking.isolated import LONGEST_LINE, Isolated
 from ostinato.reward.asking.loader import load
@@ -121,6 +132,7 @@ def test_a_line_that_is_no_answer():
         ("odd_reward:other", {"qqqq": 1}, "reward.options.qqqq: odd_reward:other has no such option; known: none"),
         (COPILOT, {"windwo": 3}, f"reward.options.windwo: {COPILOT} has no such option; did you mean window?"),
         (COPILOT, {"qqqq": 3}, f"reward.options.qqqq: {COPILOT} has no such option; known: silence, t, window"),
+        (COPILOT, {"widget": 3}, f"reward.options.widget: {COPILOT} has no such option; did you mean window?"),
         ("odd_reward:needy", {}, "reward.options.scale is missing: odd_reward:needy needs it"),
         (COPILOT, {"t": 1.5}, f"reward.options.t = 1.5 does not suit {COPILOT}: Input should be less than 1"),
     ],
@@ -300,6 +312,19 @@ def test_rewards_that_were_believed_under_a_wider_bound():
     ledger.apply(3, a_turn("u:0"))
     ledger.apply(4, reward(turn="u:0", value=-1.0))
     assert "u:0" in ledger.matured
+
+
+def test_what_is_held_back_before_its_reward_is_known_stays_held_back():
+    ledger = TurnLedger(RewardConfig())
+    ledger.apply(1, a_turn())
+    ledger.apply(2, Holdback(turn="t:0", reason="arm:odd", at=1.0))
+    assert (ledger.held, ledger.to_hold, ledger.first_open(("episode", "default", "episode of t:0"))) == (
+        {"arm:odd": 1},
+        {},
+        None,
+    )
+    ledger.apply(3, reward())
+    assert (ledger.matured, ledger.to_hold) == ({}, {})
 
 
 @pytest.mark.parametrize(("temperature", "why"), [(0.0, "greedy"), (0.05, "cold"), (0.1, None), (1.0, None)])
