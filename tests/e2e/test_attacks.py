@@ -306,11 +306,13 @@ def test_metrics_show_a_tenant_itself_only(siege):
     seen, own, whole = (who.http.get("/metrics").text for who in (siege.bolt, siege.acme, siege.operator))
     assert "acme" not in seen
     assert "ostinato_engine" not in seen
+    assert "ostinato_disk_free_bytes" not in seen
     assert 'ostinato_turns_total{arm="live",finish="length",tenant="bolt"}' in seen
     assert 'tenant="acme"' in own
     assert 'tenant="acme"' in whole
     assert 'tenant="bolt"' in whole
     assert "ostinato_engine_prefix_hit_tokens" in whole
+    assert "ostinato_disk_free_bytes" in whole
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/feedback", "/v1/models", "/metrics"])

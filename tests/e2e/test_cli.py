@@ -1,5 +1,6 @@
 """The command line as a person meets it: help that helps, errors with a way out, looking at a run and taking a release back."""
 
+import json
 import os
 import socket
 import subprocess
@@ -111,6 +112,7 @@ async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path)
     text = ostinato("status", *shipped)
     assert "0 turns = 0 trained" in text
     assert "no `ostinato up` has run here" in text
+    assert json.loads(ostinato("status", "--json", *shipped))["turns"]["ingested"] == 0
     chain = ostinato("weights", "log", *shipped)
     assert [line.split()[0] for line in chain.splitlines()[1:4]] == ["v2", "v1", "v0"]
     assert "v1" in ostinato("rollback", "--reason", "test", *shipped)

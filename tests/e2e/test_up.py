@@ -99,6 +99,14 @@ async def health(url: str) -> dict:
         return await response.json()
 
 
+async def metrics(run: Up) -> set[str]:
+    """The lines that an operator's Prometheus reads."""
+    headers = {"authorization": f"Bearer {run.home.admin_key()}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{run.url}/metrics") as response:
+        assert response.status == 200
+        return set((await response.text()).splitlines())
+
+
 async def live(url: str) -> str:
     """What is served as live, once something is."""
     async with asyncio.timeout(PATIENT_S):
@@ -151,6 +159,8 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     worker = first.standing("train")
     assert worker.restarts == 1
     assert "gave no sign of life" in worker.reason
+    seen = await metrics(first)
+    assert {'ostinato_worker_restarts_total{worker="train"} 1.0', 'ostinato_worker_running{worker="train"} 1.0'} <= seen
 
     pids = [each.pid for each in read_board(first.home.workers).workers]
     begun = time.monotonic()
@@ -412,6 +422,7 @@ async def test_without_a_suite_it_learns_and_a_person_ships(tmp_path, up, simula
     with open_log(run.config) as log:
         alarms = [row async for _, row in log.read(0, {Alarm})]
     assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [("release:suite", "raised")]
+    assert 'ostinato_alarm{name="release:suite"} 1.0' in await metrics(run)
     words = [sys.executable, "-m", "ostinato.cli", "ship", "--reason", "ann looked", *run.words]
     done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=True)
     assert "ostinato rollback" in done.stdout

@@ -155,11 +155,17 @@ def evaluate(
 
 
 @app.command
-def status(common: Common | None = None) -> None:
-    """Workers, alarms, what is live, what was learned, how people react: one screen."""
+def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+    """Workers, alarms, what is live, what was learned, how people react: one screen.
+
+    Parameters
+    ----------
+    json
+        One JSON object instead of the screen.
+    """
     from ostinato.launch.commands.status import show_status
 
-    asyncio.run(show_status((common or Common()).load(), Console()))
+    asyncio.run(show_status((common or Common()).load(), Console(), machine=json))
 
 
 @app.command(name="log")

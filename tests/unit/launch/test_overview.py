@@ -13,7 +13,8 @@ from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.placing.supervision import Condition, Watched
 from ostinato.launch.views.overview import Overview, ago, overview
-from ostinato.launch.views.summary import RatedTurn, Served, Summary
+from ostinato.launch.views.status_json import as_json
+from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
 from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0
@@ -129,6 +130,32 @@ def test_where_turns_and_feedback_stand_is_shown():
     assert "(7 wait for theirs)" in text
     assert "feedback of acme: 62% of turns have some (4100 turns), SILENT NOW" in text
     assert "NOT BALANCED" in drawn(replace(RUN, accounting=replace(found, ingested=10)))
+
+
+@pytest.mark.parametrize(
+    ("board", "alive"), [(BOARD, True), (replace(BOARD, at=NOW - 300), False), (replace(BOARD, ended="stopped"), False)]
+)
+def test_for_scripts_it_is_json(board, alive: bool):
+    seen = Summary(signals=3, step=7, tokens=90, alarms={"disk": ("full", NOW - 60)})
+    seen.releases.append(LedgerLine(action="shipped", number=6, reason="better", at=NOW - 9))
+    for number in range(8):
+        served = Served(arm=("live", "control")[number % 2], started_at=NOW - 600, number=number % 2)
+        seen.rated.append(RatedTurn(served=served, value=1.0 - number % 4, heard=True))
+    coverage = {"acme": TenantCoverage(usual=0.5, turns=40, alarm=False)}
+    counts = replace(RUN.accounting, ingested=3, trained=1, held={"arm:eval": 1}, waiting=1, coverage=coverage)
+    found = json.loads(json.dumps(as_json(replace(RUN, board=board, summary=seen, accounting=counts))))
+    assert found["up"] == {"alive": alive, "pid": 700, "heard_at": board.at, "ended": board.ended}
+    assert [(worker["name"], worker["restarts"]) for worker in found["workers"]] == [("train", 2)]
+    assert found["alarms"] == {"disk": {"reason": "full", "since": NOW - 60}}
+    live = found["arms"]["live"]
+    assert (live["turns"], live["acceptance"], live["newest_version"]) == (4, 0.5, 0)
+    assert 0 < live["lower"] < 0.5 < live["upper"] < 1
+    assert (found["steps"], found["tokens"], found["signals"], found["at"]) == (7, 90, 3, NOW)
+    assert found["releases"] == [{"action": "shipped", "number": 6, "reason": "better", "at": NOW - 9}]
+    assert (found["turns"]["held"], found["turns"]["balanced"]) == ({"arm:eval": 1}, True)
+    assert found["turns"]["coverage"]["acme"]["usual"] == 0.5
+    assert found["disk"] == {"log": 5_000_000, "weights": 2_000_000_000, "free": 70_000_000_000}
+    assert as_json(replace(RUN, board=None))["up"] is None
 
 
 def test_learning_and_housekeeping_are_shown():

@@ -1,4 +1,4 @@
-"""`ostinato status`: a run as it stands, for people."""
+"""`ostinato status`: a run as it stands, for people, or as JSON."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.overview import Overview, overview
 from ostinato.launch.views.progress import last_lines
+from ostinato.launch.views.status_json import as_json
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
 
@@ -30,8 +31,8 @@ DEMO_MARKER = "demo"
 _WORTH_KEEPING = 10_000  # rows: having read more, the next look shall not do so again
 
 
-async def show_status(config: Config, console: Console) -> None:
-    """One screen. Raises NotFound if the run does not exist."""
+async def show_status(config: Config, console: Console, *, machine: bool = False) -> None:
+    """One screen, or one JSON object for a machine. Raises NotFound if the run does not exist."""
     place = existing(config)
     folds = open_folds(config)
     with open_log(config) as log:
@@ -41,6 +42,9 @@ async def show_status(config: Config, console: Console) -> None:
         with contextlib.suppress(StorageFull):
             await summary.keep(seen, folds)
     shown = await _look(config, place, seen, accounting)
+    if machine:
+        console.print_json(data=as_json(shown), highlight=False)
+        return
     for part in overview(shown):
         console.print(part, highlight=False, soft_wrap=True)
     for line in _contracts(seen):

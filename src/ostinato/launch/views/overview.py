@@ -104,20 +104,24 @@ def _worker(worker: Standing, now: float) -> tuple[Text, ...]:
     )
 
 
+def arm_rows(run: Overview) -> list[ArmRow]:
+    """What was accepted of the newest rated turns, by arm."""
+    accepted: dict[str, list[bool]] = defaultdict(list)
+    newest: dict[str, int | None] = {}
+    for each in run.summary.rated:
+        accepted[each.served.arm].append(each.value > 0)
+        newest[each.served.arm] = each.served.number
+    return [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
+
+
 def _arms(run: Overview) -> list[RenderableType]:
     rated = run.summary.rated
     if not rated:
         return [Text("no answer has been rated yet", "dim")]
-    accepted: dict[str, list[bool]] = defaultdict(list)
-    newest: dict[str, int | None] = {}
-    for each in rated:
-        accepted[each.served.arm].append(each.value > 0)
-        newest[each.served.arm] = each.served.number
-    rows = [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
     heard = sum(each.heard for each in rated)
     oldest = ago(run.now - rated[0].served.started_at)
     return [
-        arms_table(rows, run.who, f"newest {len(rated)} since {oldest} ago"),
+        arms_table(arm_rows(run), run.who, f"newest {len(rated)} since {oldest} ago"),
         Text(f"feedback on {100 * heard / len(rated):.0f}% of them; {run.summary.signals} signals in all", "dim"),
     ]
 

@@ -15,6 +15,7 @@ from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
+from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.descriptors import room_for_connections
 from ostinato.launch.workers.life import Life
@@ -68,12 +69,15 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
 
     config = run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
+    numbers = RunNumbers(run.home.workers)
+    serving.gateway.state.metrics.registry.register(numbers)
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
             beside = [
                 group.create_task(follow(serving, Progress(run.home.progress("serve"), kept_bytes(run.config)))),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
+                group.create_task(watch_alarms(run.log, numbers.alarms)),
             ]
             await listen(
                 serving.gateway,

@@ -1,0 +1,71 @@
+"""A run's workers, alarms and disk for Prometheus, beside the gateway's own numbers on `GET /metrics`. No tenant sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Alarm, AlarmState
+from ostinato.launch.placing.board import read_board
+from ostinato.record.log import SqlLog
+
+_LOOK_S = 5.0
+
+
+class RunNumbers(Collector):
+    """Reads the supervisor's board and the disk at each scrape; `alarms` are those that stand, kept by `watch_alarms`."""
+
+    def __init__(self, board: Path) -> None:
+        self._board = board
+        self.alarms: set[str] = set()
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of one scrape."""
+        standing = GaugeMetricFamily("ostinato_alarm", "1 for each alarm that stands in the log.", labels=["name"])
+        for name in sorted(self.alarms):
+            standing.add_metric([name], 1.0)
+        yield standing
+        free = shutil.disk_usage(self._board.parent).free
+        yield GaugeMetricFamily("ostinato_disk_free_bytes", "Room on the disk of the run's directory.", value=free)
+        yield from self._workers()
+
+    def _workers(self) -> Iterable[Metric]:
+        board, now = read_board(self._board), wall_clock()
+        if board is None or board.ended is not None:
+            return
+        yield GaugeMetricFamily("ostinato_up_heard_seconds", "Since `ostinato up` was heard of.", value=now - board.at)
+        running = GaugeMetricFamily("ostinato_worker_running", "1 while the worker runs.", labels=["worker"])
+        troubled = GaugeMetricFamily(
+            "ostinato_worker_trouble", "1 while it waits for a disk or a store.", labels=["worker"]
+        )
+        doing = GaugeMetricFamily(
+            "ostinato_worker_doing_seconds", "How long it has done what it does.", labels=["worker"]
+        )
+        restarts = CounterMetricFamily("ostinato_worker_restarts", "How often it was started again.", labels=["worker"])
+        for worker in board.workers:
+            running.add_metric([worker.name], float(worker.condition == "running"))
+            troubled.add_metric([worker.name], float(worker.trouble is not None))
+            doing.add_metric([worker.name], max(0.0, now - worker.doing_since))
+            restarts.add_metric([worker.name], worker.restarts)
+        yield from (running, troubled, doing, restarts)
+
+
+async def watch_alarms(log: SqlLog, standing: set[str]) -> None:
+    """Until cancelled, keep in `standing` the names of the alarms that stand. A log that cannot be read now is read later."""
+    cursor = 0
+    while True:
+        with contextlib.suppress(OstinatoError):
+            newest = await asyncio.to_thread(log.newest)
+            async for _, row in log.read(cursor, {Alarm}):
+                if isinstance(row, Alarm):
+                    (standing.add if row.state is AlarmState.RAISED else standing.discard)(row.name)
+            cursor = newest  # what came meanwhile is read twice, in order: that changes nothing
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,39 @@
+"""What `ostinato status --json` prints: the screen's facts for scripts. Times are Unix seconds, sizes are bytes, shares are 0 to 1."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ostinato.launch.placing.board import STALE_S
+from ostinato.launch.views.overview import Overview, arm_rows
+
+
+def as_json(run: Overview) -> dict[str, Any]:
+    """The run as JSON's types. `up` is null before the first `ostinato up`; `up.alive` is false once it ended, was killed or hangs.
+
+    `arms` are over the newest rated turns, as on the screen.
+    """
+    board, seen = run.board, run.summary
+    return {
+        "directory": run.directory,
+        "url": run.url,
+        "at": run.now,
+        "up": board
+        and {
+            "alive": board.ended is None and run.now - board.at <= STALE_S,
+            "pid": board.pid,
+            "heard_at": board.at,
+            "ended": board.ended,
+        },
+        "workers": [asdict(worker) for worker in board.workers] if board else [],
+        "alarms": {name: {"reason": reason, "since": since} for name, (reason, since) in sorted(seen.alarms.items())},
+        "arms": {row.arm: asdict(row.point) | {"newest_version": row.newest} for row in arm_rows(run)},
+        "steps": seen.step,
+        "tokens": seen.tokens,
+        "signals": seen.signals,
+        "releases": [asdict(line) for line in seen.releases],
+        "refs": dict(run.refs),
+        "turns": asdict(run.accounting) | {"balanced": run.accounting.balanced},
+        "disk": {**run.disk, "free": run.free},
+    }
