@@ -228,19 +228,26 @@ def leaves(tree: Mapping[str, Any], before: str = "") -> list[str]:
     return found
 
 
-def explain(model: type[BaseModel], error: ValidationError, origin: str) -> BadConfig:
-    """One line per mistake, each with the key and the way out."""
+def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str, str]) -> BadConfig:
+    """What is wrong, each mistake with where it stands, its key and the way out. `origin` is that of each key that was set."""
     known = dict(keys(model))
     lines: list[str] = []
+
+    def add(path: str, line: str) -> None:
+        near = {origin[key] for key in origin if f"{key}.".startswith(f"{path}.") or path.startswith(f"{key}.")}
+        where = {origin[path]} if path in origin else near or set(origin.values())
+        lines.append(f"{' and '.join(sorted(where, reverse=True))}: {line}")
+
     for item in error.errors():
         path, given = ".".join(str(part) for part in item["loc"]), item["input"]
         if item["type"] == "extra_forbidden":
             below = leaves(cast("dict[str, Any]", given), f"{path}.") if isinstance(given, dict) else []
-            lines += [_unknown(name, list(known)) for name in below or [path]]
+            for name in below or [path]:
+                add(name, _unknown(name, list(known)))
         else:
             secret = any(path.startswith(name) and "Secret" in str(field.annotation) for name, field in known.items())
-            lines.append(f"{path}: {item['msg']}" + ("" if secret else f" (got {given!r})"))
-    return BadConfig(f"{origin}: " + "; ".join(lines))
+            add(path, f"{path}: {item['msg']}" + ("" if secret else f" (got {given!r})"))
+    return BadConfig("; ".join(lines))
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
@@ -289,9 +296,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise explain(
-            Config, error, " and ".join([*([str(path)] if path else []), *(["--set"] if overrides else [])])
-        ) from None
+        raise explain(Config, error, origins(path, overrides)) from None
 
 
 def save(config: Config, path: Path) -> None:

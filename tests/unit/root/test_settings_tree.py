@@ -84,6 +84,21 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
         load(broken)
 
 
+def test_each_mistake_is_told_with_where_it_stands(tmp_path):
+    path = tmp_path / "ostinato.toml"
+    path.write_text('[train]\nclip = "high"\nlern = 3\n[serve]\napi_keys = [3]\n')
+    with pytest.raises(BadConfig) as caught:
+        load(path, ["learn.batch=many", "train.warmup_steps=2"])
+    told = str(caught.value)
+    assert f"{path}: train.clip: " in told
+    assert f"{path}: unknown key 'train.lern'" in told
+    assert f"{path}: serve.api_keys.0: " in told
+    assert "--set: learn.batch: " in told
+    assert " and " not in told
+    with pytest.raises(BadConfig, match=r"; --set: train: "):
+        load(path, ["train=3"])
+
+
 def test_a_wrong_secret_is_not_repeated():
     with pytest.raises(BadConfig) as caught:
         load(None, ["serve.api_keys='sk-0123456789abcdef'"])
