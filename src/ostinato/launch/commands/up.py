@@ -156,4 +156,5 @@ async def _announce(launched: Launched, model: str, console: Console) -> None:
             shown = doing
             await asyncio.sleep(0.2)
     if url is not None:
-        _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{model}[/]  (Ctrl-C stops)\n")
+        _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{model}[/]  (Ctrl-C stops)")
+        _show(console, "`ostinato status`, with the same options, says how it learns\n")
