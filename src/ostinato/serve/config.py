@@ -90,6 +90,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     send_timeout_s: float = Field(
         default=30.0, gt=0, description="Longest wait for a client to take the next piece of an answer, in seconds."
     )
+    keep_alive_s: int = Field(
+        default=75,
+        ge=1,
+        description="How long a connection without a request stays open, in seconds. Longer than callers and balancers keep theirs.",
+    )
     store_timeout_s: float = Field(
         default=15.0, gt=0, description="Longest wait for the log to confirm a write, in seconds; then 503."
     )

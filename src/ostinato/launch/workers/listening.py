@@ -16,6 +16,10 @@ from ostinato.launch.placing.port import url_of
 from ostinato.serve.wire.connections import Connections
 from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
+KEEP_ALIVE_S = (
+    75  # uvicorn's 5 is less than most clients': a request on its way meets a connection that was just closed
+)
+
 
 class Server(uvicorn.Server):
     """uvicorn without its own signal handlers: the worker decides when to stop."""
@@ -34,6 +38,7 @@ async def listen(
     lifespan: bool = True,
     connections: Connections | None = None,
     unread_s: float = UNREAD_S,
+    keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
     """Serve on a bound socket until told to stop. Raises what its start-up raised.
 
@@ -45,6 +50,7 @@ async def listen(
         lifespan: the app has a start and an end of its own.
         connections: how many may be open; None: any number.
         unread_s: how long an answer may lie unread.
+        keep_alive_s: how long a connection without a request stays open.
     """
     failed: list[BaseException] = []
 
@@ -64,6 +70,7 @@ async def listen(
         log_level="warning",
         lifespan="on" if lifespan else "off",
         timeout_graceful_shutdown=5,
+        timeout_keep_alive=keep_alive_s,
     )
     server = Server(settings)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -86,6 +86,7 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 say,
                 connections=connections,
                 unread_s=config.send_timeout_s,
+                keep_alive_s=config.keep_alive_s,
             )
             for task in beside:
                 task.cancel()

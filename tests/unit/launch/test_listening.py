@@ -1,0 +1,43 @@
+"""How long an idle connection lives: longer than clients keep theirs, so that none sends into one that is being closed."""
+
+import asyncio
+import contextlib
+import inspect
+import time
+
+from ostinato.launch.placing.port import bind
+from ostinato.launch.workers.listening import KEEP_ALIVE_S, listen
+from ostinato.serve.config import ServeConfig
+
+CLIENTS = {"httpx": 5.0, "aiohttp": 15.0, "AWS's balancer": 60.0}
+"""Seconds that they keep an idle connection by default."""
+
+
+async def page(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def test_an_idle_connection_lives_as_long_as_is_set():
+    stopping, urls = asyncio.Event(), []
+    with bind("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(listen(page, listener, stopping, urls.append, lifespan=False, keep_alive_s=1))
+        async with asyncio.timeout(20):
+            while not urls:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            with contextlib.closing(writer):
+                for pause in (0.6, 0.6, 0.0):
+                    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                    assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+                    await asyncio.sleep(pause)
+                began = time.monotonic()
+                assert await reader.read() == b""
+                assert time.monotonic() - began >= 0.9
+        stopping.set()
+        await serving
+
+
+def test_no_client_keeps_its_connections_as_long_as_the_server():
+    assert inspect.signature(listen).parameters["keep_alive_s"].default == KEEP_ALIVE_S
+    assert min(KEEP_ALIVE_S, ServeConfig().keep_alive_s) > max(CLIENTS.values())
