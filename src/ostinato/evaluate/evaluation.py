@@ -95,9 +95,8 @@ class Evaluation:
         return self._first(policy, self._held(policy))
 
     def _keep(self, content_hash: str, scores: Iterable[ItemScore]) -> None:
-        known = self._scores[content_hash] = self._scores.pop(
-            content_hash, {}
-        )  # moved to the end: the oldest goes first
+        # moved to the end: the oldest goes first
+        known = self._scores[content_hash] = self._scores.pop(content_hash, {})
         for score in scores:
             known.setdefault((score.item, score.draw), score.score)
         while len(self._scores) > KEPT_VERSIONS:

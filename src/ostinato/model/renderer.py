@@ -219,9 +219,8 @@ def _control_tokens(core: Tokenizer) -> dict[str, int]:
 
 def _any_of(tokens: Mapping[str, int]) -> re.Pattern[str]:
     longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile(
-        "|".join(map(re.escape, longest_first)) or "(?!)"
-    )  # without tokens: a pattern that matches nothing
+    # without tokens: a pattern that matches nothing
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _without(core: Tokenizer, control: set[str]) -> Tokenizer:

@@ -312,9 +312,8 @@ def _trial(router: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fits(recipe: _Recipe, logits: Tensor, scores: Tensor, ids: Tensor) -> bool:
-    gates, _ = recipe.gates(
-        logits, ids.sort(dim=-1).values
-    )  # equal probabilities may change places: their gates are equal too
+    # equal probabilities may change places: their gates are equal too
+    gates, _ = recipe.gates(logits, ids.sort(dim=-1).values)
     return gates.dtype == scores.dtype and torch.equal(gates, scores)
 
 

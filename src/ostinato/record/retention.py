@@ -68,9 +68,8 @@ def closed_at(seals: Sequence[float | None], now: float) -> list[float | None]:
 
 def _in_order(times: Mapping[int, float]) -> set[int]:
     """The places of the most times that are in order; where there is a choice, of late ones: rather kept too long than lost."""
-    latest: list[
-        float
-    ] = []  # the latest time that so many times in order can begin with, negated, by how many less one
+    # the latest time that so many times in order can begin with, negated, by how many less one
+    latest: list[float] = []
     begins: list[int] = []  # its place
     follows: dict[int, int | None] = {}
     for place, at in sorted(times.items(), reverse=True):

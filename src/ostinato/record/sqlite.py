@@ -50,9 +50,8 @@ def connect(path: Path, *, write: bool) -> Any:
     try:
         connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute(
-            "PRAGMA recursive_triggers=ON"
-        )  # without it INSERT OR REPLACE deletes unseen by the triggers
+        # without it INSERT OR REPLACE deletes unseen by the triggers
+        connection.execute("PRAGMA recursive_triggers=ON")
         connection.execute(f"PRAGMA query_only={'OFF' if write else 'ON'}")
     except driver.Error:
         connection.close()
@@ -69,9 +68,8 @@ def create(path: Path, build: Callable[[Any], None], *, journal: str = "wal") ->
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        os.close(
-            os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        )  # what SQLite puts beside it gets its mode
+        # what SQLite puts beside it gets its mode
+        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = connect(partial, write=True)
         try:
             (mode,) = connection.execute(f"PRAGMA journal_mode={journal}").fetchone()

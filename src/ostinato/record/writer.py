@@ -128,10 +128,8 @@ class _Job:
         """Tell the caller. On its event loop."""
         if self.timer is not None:
             self.timer.cancel()
-        future, self._future = (
-            self._future,
-            None,
-        )  # an error's traceback holds the rows, and this may lie in the queue still
+        # an error's traceback holds the rows, and this may lie in the queue still
+        future, self._future = self._future, None
         if future is None or future.done():  # the caller was cancelled
             return
         if isinstance(answer, OstinatoError):

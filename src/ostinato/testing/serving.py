@@ -26,9 +26,8 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serving(app: ASGIApp, *, lifespan: bool = True) -> AsyncGenerator[str, None]:
     """Serve `app` on a free loopback port; yields its base URL, for example "http://127.0.0.1:43127"."""
-    listener = socket.socket(
-        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # with proto 0 asyncio leaves Nagle on
+    # with proto 0 asyncio leaves Nagle on
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     config = uvicorn.Config(

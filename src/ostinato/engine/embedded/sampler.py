@@ -90,7 +90,6 @@ def _invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
     """The token at which the running sum passes u of the whole."""
     sums_CV = mass_CV.double().cumsum(-1)
     target_C1 = (u_C * sums_CV[:, -1])[:, None]
-    last_C = (
-        mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
-    )  # rounding may carry the target past the end
+    # rounding may carry the target past the end
+    last_C = mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
     return torch.minimum((sums_CV <= target_C1).sum(-1), last_C)

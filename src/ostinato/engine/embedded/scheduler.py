@@ -274,9 +274,8 @@ class Scheduler:
     def _reserve(self, missing: int, *, make_room: bool) -> list[int] | None:
         """So many blocks, beside one for every running sample, which may soon want it: to take those would only preempt again."""
         while missing + len(self.running) > self.pool.available:
-            if (
-                not make_room or self.waiting.most < 2
-            ):  # who has one sample running keeps it, so nobody is put back in turn
+            # who has one sample running keeps it, so nobody is put back in turn
+            if not make_room or self.waiting.most < 2:
                 return None
             self._preempt()
         return self.pool.allocate(missing)

@@ -30,11 +30,8 @@ class Pulse:
     def __init__(self) -> None:
         self.ready = False
         self.trouble: Callable[[], str | None] = lambda: None
-        self._now: tuple[str, float | None, float] = (
-            "starting",
-            None,
-            time.monotonic(),
-        )  # one value: two threads read it
+        # one value: two threads read it
+        self._now: tuple[str, float | None, float] = ("starting", None, time.monotonic())
 
     def begin(self, doing: str, limit_s: float | None = None) -> None:
         """From now on the worker does this, for at most `limit_s` seconds."""

@@ -138,9 +138,8 @@ class Sessions:
     def render(self, question: Question) -> Prompt:
         """The ids, reusing those of the found turn. Raises BadRequest for messages that cannot be rendered."""
         if question.entry is None and self._cold and not question.scope.shared:
-            with suppress(
-                BadRequest
-            ):  # a part of the conversation cannot be rendered alone: it is not looked for further
+            # a part of the conversation cannot be rendered alone: it is not looked for further
+            with suppress(BadRequest):
                 self._find_cold(question)
         entry, asked = question.entry, question.scope.episode
         episode = asked or (entry.episode if entry is not None else None)

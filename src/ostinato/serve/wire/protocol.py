@@ -126,9 +126,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if (
-            not self._in_head and self.cycle.response_complete
-        ):  # the rest of the body ends uvicorn's timer, and starts no other
+        # the rest of the body ends uvicorn's timer, and starts no other
+        if not self._in_head and self.cycle.response_complete:
             self._wait()
 
     def pause_writing(self) -> None:

@@ -150,9 +150,8 @@ def _compress(data: Bytes, itemsize: int, level: int) -> bytes:
 
 
 def _decompress(payload: bytes | memoryview, size: int) -> Bytes:
-    if (
-        payload[:4] != zstandard.FRAME_HEADER
-    ):  # a skippable frame has no content, but zstandard takes memory for its length
+    # a skippable frame has no content, but zstandard takes memory for its length
+    if payload[:4] != zstandard.FRAME_HEADER:
         raise Corrupt(f"a chunk of {size} bytes does not start with a zstd frame")
     try:
         declared = zstandard.frame_content_size(payload)

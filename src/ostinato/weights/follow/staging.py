@@ -57,9 +57,8 @@ class Staging:
         self._root, self._asked, self._took = "", 0.0, 0.0
         self._work: Future[Weights] | None = None
         self._closing = asyncio.Event()
-        self._runner = asyncio.Runner(
-            loop_factory=asyncio.new_event_loop
-        )  # with a factory it leaves this thread's loop alone
+        # with a factory it leaves this thread's loop alone
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._run, name="ostinato-staging", daemon=True)
         self._thread.start()

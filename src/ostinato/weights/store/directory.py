@@ -100,9 +100,8 @@ class DirectoryStore:
         return await asyncio.to_thread(self._read_ref, check_ref(ref))
 
     async def refs(self) -> dict[str, str]:
-        listed = await asyncio.to_thread(
-            self._list_refs, 0
-        )  # needs no clock, so a store that cannot be written is listed too
+        # needs no clock, so a store that cannot be written is listed too
+        listed = await asyncio.to_thread(self._list_refs, 0)
         return {ref: found.value for ref, found in listed.items()}
 
     async def list_refs(self) -> dict[str, ListedRef]:
@@ -127,9 +126,8 @@ class DirectoryStore:
             self._files.directory(path.parent)
             if not self._files.renew(path) or not self._is_whole(path, name, size):
                 self._files.write(path, data)
-            self._files.sync_directory(
-                path.parent
-            )  # also when it was there: whoever renamed it may have died before this
+            # also when it was there: whoever renamed it may have died before this
+            self._files.sync_directory(path.parent)
         return name
 
     def _is_whole(self, path: Path, name: str, size: int) -> bool:
