@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ostinato.train.losses import turn_means
 
-_FINITE = (
-    300.0  # d beyond this is as good as infinite, and the square of its exponential, e^600, still fits into float64
-)
+# d beyond this is as good as infinite, and the square of its exponential, e^600, still fits into float64
+_FINITE = 300.0
 
 
 def k1(logprobs_M: Tensor, reference_M: Tensor) -> Tensor:

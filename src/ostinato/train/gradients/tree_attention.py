@@ -27,9 +27,8 @@ from ostinato.train.batch.packing import Ints, Packed
 
 BLOCK = 32
 """Tokens per block; any multiple of 16 gives the same bits."""
-_PARTS = (
-    2  # of the tiles; each adds to keys' gradients of its own, so that the sum is the same for every number of threads
-)
+# of the tiles; each adds to keys' gradients of its own, so that the sum is the same for every number of threads
+_PARTS = 2
 
 
 def _nothing() -> None: ...
