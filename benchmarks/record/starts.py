@@ -125,6 +125,9 @@ class _Since:
     async def horizon(self) -> Cursor:
         return self._horizon
 
+    async def before_last(self, count: int, kind: type[Row]) -> Cursor:
+        return max(self._horizon, await self._log.before_last(count, kind))
+
     async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
         async for seq, row in self._log.read(after, kinds | summary.KINDS):
             if type(row) in summary.KINDS:

@@ -159,3 +159,16 @@ async def test_two_tenants_may_use_one_id(log: Log):
     other = replace(SIGNAL, tenant="other")
     await log.append(SIGNAL, other, SIGNAL)
     assert [row for _, row in await read(log)] == [SIGNAL, other]
+
+
+@pytest.mark.parametrize("kind", [Signal, Turn, Batch])
+async def test_where_the_newest_of_a_kind_begin(log: Log, kind: type[Row]):
+    for i in range(6):
+        await log.append(replace(TURN, id=f"t{i}:0"), *(replace(SIGNAL, id=f"s{i}/{j}") for j in range(i % 3)))
+    assert isinstance(log, SqlLog | MemoryLog)
+    places = [place for place, _ in await read(log, 0, {kind})]
+    for count in range(1, 9):
+        place = await log.before_last(count, kind)
+        assert place == (places[-count] - 1 if count <= len(places) else 0)
+        assert len(await read(log, place, {kind})) == min(count, len(places))
+    assert await log.before_last(0, kind) == 0

@@ -104,6 +104,10 @@ class Log(Protocol):
         """Rows up to here may have been dropped, by retention; 0 while none has."""
         ...
 
+    async def before_last(self, count: int, kind: type[Row]) -> Cursor:
+        """The place above which the newest `count` rows of a kind lie, and no more of them; 0 if there are not so many."""
+        ...
+
 
 @runtime_checkable
 class Folds(Protocol):

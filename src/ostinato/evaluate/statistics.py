@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats would take a second to import
 
 from ostinato.core.records import Person
 from ostinato.core.report import ItemScore
+
+_NORMAL = NormalDist()
 
 FEW_INFORMATIVE = 10
 """Below this many items that moved at all, a t interval has too little to estimate a variance from."""
@@ -101,8 +103,8 @@ def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, u
     sample = differences_I if informative >= FEW_INFORMATIVE else np.append(differences_I, [1.0, -1.0])
     centre, df = float(sample.mean()), sample.size - 1
     error = float(sample.std(ddof=1)) / math.sqrt(sample.size)
-    lower = max(-1.0, centre - float(special.stdtrit(df, 1.0 - lower_alpha)) * error)
-    upper = min(1.0, centre + float(special.stdtrit(df, 1.0 - upper_alpha)) * error)
+    lower = max(-1.0, centre - _t_quantile(df, 1.0 - lower_alpha) * error)
+    upper = min(1.0, centre + _t_quantile(df, 1.0 - upper_alpha) * error)
     return Estimate(mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=error, df=float(df), n=n)
 
 
@@ -126,7 +128,7 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
         lower, upper = mean * (1.0 - unseen), mean + unseen * (1.0 - mean)
         return Estimate(mean=mean, lower=lower, upper=upper, error=unseen, df=math.inf, n=n)
     error = float(means_I.std(ddof=1)) / math.sqrt(n)
-    half = float(special.stdtrit(n - 1, 1.0 - alpha / 2)) * error
+    half = _t_quantile(n - 1, 1.0 - alpha / 2) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
 
@@ -140,6 +142,8 @@ def mcnemar(gained: int, lost: int) -> float:
         raise ValueError(f"counts must not be negative: gained={gained}, lost={lost}")
     if gained + lost == 0:
         return 1.0
+    from scipy import special
+
     return min(1.0, 2.0 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
@@ -149,7 +153,7 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
         raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
     if n == 0:
         return 0.0, 1.0
-    z = float(special.ndtri(0.5 + confidence / 2))
+    z = _NORMAL.inv_cdf(0.5 + confidence / 2)
     share, z2 = successes / n, z * z / n
     centre = (share + z2 / 2) / (1 + z2)
     half = z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
@@ -178,7 +182,7 @@ def clustered_difference(treated: Tally, control: Tally, confidence: float = 0.9
     for mean, residual_U, side in ((mean_t, residual_t_U, treated), (mean_c, residual_c_U, control)):
         variance += _agresti_caffo(mean, len(side)) if float(np.abs(residual_U).max()) < 1e-12 else 0.0
     error = math.sqrt(variance)
-    half = float(special.stdtrit(smaller - 1, 0.5 + confidence / 2)) * error
+    half = _t_quantile(smaller - 1, 0.5 + confidence / 2) * error
     mean = mean_t - mean_c
     return Estimate(mean=mean, lower=mean - half, upper=mean + half, error=error, df=float(smaller - 1), n=len(users))
 
@@ -215,7 +219,7 @@ def power(items: int, variance: float, margin: float, *, effect: float = 0.0, al
     if variance <= 0.0:
         return 1.0 if effect + margin > 0 else 0.0
     signal = (effect + margin) / math.sqrt(variance / items)
-    return float(special.ndtr(signal - float(special.ndtri(1.0 - alpha))))
+    return _NORMAL.cdf(signal - _NORMAL.inv_cdf(1.0 - alpha))
 
 
 def required_items(
@@ -230,5 +234,12 @@ def required_items(
     """
     if effect + margin <= 0.0:
         raise ValueError(f"effect {effect} is not above -margin {-margin}: no suite can prove it; widen the margin")
-    z = float(special.ndtri(1.0 - alpha)) + float(special.ndtri(power))
+    z = _NORMAL.inv_cdf(1.0 - alpha) + _NORMAL.inv_cdf(power)
     return max(1, math.ceil(variance * (z / (effect + margin)) ** 2))
+
+
+def _t_quantile(df: float, p: float) -> float:
+    """The p-quantile of Student's t with so many degrees of freedom."""
+    from scipy import special  # takes a quarter of a second to import, which `ostinato status` need not wait for
+
+    return float(special.stdtrit(df, p))

@@ -137,6 +137,10 @@ class SqlLog:
         """Rows up to here may have been dropped, by retention; 0 while none has. Batches, releases, stamps and alarms stay."""
         return await self._ask(self._reader.horizon)
 
+    async def before_last(self, count: int, kind: type[Row]) -> Cursor:
+        """The place above which the newest `count` rows of a kind lie, and no more of them; 0 if there are not so many."""
+        return await self._ask(lambda: self._reader.before_last(count, kind_of(kind))) if count > 0 else 0
+
     # ------------------------------------------------------------ people's questions
 
     def newest(self) -> Cursor:

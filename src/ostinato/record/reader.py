@@ -71,6 +71,10 @@ class LogReader:
         """The newest `n` rows of these kinds, oldest of them first."""
         return self._ask(lambda: self._tail(n, kinds))
 
+    def before_last(self, count: int, kind: Kind) -> Cursor:
+        """The place above which the newest `count` rows of a kind lie, from 1 up; 0 if there are not so many. Reads none of them."""
+        return self._ask(lambda: self._before_last(count, kind))
+
     # ------------------------------------------------------------ one question
 
     def _ask(self, question: Callable[[], T]) -> T:
@@ -142,6 +146,18 @@ class LogReader:
             older = [kind for kind in kinds if kind.for_ever]
             found += _last(kept, older, n - len(found), self._segments.listing().horizon)
         return sorted(found, key=lambda item: item[0])
+
+    def _before_last(self, count: int, kind: Kind) -> Cursor:
+        newest = self._segments.newest()
+        for first in reversed(self._segments.listing().firsts):
+            segment = newest if first == newest.first else self._segments.get(first)
+            if _present(segment, [kind]):
+                place, found = segment.before_last(count, kind)
+                if place is not None:
+                    return place
+                count -= found
+        kept = self._segments.kept() if kind.for_ever else None
+        return 0 if kept is None else kept.before_last(count, kind)[0] or 0
 
 
 def _place(item: tuple[Kind, Any]) -> Cursor:

@@ -17,7 +17,6 @@ from ostinato.core.seams import Cursor, Log
 from ostinato.release.early import EarlySignals
 
 _MOST_SIGNALS = 100  # of one turn, the first to be written
-_ROWS_PER_TURN = 8  # a turn and what follows from it: signals, a reward, its parts of deliveries and batches
 
 
 class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
@@ -65,8 +64,7 @@ class Outcomes:
     async def refresh(self) -> None:
         """Read what is new in the log; the first time, as far back as the window reaches, however long the log is."""
         if self._cursor is None:
-            reach = _ROWS_PER_TURN * self._config.window
-            self._cursor = max(0, await self._log.append() - reach)
+            self._cursor = await self._log.before_last(self._config.window, Turn)
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
             if isinstance(row, Turn):

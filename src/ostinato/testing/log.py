@@ -64,6 +64,11 @@ class MemoryLog:
         """0: nothing is ever dropped."""
         return 0
 
+    async def before_last(self, count: int, kind: type[Row]) -> Cursor:
+        """The place above which the newest `count` rows of a kind lie; 0 if there are not so many."""
+        places = [place for place, row in enumerate(self.rows) if type(row) is kind]
+        return places[-count] if 0 < count <= len(places) else 0
+
     def turns(self) -> list[Turn]:
         """Every turn, in order of writing."""
         return [row for row in self.rows if isinstance(row, Turn)]

@@ -255,3 +255,38 @@ async def test_six_segments_are_open_at_most_those_used_last(tmp_path: Path):
             assert opened.get(1) is kept
         finally:
             opened.close()
+
+
+async def test_the_newest_of_a_kind_are_counted_over_all_segments_and_without_reading_them(
+    many: SqlLog, monkeypatch: pytest.MonkeyPatch
+):
+    for i in range(5):
+        await many.append(*one_of_each(i))
+    for i in range(20):
+        await many.append(signal(100 + i))
+    assert len(firsts(many._directory.path)) >= 5
+    places = {kind: [seq for seq, _ in await collect(many, 0, {kind})] for kind in (Signal, Turn, Stamp)}
+    monkeypatch.setattr(Segment, "decode", lambda *_: pytest.fail("a row was read"))
+    for kind, found in places.items():
+        wanted = [*(place - 1 for place in reversed(found)), 0, 0]
+        assert [await many.before_last(count + 1, kind) for count in range(len(wanted))] == wanted
+
+
+async def test_the_newest_of_a_kind_are_counted_where_retention_left_them(tmp_path: Path):
+    now = [0.0]
+    with SqlLog.open(
+        tmp_path / "log", clock=lambda: now[0], config=RecordConfig(segment_rows=10, retain_days=1.0)
+    ) as log:
+        for i in range(4):
+            await log.append(*one_of_each(i))
+        now[0] = 5 * 86_400.0
+        assert await log.drop_old(now[0], 40) >= 2
+        stamps = [seq for seq, _ in await collect(log, 0, {Stamp})]
+        assert len(stamps) == 4
+        assert [await log.before_last(count, Stamp) for count in (1, 2, 3, 4, 5)] == [
+            *(s - 1 for s in reversed(stamps)),
+            0,
+        ]
+        turns = [seq for seq, _ in await collect(log, 0, {Turn})]
+        assert len(turns) < 4
+        assert await log.before_last(len(turns) + 1, Turn) == 0

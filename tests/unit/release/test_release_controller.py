@@ -87,6 +87,9 @@ class Disk:
     def read(self, after, kinds):
         return self.rows.read(after, kinds)
 
+    async def before_last(self, count, kind):
+        return await self.rows.before_last(count, kind)
+
     def events(self):
         return [(e.action, e.policy.number) for e in self.rows.rows if isinstance(e, ReleaseEvent)]
 

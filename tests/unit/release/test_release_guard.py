@@ -254,5 +254,5 @@ async def test_a_start_reads_as_far_back_as_the_window_reaches_however_long_the_
     await outcomes.refresh()
     await log.append(turn("new"))
     await outcomes.refresh()
-    assert begun == [5_000 - 8 * 100, 5_000]
+    assert begun == [5_000 - 100, 5_000]
     assert outcomes.success(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (100.0, 100)}

@@ -102,6 +102,14 @@ class Segment:
         query = f"SELECT * FROM {kind.table} WHERE seq > ? AND seq <= ? ORDER BY seq {order} LIMIT ?"
         return self.db.execute(query, (after, end, limit)).fetchall()
 
+    def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
+        """The place before the newest `count` rows of one kind, if there are so many here; and how many there are, if not."""
+        query = f"SELECT seq FROM {kind.table} ORDER BY seq DESC LIMIT 1 OFFSET ?"
+        found = self.db.execute(query, (count - 1,)).fetchone()
+        if found is not None:
+            return found[0] - 1, count
+        return None, self.db.execute(f"SELECT count(*) FROM {kind.table}").fetchone()[0]
+
     def decode(self, kind: Kind, stored: Any) -> Row:
         """The record of one stored row. What lies under a key that was forgotten is left out."""
         try:
