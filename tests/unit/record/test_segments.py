@@ -290,3 +290,17 @@ async def test_the_newest_of_a_kind_are_counted_where_retention_left_them(tmp_pa
         turns = [seq for seq, _ in await collect(log, 0, {Turn})]
         assert len(turns) < 4
         assert await log.before_last(len(turns) + 1, Turn) == 0
+
+
+async def test_a_segment_that_goes_while_filters_are_read_is_passed_over(many: SqlLog):
+    for i in range(8):
+        await many.append(*[signal(4 * i + j) for j in range(4)])
+    opened = OpenSegments(many._directory, None, SealedKeys())
+    try:
+        first, second = opened.listing().firsts[:2]
+        many._directory.drop(first)
+        opened.learn_filters()
+        assert first in opened.sealed.missing([first])
+        assert second not in opened.sealed.missing([second])
+    finally:
+        opened.close()

@@ -129,3 +129,10 @@ async def test_a_recorded_batch_is_read_back_as_it_was_dealt(log, now, open_desk
         assert Counter(sample.turn.tenant for sample in batch.samples) == {f"tenant{i}": 3 for i in range(3)}
     later = open_desk(log, config=RewardConfig(tenant_cap=0.01))
     assert [batch async for batch in later.history()] == made
+
+
+def test_what_fills_a_batch_to_its_last_token_is_taken(waiting: Waiting):
+    waiting.add("a", [1] * 9)  # of 5 tokens each
+    assert waiting.deal(9, batch_tokens=20) == {"a": 4}
+    assert waiting.deal(9, batch_tokens=24) == {"a": 4}
+    assert waiting.deal(9, batch_tokens=25) == {"a": 5}
