@@ -56,7 +56,7 @@ def demo(
     ----------
     minutes
         How long the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
-        instructions 40 show what 12 show with them.
+        instructions steps take about twice as long: give it 40.
     seed
         Seeds users, sampling and evaluation.
     out

@@ -16,7 +16,7 @@ from ostinato.launch.placing.port import url_of
 from ostinato.serve.wire.connections import Connections
 from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
-# uvicorn's 5 is less than most clients': a request on its way meets a connection that was just closed
+# uvicorn's 5 is less than aiohttp's 15 or a balancer's 60: a request could meet a connection that was just closed
 KEEP_ALIVE_S = 75
 
 
