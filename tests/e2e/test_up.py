@@ -227,7 +227,7 @@ async def ask_on(url: str) -> None:
 
 
 async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simulated_users):
-    run = up("train.microbatch_tokens=16", "learn.batch=2400", "train.recompute_tokens=0")  # some seconds a step
+    run = up("train.microbatch_tokens=16", "learn.batch=800", "train.recompute_tokens=0")  # some seconds a step
 
     await live(await run.serving())
     async with simulated_users(run):
@@ -238,7 +238,8 @@ async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simul
     assert "told to end while taking step" in (run.home.root / "logs" / "train.log").read_text()
 
 
-async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_path, up):
+@pytest.mark.parametrize("kept", [0.0, pytest.param(0.5, marks=pytest.mark.examination)])
+async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_path, up, kept):
     run = up()
     served = await live(await run.serving())
     await run.until(lambda: (run.home.root / "folds" / "status.fold").exists(), "the summary was kept")
@@ -268,18 +269,16 @@ async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_pat
         ),
         *(".up.lock", ".serve.lock", ".train.lock", ".release.lock", ".prepare.lock", ".housekeeping.lock"),
     }
-    for length in (lambda size: 0, lambda size: size // 2):
-        for path in damaged:
-            if path.exists():
-                os.truncate(path, length(path.stat().st_size))
-        run.home.address.write_text("http://127.0.0.1:1\n1 0\n")
-        run = up()
-        assert await live(await run.serving()) == served
-        assert run.home.admin_key() != key, "half a key is no key"
-        assert load(run.home.config).run == run.config.run
-        await run.doing("train", "waiting for 32 turns")
-        await run.until(lambda run=run: run.standing("release").doing.startswith("judging"), "the suite was read")
-        run.kill()
+    for path in damaged:
+        if path.exists():
+            os.truncate(path, int(kept * path.stat().st_size))
+    run.home.address.write_text("http://127.0.0.1:1\n1 0\n")
+    run = up()
+    assert await live(await run.serving()) == served
+    assert run.home.admin_key() != key, "half a key is no key"
+    assert load(run.home.config).run == run.config.run
+    await run.doing("train", "waiting for 32 turns")
+    await run.until(lambda: run.standing("release").doing.startswith("judging"), "the suite was read")
 
 
 async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_settings):
@@ -343,7 +342,7 @@ async def test_a_trainer_that_cannot_run_any_more_leaves_the_gateway_alone(tmp_p
 
 
 async def test_a_failure_that_might_pass_is_tried_again_and_then_ends_it_too(tmp_path, up, quick_settings):
-    words = quick_settings(tmp_path)
+    words = quick_settings(tmp_path, "model.numerics=fast")
     weights = tmp_path / "model" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-4:] = b"\x00\x00\xc0\x7f"  # NaN: the file is sound, what it holds is not

@@ -252,14 +252,16 @@ def test_queries_of_a_tile_do_not_see_each_other():
             assert torch.equal(bits(part), bits(whole[start : start + count]))
 
 
-@pytest.mark.parametrize("share", [1, 3, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "share"),  # each pair is a kernel of its own to compile
+    [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 3), (torch.bfloat16, 4)],
+)
 def test_queries_that_share_a_prompt_get_the_bits_that_each_gets_alone(dtype, share):
     """Neighbours with the same first blocks are one tile: 0 to 3 common blocks, own blocks of other lengths, groups longer than a tile."""
     rng = np.random.default_rng(share)
-    blocks = Blocks(64, 2, 16, 32, dtype)
-    blocks.keys.copy_(numbers(64, 2, 32, 16, seed=1, dtype=dtype)[0])
-    blocks.values.copy_(numbers(64, 2, 16, 32, seed=2, dtype=dtype)[0])
+    blocks = Blocks(64, 2, 16, 16, dtype)
+    blocks.keys.copy_(numbers(64, 2, 16, 16, seed=1, dtype=dtype)[0])
+    blocks.values.copy_(numbers(64, 2, 16, 16, seed=2, dtype=dtype)[0])
     entries: list[Entry] = []
     for prefix in ([], [5], [5, 9], [7, 9, 11]):
         for _ in range(int(rng.integers(1, 2 * QUERIES + 2))):
@@ -268,7 +270,7 @@ def test_queries_that_share_a_prompt_get_the_bits_that_each_gets_alone(dtype, sh
             entries.append(Entry(start=end - 1, end=end, blocks=[*prefix, *own][: -(-end // 16)]))
     entries.insert(7, Entry(start=3, end=30, blocks=[5, 9]))
     tokens = sum(entry.end - entry.start for entry in entries)
-    q = numbers(tokens, 2 * share, 32, seed=3, dtype=dtype)[0]
+    q = numbers(tokens, 2 * share, 16, seed=3, dtype=dtype)[0]
     for window in (0, 21):
         together, lse = Reads(entries, 16).attend(q, blocks, 0.2, window)
         at = 0

@@ -99,7 +99,7 @@ def test_two_threads_give_a_fused_model_the_bits_of_one(tmp_path, row_rule, coun
     draws = [Draw(temperature=1.0, top_p=1.0, u=0.5)]
     found = []
     for lanes in (Lanes(2, wide=True), Lanes(1)):
-        (ran,) = lanes.map(lambda p: forward(p, Store(shape, 4, 16), rows), [part])
+        (ran,) = lanes.map(lambda p: forward(p, Store(shape, 4, 32), rows), [part])
         found.append((ran.states_RD, sample(engine, ran.states_RD, draws, lanes, rows)))
         lanes.close()
     assert torch.equal(found[0][0], found[1][0])
