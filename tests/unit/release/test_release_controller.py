@@ -451,13 +451,20 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
         disk = Disk()
         disk.publish(V0)
         judge_state = {3: [Verdict.EXTEND, Verdict.SHIP], 5: [Verdict.BLOCK], 8: [Verdict.SHIP]}
-        return disk, lambda: controller(disk, FakeJudge(judge_state), evaluation_ref="judged")
+
+        def factory():
+            judge = FakeJudge(judge_state)
+            judge.better = {3}
+            return controller(disk, judge, evaluation_ref="judged", best_ref="shown")
+
+        return disk, factory
 
     disk, factory = fresh()
     assert await story(disk, factory) == 0
     writes, truth = disk.fuse.writes, ReleaseLedger(disk, Time())
     expected = await truth.refresh()
     assert expected.releases == (V0, V3, V8)
+    assert expected.proven == (V0, V3)
     for at in range(1, writes + 1):
         disk, factory = fresh()
         disk.fuse.at, disk.fuse.after = at, after
@@ -465,6 +472,8 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
         state = await ReleaseLedger(disk, Time()).refresh()
         assert state.releases == expected.releases, f"killed at write {at}"
         assert state.refused == expected.refused
+        assert state.proven == expected.proven, "whoever was proven better stays so, and nobody else"
+        assert disk.refs["best"] == "m3"
         shipped = [number for action, number in disk.events() if action == "shipped"]
         assert shipped == [0, 3, 8], f"killed at write {at}: each release is written once"
         assert disk.refs["live"] == "m8"
