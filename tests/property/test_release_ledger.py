@@ -28,7 +28,7 @@ def histories(draw):
 
 
 def event(i, action, policy, previous):
-    detail = {"report": {"verdict": "SHIP"}} if action == "evaluated" else {}
+    detail = {"report": {"verdict": "SHIP", "better": i % 3 == 0}} if action == "evaluated" else {}
     return ReleaseEvent(
         id=str(i), action=action, policy=policy, previous=previous, reason=action, detail=detail, at=float(i)
     )
@@ -57,6 +57,12 @@ def test_fold_keeps_live_released_and_refused_apart(events):
             assert before.live.hash in state.refused
             assert before.live not in state.releases
         assert len({release.hash for release in state.releases}) == len(state.releases)
+        assert state.best is not None
+        if row.action in ("evaluated", "blocked", "canary"):
+            assert state.best == before.best, "only a release or a rollback moves it"
+        if state.best not in (before.best, row.policy):
+            assert row.action == "rolled_back"
+        assert row.action != "rolled_back" or before.live != state.best
 
 
 @given(histories(), st.integers(0, 30))

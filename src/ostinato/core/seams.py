@@ -19,7 +19,7 @@ from ostinato.core.records import (
     Signal,
     Turn,
 )
-from ostinato.core.report import Report
+from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
 from ostinato.core.weights import Learned, Snapshot, Swap
 
@@ -234,9 +234,9 @@ class Publisher(Protocol):
 
 
 class Evals(Protocol):
-    """Candidate against live on the same items through the same gateway as people."""
+    """Candidate against live, best and anchor on the same items, through the same gateway as people."""
 
-    async def run(self, candidate: PolicyVersion, *, against: PolicyVersion) -> Report: ...
+    async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report: ...
 
 
 class Releases(Protocol):
@@ -244,5 +244,8 @@ class Releases(Protocol):
 
     @property
     def live(self) -> PolicyVersion: ...
+
+    @property
+    def incumbents(self) -> Incumbents: ...
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent: ...

@@ -6,7 +6,7 @@ Scores come in as `ItemScore` rows (evaluation) or as per-user tallies (people);
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -131,6 +131,53 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
     half = _t_quantile(n - 1, 1.0 - alpha / 2) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
+
+
+def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
+    """One-sided 1 - alpha lower bound of a mean over items. An item is the values in [0, 1] of its draws, no independent evidence.
+
+    With fewer than `FEW_INFORMATIVE` items apart from the rest a t interval has too little to go by, and so has one of items that are each
+    all ones or all zeros: then the exact binomial bound holds (Clopper and Pearson 1934), with an item counted as good only if all of its
+    draws are 1. Otherwise Student's t on the item means.
+
+    Example: 100 faultless items at alpha 0.01 give 0.955.
+
+    Raises:
+        ValueError: no items.
+    """
+    if not items:
+        raise ValueError("no items to bound; the suite is empty")
+    means_I = np.array([math.fsum(values) / len(values) for values in items])
+    n = means_I.size
+    _, counts = np.unique(means_I, return_counts=True)
+    if n - int(counts.max()) < FEW_INFORMATIVE or bool(np.isin(means_I, (0.0, 1.0)).all()):
+        good = int((means_I == 1.0).sum())
+        return _binomial_lower(good, n, alpha)
+    error = float(means_I.std(ddof=1)) / math.sqrt(n)
+    return max(0.0, float(means_I.mean()) - _t_quantile(n - 1, 1.0 - alpha) * error)
+
+
+def _binomial_lower(good: int, n: int, alpha: float) -> float:
+    """The smallest success probability that makes `good` or more of n as likely as alpha (Clopper and Pearson 1934)."""
+    from scipy import special
+
+    return float(special.betaincinv(good, n - good + 1, alpha)) if good else 0.0
+
+
+def holm(names: Sequence[str], rejects: Callable[[str, float], bool], alpha: float) -> frozenset[str]:
+    """Which of several hypotheses fall, with probability `alpha` that any true one does (Holm 1979, step-down Bonferroni).
+
+    `rejects(name, level)` tests one hypothesis at a level, and a higher level rejects all that a lower one does.
+
+    Example: ``holm(["a", "b"], lambda name, level: p[name] <= level, 0.05)``
+    """
+    standing, fallen = set(names), set[str]()
+    while standing:
+        found = {name for name in standing if rejects(name, alpha / len(standing))}
+        if not found:
+            break
+        standing, fallen = standing - found, fallen | found
+    return frozenset(fallen)
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
-from ostinato.core.report import Report, Verdict
+from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Evals, Log
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
@@ -24,6 +24,9 @@ from ostinato.release.outcomes import Outcomes
 from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
+
+BEST_REF = "best"
+"""Holds the best release so far in the store, so that no collection of garbage takes it."""
 
 
 class Refs(Protocol):
@@ -53,8 +56,8 @@ class Versions(Protocol):
 class Judge(Evals, Protocol):
     """Evaluation that can hand its scores over to the ledger and take them back."""
 
-    def evidence(self, *policies: PolicyVersion) -> Mapping[str, Any]:
-        """The scores held, JSON-ready."""
+    def evidence(self) -> Mapping[str, Any]:
+        """What was drawn and not decided on yet, JSON-ready."""
         ...
 
     def restore(self, evidence: Mapping[str, Any]) -> None:
@@ -66,8 +69,9 @@ class ReleaseController:
     """Judges candidates, moves refs, keeps the ledger. Implements the `Releases` seam.
 
     `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
-    ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. With `canary`
-    a candidate is first tried on the canary arm.
+    ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. `best_ref` is the
+    ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor; without one it is
+    then left out. With `canary` a candidate is first tried on the canary arm.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class ReleaseController:
         compare: Compare | None = None,
         *,
         evaluation_ref: str = "candidate",
+        best_ref: str | None = None,
         canary: bool = False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
@@ -90,6 +95,9 @@ class ReleaseController:
         self._evals = evals
         self._config = config
         self._evaluation_ref = evaluation_ref
+        self._best_ref = best_ref
+        self._anchor: PolicyVersion | None = None
+        self._parked = False
         self._canary = canary
         self._clock = clock
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
@@ -107,6 +115,15 @@ class ReleaseController:
         if self.ledger.state.live is None:
             raise Unavailable("nothing is live yet; publish the starting model and call bootstrap")
         return self.ledger.state.live
+
+    @property
+    def incumbents(self) -> Incumbents:
+        """What a candidate is to be compared with, as of the last look. Raises Unavailable before `bootstrap`."""
+        live, anchor, best = self.live, self._anchor, self.ledger.state.best
+        if anchor is None:
+            raise Unavailable("the ref 'control' does not exist; publish the starting model and call bootstrap")
+        sampled = best if best in (live, anchor) or self._best_ref is not None else None
+        return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged)
 
     async def bootstrap(self, base: PolicyVersion) -> None:
         """Put the starting model live and freeze it as control. Refs that exist already stay where they are."""
@@ -157,8 +174,8 @@ class ReleaseController:
                     f"{candidate} was compared with {report.live}, but {state.live} is live now; evaluate again"
                 )
             detail: dict[str, Any] = {"report": asdict(report) | {"verdict": str(report.verdict)}}
-            if self._evals is not None:
-                detail["evidence"] = dict(self._evals.evidence(candidate, report.live))
+            if self._evals is not None and report.verdict is Verdict.EXTEND:
+                detail["evidence"] = dict(self._evals.evidence())
             event = await self.ledger.append("evaluated", candidate, report.live, report.reason, detail)
             return event if report.verdict == Verdict.EXTEND else await self._settle(self.ledger.state)
 
@@ -176,6 +193,7 @@ class ReleaseController:
                 return await self._settle(state)
         candidate = await self._due(state)
         if candidate is None or self._evals is None:
+            await self._park()
             return None
         return await self._evaluate(candidate, self._evals)
 
@@ -235,8 +253,14 @@ class ReleaseController:
             self._restored = True
         if self._evaluation_ref != "candidate":
             await self._point(self._evaluation_ref, candidate)
+        incumbents = self.incumbents
+        if self.ledger.state.best is not None:
+            await self._point(BEST_REF, self.ledger.state.best)
+        if self._best_ref is not None and incumbents.best not in (None, incumbents.live, incumbents.anchor):
+            self._parked = False
+            await self._point(self._best_ref, incumbents.best)
         try:
-            report = await evals.run(candidate, against=self.live)
+            report = await evals.run(candidate, against=incumbents)
         except Conflict:
             newest = await self._versions.resolve("candidate")
             if newest is None or newest[0] == candidate:
@@ -244,13 +268,22 @@ class ReleaseController:
             return None  # superseded while being evaluated: the next step takes the newest
         return await self.decide(candidate, report)
 
+    async def _park(self) -> None:
+        """While nothing is compared, the best release's slot holds the anchor, whose weights are loaded anyway."""
+        if self._parked or self._best_ref is None or self._anchor is None:
+            return
+        if await self._store.read_ref(self._best_ref) is not None:
+            await self._point(self._best_ref, self._anchor)
+        self._parked = True
+
     async def _reconcile(self) -> State:
         """Bring the ledger in line with the live ref, which is the truth about what users get."""
         found = await self._versions.resolve("live")
         state = await self.ledger.refresh()
         if found is None:
             raise Unavailable("the ref 'live' does not exist; publish the starting model and call bootstrap")
-        policy = found[0]
+        policy, control = found[0], await self._versions.resolve("control")
+        self._anchor = None if control is None else control[0]
         if state.live is None:
             await self.ledger.append("shipped", policy, None, "the starting model")
         elif state.live != policy and policy in state.releases:

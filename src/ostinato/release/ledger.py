@@ -19,7 +19,9 @@ class State:
     none stands in it twice.
 
     `refused` holds hashes that never ship by themselves (blocked or rolled back); `canary` is the version being tried on a
-    share of users since `canary_at`; `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" | "EXTEND").
+    share of users since `canary_at`; `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" | "EXTEND") and `better` whether
+    it proved that candidate better than the best so far. `proven` is the chain of versions that were best, oldest first: it begins with
+    the starting model, a release that was proven better grows it, and what is rolled back leaves it. `judged` counts the verdicts.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -29,6 +31,9 @@ class State:
     canary: PolicyVersion | None = None
     canary_at: float = 0.0
     verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
+    better: bool = False
+    proven: tuple[PolicyVersion, ...] = ()
+    judged: int = 0
     reason: str = ""
     shipped_at: float = 0.0
     events: int = 0
@@ -42,6 +47,11 @@ class State:
     def previous(self) -> PolicyVersion | None:
         """The version to roll back to, or None."""
         return self.releases[-2] if len(self.releases) > 1 else None
+
+    @property
+    def best(self) -> PolicyVersion | None:
+        """The last release that was proven better than the best before it, or the starting model; None before the first release."""
+        return self.proven[-1] if self.proven else None
 
     def settled(self, policy: PolicyVersion) -> bool:
         """True if this version needs no judgement: it was released, blocked or rolled back before."""
@@ -58,8 +68,11 @@ def fold(state: State, event: ReleaseEvent) -> State:
 def _evaluated(state: State, event: ReleaseEvent) -> State:
     if event.previous is None:
         return state
-    verdict = str(event.detail.get("report", {}).get("verdict", ""))
-    return replace(state, verdict=(event.policy, event.previous, verdict), reason=event.reason)
+    report = event.detail.get("report", {})
+    verdict, better = str(report.get("verdict", "")), bool(report.get("better", False))
+    judged = state.judged + (verdict != "EXTEND")
+    found = (event.policy, event.previous, verdict)
+    return replace(state, verdict=found, reason=event.reason, better=better, judged=judged)
 
 
 def _canary(state: State, event: ReleaseEvent) -> State:
@@ -68,9 +81,11 @@ def _canary(state: State, event: ReleaseEvent) -> State:
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
     releases = (*(release for release in state.releases if release != event.policy), event.policy)
+    proven = state.better and state.verdict is not None and state.verdict[0] == event.policy
     return replace(
         state,
         releases=releases,
+        proven=(*state.proven, event.policy) if proven or not state.proven else state.proven,
         canary=None,
         shipped_at=event.at,
         refused=state.refused - {event.policy.hash},
@@ -92,7 +107,8 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
         dropped.add(event.previous.hash)
     kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
     refused = (state.refused | dropped) - {event.policy.hash}
-    return replace(state, releases=kept, refused=refused, canary=None, shipped_at=event.at, verdict=None)
+    proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)
+    return replace(state, releases=kept, refused=refused, proven=proven, canary=None, shipped_at=event.at, verdict=None)
 
 
 _STEPS = {

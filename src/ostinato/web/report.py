@@ -143,7 +143,10 @@ def _gates(run: RunReport) -> str:
         "Verdict",
     )
     body = _table("", heads, rows, numbers=(0, 3, 4, 5, 6, 7))
-    hint = "A candidate ships when the lower bound of its paired difference lies above minus the margin."
+    hint = (
+        "A candidate ships when the lower bound of its paired difference lies above minus the margin: against live, as shown here, and, at "
+        "the total margin, against the best release so far and the anchor."
+    )
     return _section("Gate", hint, body)
 
 

@@ -99,21 +99,24 @@ class FakeJudge:
 
     def __init__(self, verdicts=None):
         self.verdicts = {number: list(v) for number, v in (verdicts or {}).items()}
-        self.asked, self.restored = [], []
+        self.asked, self.against, self.restored = [], [], []
+        self.better = set()
         self.on_run = lambda candidate: None
 
     async def run(self, candidate, *, against):
-        self.asked.append((candidate.number, against.number))
+        self.asked.append((candidate.number, against.live.number))
+        self.against.append(against)
         self.on_run(candidate)
         queue = self.verdicts.get(candidate.number, [Verdict.SHIP])
         verdict = queue.pop(0) if len(queue) > 1 else queue[0]
         return Report(
-            suite="s", suite_hash="9f", candidate=candidate, live=against, candidate_mean=0.5, live_mean=0.4, difference=0.1,
+            suite="s", suite_hash="9f", candidate=candidate, live=against.live, candidate_mean=0.5, live_mean=0.4, difference=0.1,
             lower=0.0, upper=0.2, items=9, draws=2, margin=0.05, power=0.9, verdict=verdict, reason=f"because {verdict}",
+            better=candidate.number in self.better,
         )  # fmt: skip
 
-    def evidence(self, *policies):
-        return {"scores": {p.hash: [[1.0]] for p in policies}}
+    def evidence(self):
+        return {"drawn for": self.asked[-1][0]}
 
     def restore(self, evidence):
         self.restored.append(evidence)
@@ -127,7 +130,9 @@ class Time:
         return self.now
 
 
-def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", canary=False, **config):
+def controller(
+    disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", best_ref=None, canary=False, **config
+):
     judge = judge if judge is not None else FakeJudge()
     return ReleaseController(
         disk,
@@ -138,6 +143,7 @@ def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="can
         time or Time(),
         compare,
         evaluation_ref=evaluation_ref,
+        best_ref=best_ref,
         canary=canary,
     )
 
@@ -329,7 +335,7 @@ async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk)
     run = judge.run
 
     async def slow(candidate, *, against):
-        if against == V3:
+        if against.live == V3:
             await other.rollback(None, "now")
         return await run(candidate, against=against)
 
@@ -445,13 +451,20 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
         disk = Disk()
         disk.publish(V0)
         judge_state = {3: [Verdict.EXTEND, Verdict.SHIP], 5: [Verdict.BLOCK], 8: [Verdict.SHIP]}
-        return disk, lambda: controller(disk, FakeJudge(judge_state), evaluation_ref="judged")
+
+        def factory():
+            judge = FakeJudge(judge_state)
+            judge.better = {3}
+            return controller(disk, judge, evaluation_ref="judged", best_ref="shown")
+
+        return disk, factory
 
     disk, factory = fresh()
     assert await story(disk, factory) == 0
     writes, truth = disk.fuse.writes, ReleaseLedger(disk, Time())
     expected = await truth.refresh()
     assert expected.releases == (V0, V3, V8)
+    assert expected.proven == (V0, V3)
     for at in range(1, writes + 1):
         disk, factory = fresh()
         disk.fuse.at, disk.fuse.after = at, after
@@ -459,6 +472,8 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
         state = await ReleaseLedger(disk, Time()).refresh()
         assert state.releases == expected.releases, f"killed at write {at}"
         assert state.refused == expected.refused
+        assert state.proven == expected.proven, "whoever was proven better stays so, and nobody else"
+        assert disk.refs["best"] == "m3"
         shipped = [number for action, number in disk.events() if action == "shipped"]
         assert shipped == [0, 3, 8], f"killed at write {at}: each release is written once"
         assert disk.refs["live"] == "m8"
@@ -489,7 +504,79 @@ async def test_restart_takes_back_the_scores_of_the_ledger(disk):
     await control.step()
     judge = FakeJudge()
     await controller(disk, judge).step()
-    assert judge.restored == [{"scores": {V3.hash: [[1.0]], V0.hash: [[1.0]]}}]
+    assert judge.restored == [{"drawn for": 3}]
+
+
+async def test_the_ledger_keeps_draws_only_while_they_are_needed(disk):
+    control = await started(disk, FakeJudge({3: [Verdict.EXTEND, Verdict.SHIP]}))
+    disk.publish(V3)
+    await settle(control)
+    looks = [row for row in disk.rows.rows if isinstance(row, ReleaseEvent) and row.action == "evaluated"]
+    assert ["evidence" in look.detail for look in looks] == [True, False]
+
+
+# ------------------------------------------------------------------------------------------------ live, best and anchor
+
+
+async def test_best_moves_only_to_what_was_proven_better_and_leaves_with_a_rollback(disk):
+    judge = FakeJudge()
+    judge.better = {3}
+    control = await started(disk, judge, best_ref="shown")
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+    stood = [(a.live.number, a.best.number, a.anchor.number, a.round) for a in judge.against]
+    assert stood == [(0, 0, 0, 0), (3, 3, 0, 1), (5, 3, 0, 2)]
+    assert control.incumbents.best == V3
+    await control.rollback(V3, "people complain")
+    assert control.incumbents.best == V3, "what came after it is gone, not it"
+    await control.rollback(V0, "start over")
+    assert control.incumbents.best == V0, "a release that users were harmed by is the best no more"
+
+
+async def test_the_best_is_kept_in_the_store_and_has_a_slot_only_while_it_is_needed(disk):
+    judge = FakeJudge()
+    judge.better = {3}
+    control = await started(disk, judge, best_ref="shown")
+    shown = []
+    judge.on_run = lambda candidate: shown.append((candidate.number, disk.refs.get("shown"), disk.refs.get("best")))
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+    assert shown == [(3, None, "m0"), (5, None, "m3"), (8, "m3", "m3")], "live and anchor have slots of their own"
+    assert disk.refs["shown"] == "m0", "parked on weights that are loaded anyway"
+    disk.refs["shown"] = "m3"  # killed before it was parked
+    await settle(controller(disk, judge, best_ref="shown"))
+    assert disk.refs["shown"] == "m0"
+
+
+async def test_a_best_that_cannot_be_sampled_is_left_out_aloud(disk):
+    judge = FakeJudge()
+    judge.better = {3}
+    control = await started(disk, judge)
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+    assert [None if a.best is None else a.best.number for a in judge.against] == [0, 3, None]
+
+
+async def test_what_a_person_ships_is_not_proven_better(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    await control.ship(V3, "a hunch")
+    assert (control.incumbents.live, control.incumbents.best) == (V3, V0)
+
+
+def test_a_ledger_from_before_there_was_a_best_still_folds():
+    def event(action, policy, previous, detail):
+        return ReleaseEvent(
+            id=action, action=action, policy=policy, previous=previous, reason="", detail=detail, at=1.0
+        )
+
+    old = {"report": {"verdict": "SHIP", "difference": 0.02}, "evidence": {"suite_hash": "9f", "scores": {}}}
+    state = fold(fold(State(), event("shipped", V0, None, {})), event("evaluated", V3, V0, old))
+    state = fold(state, event("shipped", V3, V0, {"manifest": "m3"}))
+    assert (state.live, state.best, state.judged) == (V3, V0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- people's outcomes

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from ostinato.config import load, save
 from ostinato.core.records import Pending, Reward, Signal, Source
 from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.suites import parse
@@ -44,3 +45,18 @@ def test_the_reward_function_works():
 def test_the_suite_item_parses_and_is_graded():
     (item,) = parse("guide", json.dumps(json.loads(block("json"))) + "\n").items
     assert (pattern(item, "Hello Ann!"), pattern(item, "Hello!")) == (1.0, 0.0)
+
+
+def test_the_settings_of_the_gate_are_accepted_and_survive_the_way_to_the_workers(tmp_path):
+    found = re.search(r"```toml\n([^`]*\[\[evaluate\.bars\]\].*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "ostinato.toml").write_text(found[1])
+    config = load(tmp_path / "ostinato.toml")
+    assert [(bar.axis, bar.wanted) for bar in config.evaluate.bars] == [
+        ("score", 0.99),
+        ("format", 0.9),
+        ("latency", 0.95),
+    ]
+    assert config.evaluate.further_suites == ("tools.jsonl",)
+    save(config, tmp_path / "config.json")
+    assert load(tmp_path / "config.json") == config

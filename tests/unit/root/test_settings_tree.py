@@ -54,6 +54,8 @@ def test_overrides_are_toml_or_words(text, expected):
         ("qqqqqqqq=1", "unknown key 'qqqqqqqq'; valid here: "),
         ("train.learning_rate=-1", "train.learning_rate: Input should be greater than 0 (got -1)"),
         ("learn.batch=many", "learn.batch: Input should be a valid integer"),
+        ("evaluate.bars=[{axis='score'}]", "evaluate.bars.0: Value error, a bar needs one of at_least and at_most"),
+        ("evaluate.bars=[{at_lest=0.5}]", "unknown key 'evaluate.bars.0.at_lest'"),
         ("nonsense", "write it as section.key=value"),
         ("listen.port.number=3", "listen.port"),
     ],

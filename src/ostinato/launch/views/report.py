@@ -56,6 +56,21 @@ def _gate(event: ReleaseEvent, start: float) -> Gate:
     return Gate(t=max(0.0, event.at - start) / 60, candidate=f"v{event.policy.number}", live=live, **numbers)
 
 
+def proven(seen: Observed) -> list[ReleaseEvent]:
+    """Releases that the gate called better than the best before them."""
+    better: dict[str, bool] = {}
+    for event in seen.releases:
+        if event.action == "evaluated":
+            better[event.policy.hash] = bool(event.detail["report"].get("better", False))
+    return [event for event in seen.shipped() if better.get(event.policy.hash, False)]
+
+
+def resolution(seen: Observed) -> float | None:
+    """The smallest total margin of the suite, at the spread of the last look; None before the first, or where none was noted."""
+    looks = [event.detail["report"] for event in seen.releases if event.action == "evaluated"]
+    return looks[-1].get("smallest_margin") if looks else None
+
+
 def deltas(seen: Observed) -> tuple[Delta, ...]:
     """What each published delta sent."""
     return tuple(
@@ -101,11 +116,18 @@ def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str,
             "live minus control, last third",
             f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters",
         ),
-        ("releases shipped", str(len(seen.shipped()))),
+        (
+            "releases shipped",
+            f"{len(seen.shipped())}, of these proven better than the best before: {len(proven(seen))}",
+        ),
         ("candidates blocked", str(sum(event.action == "blocked" for event in seen.releases))),
         ("optimizer steps", str(len(seen.steps))),
         ("turns, tokens sampled", f"{seen.turns}, {seen.tokens}"),
     ]
+    if resolved := resolution(seen):
+        rows.append(
+            ("smallest total loss that the gate can rule out", f"{100 * resolved:.1f} pp, at the spread measured last")
+        )
     if sizes:
         rows.append(
             (
