@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import fmean, median
 from typing import Any
@@ -136,7 +136,7 @@ def cells(scale: float) -> list[Cell]:
             for kind, effect in (("aa", 0.0), ("fourth", -0.10), ("fourth", -0.05), ("fourth", -0.02), ("outage", 0.0)):
                 made.append(Cell(size=size, rule=rule, kind=kind, effect=effect, runs=runs[size] // 3))
             made.append(Cell(size=size, rule=rule, kind="every", effect=-0.005, runs=max(4, runs[size] // 10)))
-    return [Cell(**(asdict(cell) | {"runs": max(2, round(cell.runs * scale))})) for cell in made]
+    return [replace(cell, runs=max(2, round(cell.runs * scale))) for cell in made]
 
 
 def main() -> None:

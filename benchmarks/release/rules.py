@@ -238,7 +238,8 @@ class Doubling(Rule):
         if found is None:
             return False
         mean, variance, people = found
-        return mean + stats.t.ppf(1 - alpha / 2 ** (look + 1), people - 1) * math.sqrt(variance) < -0.02
+        level = 1 - alpha / 2 ** (look + 1)
+        return bool(mean + float(stats.t.ppf(level, people - 1)) * math.sqrt(variance) < -0.02)
 
     def _anew(self) -> None:
         self._now, self._control, self._looks = self._none(), self._none(), {}

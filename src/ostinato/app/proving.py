@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for
     from ostinato.evaluate.evaluation import Evaluation
     from ostinato.evaluate.runner import SuiteRunner
     from ostinato.release.controller import ReleaseController
+    from ostinato.release.ledger import ReleaseLedger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,13 @@ def open_evaluation(config: Config, url: str) -> Evaluation:
     )
 
 
+def open_ledger(run: Run) -> ReleaseLedger:
+    """The release ledger, for who only reads it."""
+    from ostinato.release.ledger import ReleaseLedger
+
+    return ReleaseLedger(run.log, wall_clock)
+
+
 def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseController:
     """The release controller; without an evaluation it only looks, and moves releases by hand."""
     from ostinato.evaluate.statistics import clustered_difference
@@ -161,5 +169,4 @@ def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseCont
         clustered_difference,
         evaluation_ref=EVALUATION_REF,
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
-        canary=run.config.serve.canary_share > 0,
     )

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
-from starlette.applications import Starlette
 
 from ostinato.app.numerics import engine_contract, stamp, threads_agree
 from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
-from ostinato.serve.gateway import create_app
+from ostinato.serve.gateway import GatewayApp, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 
@@ -25,7 +24,7 @@ class Serving:
     """What serves: an engine that is not started yet, the gateway over it, and who fetches its weights."""
 
     engine: Engine
-    gateway: Starlette
+    gateway: GatewayApp
     follower: Follower
 
 

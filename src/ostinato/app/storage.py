@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor,
 
 EVALUATION_REF = "evaluation"
 BEST_EVALUATION_REF = "evaluation-best"
-SERVED_REFS = ("live", "control", "canary", EVALUATION_REF, BEST_EVALUATION_REF)
+SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
 
 
 @dataclass(frozen=True, slots=True)

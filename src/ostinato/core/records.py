@@ -42,10 +42,11 @@ class Finish(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `eval` is not a person."""
+    """Which release a user was served. `control` never changes; `previous` is what live replaced; `eval` is not a person."""
 
     LIVE = "live"
     CANARY = "canary"
+    PREVIOUS = "previous"
     CONTROL = "control"
     EVAL = "eval"
 

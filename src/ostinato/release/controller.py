@@ -21,6 +21,9 @@ from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.outcomes import Outcomes
+from ostinato.release.trial.record import TrialRecord
+from ostinato.release.trial.running import RunningTrial
+from ostinato.release.trial.verdict import Next
 from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -71,7 +74,7 @@ class ReleaseController:
     `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
     ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. `best_ref` is the
     ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor; without one it is
-    then left out. With `canary` a candidate is first tried on the canary arm.
+    then left out. With `config.canary` a candidate is first tried on a growing share of users.
     """
 
     def __init__(
@@ -86,7 +89,6 @@ class ReleaseController:
         *,
         evaluation_ref: str = "candidate",
         best_ref: str | None = None,
-        canary: bool = False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
         self._troubles: dict[str, str] = {}
@@ -98,9 +100,9 @@ class ReleaseController:
         self._best_ref = best_ref
         self._anchor: PolicyVersion | None = None
         self._parked = False
-        self._canary = canary
         self._clock = clock
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
+        self._trials = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -198,13 +200,14 @@ class ReleaseController:
         return await self._evaluate(candidate, self._evals)
 
     async def watch(self) -> ReleaseEvent | None:
-        """Compare live with what was before it; on significant harm, roll back by itself."""
+        """Compare live with what it replaced and with control, each beside it in time; on significant harm, roll back by itself."""
         async with self._lock:
             state = await self._reconcile()
-            if self._watch is None or state.live is None or state.previous is None:
+            if state.trial is not None and state.trial.shipped and self._trials is not None:
+                return await self._prove(state.trial, self._trials)
+            if self._watch is None or state.previous is None or self._anchor is None:
                 return None
-            control = await self._versions.resolve("control")
-            harm = await self._watch.live(state, None if control is None else control[0], self._clock())
+            harm = await self._watch.live(state, self._anchor, self._clock())
             if harm is None:
                 return None
             return await self._take_back(state.previous, f"guard: {harm}", {"guard": asdict(harm)})
@@ -289,13 +292,20 @@ class ReleaseController:
         elif state.live != policy and policy in state.releases:
             await self.ledger.append("rolled_back", policy, state.live, "found the live ref moved back")
         elif state.live != policy:
-            judged = state.verdict is not None and state.verdict[0] == policy
-            await self.ledger.append(
-                "shipped", policy, state.live, state.reason if judged else "found the live ref moved by hand"
-            )
-        if self.ledger.state.canary is None and self._canary:
-            await self._point("canary", policy)
+            judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
+            reason = state.reason if judged else "found the live ref moved by hand"
+            await self.ledger.append("shipped", policy, state.live, reason, self._proving(policy, state))
+        await self._park_arms(policy)
         return self.ledger.state
+
+    async def _park_arms(self, live: PolicyVersion) -> None:
+        """Outside a trial its arms hold what is live, whose weights are loaded anyway."""
+        if self._trials is None:
+            return
+        if self.ledger.state.canary is None:
+            await self._point("canary", live)
+        if self.ledger.state.trial is None or not self.ledger.state.trial.shipped:
+            await self._point("previous", live)
 
     async def _settle(self, state: State) -> ReleaseEvent:
         """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live."""
@@ -303,33 +313,60 @@ class ReleaseController:
         candidate, live, verdict = state.verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
-        if self._canary and self._watch is not None:
+        if self._trials is not None:
             # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
-            event = await self.ledger.append("canary", candidate, live, state.reason)
+            share = await self._trials.first_share(self._clock())
+            trial = {"share": share, "salt": candidate.hash[:16]}
+            event = await self.ledger.append("canary", candidate, live, state.reason, trial)
             await self._point("canary", candidate)
             return event
-        return await self._ship(candidate, live, state.reason)
+        return await self._ship(candidate, live, f"{state.reason}; on the gate alone, without a canary")
 
     async def _try_canary(self, candidate: PolicyVersion, state: State) -> ReleaseEvent | None:
         live = self.live
-        if self._watch is None or not self._canary:
-            return await self._ship(candidate, live, f"{state.reason}; canary stage switched off")
+        if self._trials is None or state.trial is None:
+            why = "its trial was switched off (release.canary) before there was enough evidence"
+            return await self.ledger.append("blocked", candidate, live, why)
         await self._point("canary", candidate)
-        now = self._clock()
-        trial = await self._watch.canary(candidate, live, state.canary_at, now)
-        if trial.harm is not None:
+        decision = await self._trials.look(state.trial, self.ledger.trial_began, self._clock())
+        if decision is None or decision.next is Next.WAIT:
+            return None
+        if decision.next is Next.SHIP:
+            return await self._ship(
+                candidate, live, f"{state.reason}; canary {decision.reason}", asdict(decision.reading)
+            )
+        if decision.next is Next.BLOCK:
             event = await self.ledger.append(
-                "blocked", candidate, live, f"canary: {trial.harm}", {"guard": asdict(trial.harm)}
+                "blocked", candidate, live, f"canary: {decision.reason}", {"reading": asdict(decision.reading)}
             )
             await self._point("canary", live)
             return event
-        if trial.outcomes < self._config.canary_outcomes and now - state.canary_at < self._config.canary_timeout_s:
-            return None
-        return await self._ship(candidate, live, f"{state.reason}; canary without harm in {trial.outcomes} outcomes")
+        detail = {"share": decision.share, "reading": asdict(decision.reading)}
+        return await self.ledger.append("ramped", candidate, live, decision.reason, detail)
 
-    async def _ship(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
+    async def _prove(self, trial: TrialRecord, trials: RunningTrial) -> ReleaseEvent | None:
+        """Live beside what it replaced: taken back if it is worse, and noted once it is better."""
+        decision = await trials.look(trial, self.ledger.trial_began, self._clock())
+        if decision is None:
+            return None
+        detail = {"reading": asdict(decision.reading)}
+        if decision.next is Next.ROLL_BACK:
+            return await self._take_back(trial.against, f"beside {trial.against}: {decision.reason}", detail)
+        if decision.next is Next.BETTER and not trial.better:
+            return await self.ledger.append("better", trial.candidate, trial.against, decision.reason, detail)
+        return None
+
+    def _proving(self, policy: PolicyVersion, state: State) -> dict[str, Any]:
+        """What the line of a release that comes from a trial says about who stays on the one before it."""
+        return {"share": 1.0 - self._config.trial.holdback} if policy == state.canary else {}
+
+    async def _ship(
+        self, candidate: PolicyVersion, live: PolicyVersion, reason: str, reading: Mapping[str, Any] | None = None
+    ) -> ReleaseEvent:
+        proving = self._proving(candidate, self.ledger.state)
         manifest = await self._swap_live(live, candidate)
-        return await self.ledger.append("shipped", candidate, live, reason, {"manifest": manifest})
+        detail = {"manifest": manifest, **proving} | ({} if reading is None else {"reading": reading})
+        return await self.ledger.append("shipped", candidate, live, reason, detail)
 
     async def _take_back(self, target: PolicyVersion, reason: str, detail: Mapping[str, Any]) -> ReleaseEvent:
         live = self.live

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
+from ostinato.release.trial.record import TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,18 +20,18 @@ class State:
     """What the ledger says. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release grows it;
     none stands in it twice.
 
-    `refused` holds hashes that never ship by themselves (blocked or rolled back); `canary` is the version being tried on a
-    share of users since `canary_at`; `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" | "EXTEND") and `better` whether
-    it proved that candidate better than the best so far. `proven` is the chain of versions that were best, oldest first: it begins with
-    the starting model, a release that was proven better grows it, and what is rolled back leaves it. `judged` counts the verdicts.
+    `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison before users that is under
+    way: of a candidate with live, or of live with what it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
+    "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
+    oldest first: it begins with the starting model, a release that was proven better grows it, and what is rolled back leaves it.
+    `judged` counts the verdicts.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
 
     releases: tuple[PolicyVersion, ...] = ()
     refused: frozenset[str] = frozenset()
-    canary: PolicyVersion | None = None
-    canary_at: float = 0.0
+    trial: TrialRecord | None = None
     verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
     better: bool = False
     proven: tuple[PolicyVersion, ...] = ()
@@ -47,6 +49,16 @@ class State:
     def previous(self) -> PolicyVersion | None:
         """The version to roll back to, or None."""
         return self.releases[-2] if len(self.releases) > 1 else None
+
+    @property
+    def canary(self) -> PolicyVersion | None:
+        """The candidate that a share of users is served, or None."""
+        return None if self.trial is None or self.trial.shipped else self.trial.candidate
+
+    @property
+    def dealing(self) -> Dealing | None:
+        """How users are dealt to the arms of the trial, or None."""
+        return None if self.trial is None else self.trial.dealing()
 
     @property
     def best(self) -> PolicyVersion | None:
@@ -76,17 +88,40 @@ def _evaluated(state: State, event: ReleaseEvent) -> State:
 
 
 def _canary(state: State, event: ReleaseEvent) -> State:
-    return replace(state, canary=event.policy, canary_at=event.at)
+    if event.previous is None or "share" not in event.detail:
+        return replace(state, trial=None)
+    trial = TrialRecord(
+        candidate=event.policy,
+        against=event.previous,
+        salt=str(event.detail["salt"]),
+        shares=((event.at, float(event.detail["share"])),),
+    )
+    return replace(state, trial=trial)
+
+
+def _ramped(state: State, event: ReleaseEvent) -> State:
+    if state.canary != event.policy or state.trial is None:
+        return state
+    return replace(state, trial=state.trial.then(event.at, float(event.detail["share"])))
+
+
+def _better(state: State, event: ReleaseEvent) -> State:
+    if state.trial is None or state.trial.candidate != event.policy:
+        return state
+    return replace(state, trial=replace(state.trial, better=True))
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
     releases = (*(release for release in state.releases if release != event.policy), event.policy)
     proven = state.better and state.verdict is not None and state.verdict[0] == event.policy
+    trial = None
+    if state.trial is not None and state.canary == event.policy and "share" in event.detail:
+        trial = replace(state.trial.then(event.at, float(event.detail["share"])), shipped=True)
     return replace(
         state,
         releases=releases,
         proven=(*state.proven, event.policy) if proven or not state.proven else state.proven,
-        canary=None,
+        trial=trial,
         shipped_at=event.at,
         refused=state.refused - {event.policy.hash},
         verdict=None,
@@ -94,8 +129,8 @@ def _shipped(state: State, event: ReleaseEvent) -> State:
 
 
 def _blocked(state: State, event: ReleaseEvent) -> State:
-    canary = None if state.canary == event.policy else state.canary
-    return replace(state, refused=state.refused | {event.policy.hash}, canary=canary, verdict=None)
+    trial = None if state.canary == event.policy else state.trial
+    return replace(state, refused=state.refused | {event.policy.hash}, trial=trial, verdict=None)
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
@@ -108,12 +143,14 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
     kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
     refused = (state.refused | dropped) - {event.policy.hash}
     proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)
-    return replace(state, releases=kept, refused=refused, proven=proven, canary=None, shipped_at=event.at, verdict=None)
+    return replace(state, releases=kept, refused=refused, proven=proven, trial=None, shipped_at=event.at, verdict=None)
 
 
 _STEPS = {
     "evaluated": _evaluated,
     "canary": _canary,
+    "ramped": _ramped,
+    "better": _better,
     "shipped": _shipped,
     "blocked": _blocked,
     "rolled_back": _rolled_back,
@@ -127,6 +164,8 @@ class ReleaseLedger:
         self._log = log
         self._clock = clock
         self._cursor: Cursor = 0
+        self.trial_began: Cursor = 0
+        """The place in the log of the last trial's first line."""
         self.state = State()
         self.evidence: dict[str, Any] = {}
 
@@ -137,6 +176,8 @@ class ReleaseLedger:
             assert isinstance(row, ReleaseEvent)
             self._cursor = cursor
             self.state = fold(self.state, row)
+            if row.action == "canary":
+                self.trial_began = cursor
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])
         self._cursor = max(self._cursor, newest)

@@ -53,10 +53,9 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         description="Names beside loopback's by which a server without keys may be reached and embedded; '*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
-    canary_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the canary arm.")
     arm_users: Literal["declared", "verified"] = Field(
         default="declared",
-        description="Who is dealt to the control and canary arms: any name that a caller gives, or only users that the tenant proved.",
+        description="Who is dealt to arms other than live: any name that a caller gives, or only users that the tenant proved.",
     )
     arm_salt: str = Field(default="ostinato", description="Changing it deals all users to the arms anew.")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024, description="Longest request body; beyond it 413.")

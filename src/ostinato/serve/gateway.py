@@ -17,10 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Turn
 from ostinato.core.seams import Clock, Engine, Log, Renderer
 from ostinato.serve.about import About
+from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.config import ServeConfig
@@ -76,6 +78,7 @@ def create_app(
         quotas=Quotas(config, keys.tenants, clock, metrics.refused),
         metrics=metrics,
         writes=Writes(clock, slow_s=config.store_timeout_s),
+        arms=Arms(control=config.control_share, salt=config.arm_salt),
     )
     return GatewayApp(parts)
 
@@ -94,6 +97,10 @@ class GatewayApp(Starlette):
             lifespan=self._life,
         )
         self.state.metrics = parts.metrics
+
+    def deal(self, dealing: Dealing | None) -> None:
+        """Deal users to the arms of a trial from now on; None: there is none."""
+        self._parts.arms.deal(dealing)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.core.seams import Clock, Engine, Log, Renderer
+from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.metrics import Metrics
@@ -29,3 +30,4 @@ class Parts:
     quotas: Quotas
     metrics: Metrics
     writes: Writes
+    arms: Arms

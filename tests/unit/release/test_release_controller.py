@@ -1,9 +1,12 @@
 """The controller with fakes around it: what ships, what is blocked, what comes back, and death at every single write."""
 
 import asyncio
+import random
+from dataclasses import replace
 
 import pytest
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
 from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import Report, Verdict
@@ -13,8 +16,10 @@ from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.release.outcomes import OutcomeConfig
+from ostinato.release.trial.config import TrialConfig
+from ostinato.serve.arms import Arms
 from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_signal, a_turn
 
 
 def version(number):
@@ -22,6 +27,7 @@ def version(number):
 
 
 V0, V3, V5, V8 = (version(n) for n in (0, 3, 5, 8))
+ALONE = "because SHIP; on the gate alone, without a canary"
 
 
 class Killed(BaseException):
@@ -130,9 +136,7 @@ class Time:
         return self.now
 
 
-def controller(
-    disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", best_ref=None, canary=False, **config
-):
+def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", best_ref=None, **config):
     judge = judge if judge is not None else FakeJudge()
     return ReleaseController(
         disk,
@@ -144,7 +148,6 @@ def controller(
         compare,
         evaluation_ref=evaluation_ref,
         best_ref=best_ref,
-        canary=canary,
     )
 
 
@@ -195,14 +198,35 @@ async def test_bootstrap_moves_nothing_that_stands(disk):
 
 
 def test_a_version_that_is_blocked_ends_its_own_trial_only():
-    def event(action, policy, at=1.0):
-        return ReleaseEvent(id=action, action=action, policy=policy, previous=None, reason="", detail={}, at=at)
+    def event(action, policy, at=1.0, **detail):
+        return ReleaseEvent(id=action, action=action, policy=policy, previous=V0, reason="", detail=detail, at=at)
 
-    trying = fold(fold(State(), event("shipped", V0)), event("canary", V3))
+    trying = fold(fold(State(), event("shipped", V0)), event("canary", V3, share=0.05, salt="a"))
     assert fold(trying, event("blocked", V5)).canary == V3
     assert fold(trying, event("blocked", V3)).canary is None
     back = fold(fold(trying, event("shipped", V3, at=5.0)), event("rolled_back", V0, at=9.0))
     assert (back.releases, back.shipped_at, back.canary) == ((V0,), 9.0, None)
+
+
+def test_the_ledger_says_who_is_dealt_what_at_every_stage_of_a_trial():
+    def event(action, policy, at, **detail):
+        return ReleaseEvent(id=action, action=action, policy=policy, previous=V0, reason="", detail=detail, at=at)
+
+    state = fold(fold(State(), event("shipped", V0, 0.0)), event("canary", V3, 1.0, share=0.05, salt="a"))
+    assert state.dealing == Dealing(salt="a", canary=0.05)
+    state = fold(state, event("ramped", V3, 2.0, share=0.25))
+    assert state.dealing == Dealing(salt="a", canary=0.25)
+    assert [state.trial.share(at) for at in (1.0, 1.5, 2.0, 2.5)] == [0.05, 0.05, 0.05, 0.25]
+    assert fold(state, event("ramped", V5, 3.0, share=0.5)) == replace(state, events=4), "of another trial"
+    live = fold(state, event("shipped", V3, 3.0, share=0.75))
+    assert (live.dealing, live.canary) == (Dealing(salt="a", previous=0.25), None)
+    better = fold(live, event("better", V3, 4.0))
+    assert better.trial.better
+    assert fold(better, event("canary", V5, 5.0, share=0.01, salt="b")).dealing == Dealing(salt="b", canary=0.01)
+    for end in (event("rolled_back", V0, 5.0), event("shipped", V8, 5.0)):
+        assert fold(better, end).dealing is None
+    assert fold(state, event("shipped", V3, 3.0)).dealing is None, "shipped by hand: nobody stays behind"
+    assert fold(State(), event("canary", V3, 1.0)).dealing is None, "a line from before there were shares"
 
 
 async def test_before_bootstrap_nothing_is_live(disk):
@@ -218,7 +242,7 @@ async def test_good_candidate_ships_and_bad_one_does_not(disk):
     assert await control.step() is None  # the candidate is what is live
     disk.publish(V3)
     event = await control.step()
-    assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, "because SHIP")
+    assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, ALONE)
     assert disk.refs["live"] == "m3"
     disk.publish(V5)
     event = await control.step()
@@ -607,20 +631,20 @@ async def guarded(disk, loss):
     time = Time()
     control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
     await control.bootstrap(V0)
-    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now - 10)
     disk.publish(V3)
     await control.step()
     time.now += 50
+    await serve(disk, Arm.CONTROL, V0, RATES, 20, time.now)
     await serve(disk, Arm.LIVE, V3, [rate - loss for rate in RATES], 20, time.now)
     assert await control.watch() is None  # not one outcome is mature yet
     time.now += 10
     return control, await control.watch()
 
 
-async def test_live_that_lost_thirty_points_rolls_back_by_itself(disk):
+async def test_live_that_is_thirty_points_below_control_rolls_back_by_itself(disk):
     control, event = await guarded(disk, 0.30)
     assert (event.action, event.policy, event.previous) == ("rolled_back", V0, V3)
-    assert "acceptance against the previous release worse by" in event.reason
+    assert "acceptance against the control arm worse by" in event.reason
     assert disk.refs["live"] == "m0"
     await settle(control)
     assert disk.refs["live"] == "m0"
@@ -632,50 +656,238 @@ async def test_live_that_is_as_good_stays(disk):
     assert disk.refs["live"] == "m3"
 
 
-async def canary(disk, loss):
+async def test_an_outage_of_the_product_rolls_nothing_back(disk):
+    """Everybody accepts less from one moment on, whatever answers them: release after release stays."""
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, canary=True, canary_outcomes=150, **GUARDED)
+    control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
     await control.bootstrap(V0)
+    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now - 10)
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await control.step()
+        time.now += 50
+        for arm, served in ((Arm.CONTROL, V0), (Arm.LIVE, policy)):
+            await serve(disk, arm, served, [rate - 0.35 for rate in RATES], 20, time.now, start=100 * policy.number)
+        time.now += 10
+        assert await control.watch() is None
+    assert disk.refs["live"] == "m8"
+
+
+# ------------------------------------------------------------------------------------------------------------- trials
+
+QUICK = {
+    "canary": True,
+    "trial": TrialConfig(
+        slot_s=10.0, limit_s=200.0, margin=0.1, first_people=60, holdback=0.3, better_after_s=60.0, most_turns_a_day=1e4
+    ),
+    "outcomes": OutcomeConfig(maturity_s=5.0),
+}
+CROWD = 200
+
+
+class Crowd:
+    """Simulated users who meet what the gateway would deal them by the ledger, one slot at a time."""
+
+    def __init__(self, disk, control, time, worth, *, said=True, share=1.0):
+        self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
+        self.arms, self.turns = Arms(), 0
+        self.loaded = {"live", "canary", "previous"}
+        self.people = range(int(CROWD * share))
+        self.random = random.Random(3)
+        self.fails = {}
+
+    async def slot(self):
+        self.time.now += 9.0
+        self.arms.deal(self.control.ledger.state.dealing)
+        held = {arm: self.disk.known[self.disk.refs[arm]] for arm in self.loaded}
+        rows = []
+        for i in self.people:
+            arm = self.arms.assign("t", f"u{i}", self.loaded).arm
+            policy = held[arm.value]
+            for _ in range(4):
+                self.turns += 1
+                failed = self.turns % 100 < 100 * self.fails.get(policy, 0.0)
+                name = f"{self.turns}"
+                turn = Turn(
+                    id=name, episode=name, parent=None, user=f"u{i}", tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+                    sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
+                    finish=Finish.ERROR if failed else Finish.STOP, text="", started_at=self.time.now, ended_at=self.time.now,
+                )  # fmt: skip
+                rows.append(turn)
+                if self.said and not failed:
+                    good = self.random.random() < self.worth[policy]
+                    rows.append(a_signal(turn, "accepted" if good else "rejected", at=self.time.now, id=name))
+        await self.disk.rows.append(*rows)
+        self.time.now += 1.0
+
+    async def until(self, *actions, slots=60):
+        """Go on until the controller writes one of these lines."""
+        for _ in range(slots):
+            await self.slot()
+            for what in (self.control.step, self.control.watch):
+                event = await what()
+                if event is not None and event.action in actions:
+                    return event
+        raise AssertionError(f"no {actions} in {slots} slots: {self.disk.events()}")
+
+
+async def on_trial(disk, worth, **settings):
+    time = Time()
+    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    await control.bootstrap(V0)
+    crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
+    await crowd.slot()
+    await control.step()
     disk.publish(V3)
-    assert (await control.step()).action == "canary"
+    event = await control.step()
+    assert event.action == "canary"
+    assert event.detail["share"] == pytest.approx(min(0.5, 60 / len(crowd.people)))
+    return control, crowd
+
+
+async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_better(disk):
+    control, crowd = await on_trial(disk, {V3: 0.75})
     assert (disk.refs["canary"], disk.refs["live"]) == ("m3", "m0")
     disk.refs["canary"] = "m0"  # somebody moved it, or it was killed before it did
-    assert await control.step() is None  # nobody has reacted yet
+    await control.step()
     assert disk.refs["canary"] == "m3"
-    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now)
-    await serve(disk, Arm.CANARY, V3, [rate - loss for rate in RATES], 20, time.now)
-    time.now += 6
-    return control, await controller(
-        disk, FakeJudge(), time, clustered_difference, canary=True, canary_outcomes=150, **GUARDED
-    ).step()  # fmt: skip
+    event = await crowd.until("shipped")
+    assert "canary not worse than 10.0 pp" in event.reason
+    assert (disk.refs["live"], disk.refs["previous"]) == ("m3", "m0")
+    assert control.ledger.state.dealing.previous == pytest.approx(0.3)
+    event = await crowd.until("better")
+    assert (event.policy, event.previous) == (V3, V0)
+    assert event.reason.startswith("better (provisional): +")
+    assert event.detail["reading"]["better"]
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("better", "rolled_back", slots=5)
 
 
-async def test_harmless_canary_becomes_live(disk):
-    control, event = await canary(disk, 0.0)
-    assert event.action == "shipped"
-    assert "canary without harm in 240 outcomes" in event.reason
-    assert disk.refs["live"] == "m3"
-    await settle(control)
-    assert disk.refs["canary"] == "m3"
-
-
-async def test_harmful_canary_is_taken_back(disk):
-    control, event = await canary(disk, 0.30)
-    assert event.action == "blocked"
-    assert "canary acceptance worse by" in event.reason
-    assert event.detail["guard"]["measure"] == "canary acceptance"
+async def test_a_harmful_canary_is_blocked(disk):
+    control, crowd = await on_trial(disk, {V3: 0.1})
+    event = await crowd.until("blocked")
+    assert event.reason.startswith("canary: worse: -")
+    assert event.detail["reading"]["worse"]
     assert (disk.refs["live"], disk.refs["canary"]) == ("m0", "m0")
     await settle(control)
     assert disk.events()[-1] == ("blocked", 3)
 
 
-async def test_canary_that_nobody_meets_ends_at_its_deadline(disk):
+async def test_a_canary_that_fails_is_blocked_though_nobody_says_so(disk):
+    _, crowd = await on_trial(disk, {V3: 0.5})
+    crowd.fails = {V3: 0.5}
+    event = await crowd.until("blocked")
+    assert event.reason.startswith("canary: success rate worse: -")
+
+
+async def test_a_release_that_turns_bad_is_taken_back_beside_those_who_stayed(disk):
+    control, crowd = await on_trial(disk, {V3: 0.55})
+    await crowd.until("shipped")
+    crowd.worth[V3] = 0.1
+    event = await crowd.until("rolled_back")
+    assert (event.policy, event.previous) == (V0, V3)
+    assert event.reason.startswith(f"beside {V0}: worse: -")
+    assert disk.refs["live"] == "m0"
+    assert V3.hash in control.ledger.state.refused
+
+
+async def test_an_outage_moves_neither_a_trial_nor_a_release(disk):
+    _, crowd = await on_trial(disk, {V3: 0.5})
+    await crowd.until("shipped")
+    crowd.worth = dict.fromkeys(crowd.worth, 0.1)
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("rolled_back", slots=12)
+
+
+async def test_four_users_never_ship(disk):
+    _, crowd = await on_trial(disk, {V3: 1.0}, share=0.02)
+    event = await crowd.until("blocked", "shipped")
+    assert event.action == "blocked"
+    assert "not enough evidence" in event.reason
+
+
+async def test_nothing_said_never_ships(disk):
+    _, crowd = await on_trial(disk, {V3: 0.5}, said=False)
+    event = await crowd.until("blocked", "shipped")
+    assert event.action == "blocked"
+    assert "not enough evidence: nobody has said anything" in event.reason
+
+
+async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):
+    control, crowd = await on_trial(disk, {V3: 0.5})
+    for _ in range(3):
+        await crowd.slot()
+        await control.step()
+    crowd.time.now += 6.0
+    again = controller(disk, FakeJudge(), crowd.time, clustered_difference, **QUICK)
+    await again.ledger.refresh()
+    record, began = again.ledger.state.trial, again.ledger.trial_began
+    readings = []
+    for each in (control, again):
+        await crowd_free_look(each, record, began, crowd.time.now)
+        readings.append(each._trials._trial._contrast.effect())
+    assert readings[0].difference == pytest.approx(readings[1].difference, abs=1e-12)
+    assert readings[0].variance == pytest.approx(readings[1].variance)
+
+
+async def crowd_free_look(control, record, began, now):
+    """What a look does, without acting on it."""
+    await control._trials.look(record, began, now)
+
+
+async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk):
+    await on_trial(disk, {V3: 0.5})
+    off = controller(disk, FakeJudge(), Time(), clustered_difference)
+    event = await off.step()
+    assert (event.action, event.policy) == ("blocked", V3)
+    assert "switched off" in event.reason
+
+
+async def told_with_deaths(disk):
+    """A trial from its first share to the rollback, going on after each death; the lines of the ledger."""
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, canary=True, canary_timeout_s=60)
-    await control.bootstrap(V0)
+
+    def fresh():
+        return controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+
+    control = fresh()
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.9}, share=0.8)
+    disk.refs |= {"live": "m0", "control": "m0"}
     disk.publish(V3)
-    await control.step()
-    time.now += 59
-    assert await control.step() is None
-    time.now += 1
-    assert (await control.step()).action == "shipped"
+    for _ in range(90):
+        if {"live", "canary", "previous"} <= disk.refs.keys():
+            await crowd.slot()
+        for _ in range(3):
+            try:
+                await control.step()
+                await control.watch()
+            except Killed:
+                disk.fuse.at = None
+                control = crowd.control = fresh()
+                await control.ledger.refresh()
+        if disk.events()[-1][0] == "better":
+            crowd.worth[V3] = 0.1
+        if disk.events()[-1][0] == "rolled_back":
+            return disk.events()
+    raise AssertionError(f"it never ended: {disk.events()}")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_trial_that_is_killed_at_every_write_ends_alike(after):
+    def fresh():
+        disk = Disk()
+        disk.publish(V0)
+        return disk
+
+    whole = fresh()
+    expected = await told_with_deaths(whole)
+    assert [action for action, _ in expected if action != "ramped"] == [
+        *("shipped", "evaluated", "canary", "shipped", "better", "rolled_back")
+    ]
+    for at in range(1, whole.fuse.writes + 1):
+        disk = fresh()
+        disk.fuse.at, disk.fuse.after = at, after
+        told = await told_with_deaths(disk)
+        assert [line for line in told if line[0] != "ramped"] == [line for line in expected if line[0] != "ramped"], at
+        state = await ReleaseLedger(disk, Time()).refresh()
+        assert (state.live, state.refused, state.dealing) == (V0, frozenset({V3.hash}), None)

@@ -48,7 +48,7 @@ def test_overrides_are_toml_or_words(text, expected):
         ("train.batch=1", "unknown key 'train.batch'; did you mean 'learn.batch'?"),
         ("gate.margin=0.1", "unknown key 'gate.margin'; did you mean 'evaluate.gate.margin'?"),
         ("evaluate.gate.margn=0.1", "unknown key 'evaluate.gate.margn'; did you mean 'evaluate.gate.margin'?"),
-        ("release.canary_share=0.1", "unknown key 'release.canary_share'; did you mean 'serve.canary_share'?"),
+        ("release.control_share=0.1", "unknown key 'release.control_share'; did you mean 'serve.control_share'?"),
         ("port=1", "unknown key 'port'; did you mean 'listen.port'?"),
         ("train.qqqqqqqq=1", "unknown key 'train.qqqqqqqq'; valid here: learning_rate, "),
         ("qqqqqqqq=1", "unknown key 'qqqqqqqq'; valid here: "),

@@ -428,7 +428,7 @@ async def test_at_most_so_many_calls_at_once():
 
 async def test_arms_are_dealt_and_recorded():
     slots = {"live": V1, "control": V0}
-    async with world(engine=FakeEngine(lambda r: "x", slots=slots), control_share=0.5, canary_share=0.2) as w:
+    async with world(engine=FakeEngine(lambda r: "x", slots=slots), control_share=0.5) as w:
         for i in range(40):
             _, headers, body = await w.chat(user=f"u{i}")
             assert headers["x-ostinato-policy"] == {"live": "1", "control": "0"}[body["ostinato"]["arm"]]

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import socket
 
+from ostinato.app.proving import open_ledger
 from ostinato.app.serving import Serving, open_serving
 from ostinato.app.storage import SERVED_REFS, Run, home, open_run
 from ostinato.config import Config
-from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
@@ -23,7 +24,9 @@ from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
+from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind
+from ostinato.serve.gateway import GatewayApp
 from ostinato.serve.wire.connections import Connections
 
 logger = logging.getLogger(__name__)
@@ -78,6 +81,7 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 group.create_task(follow(serving, Progress(run.home.progress("serve"), kept_bytes(run.config)))),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
+                group.create_task(follow_trial(open_ledger(run), serving.gateway)),
             ]
             await listen(
                 serving.gateway,
@@ -105,6 +109,14 @@ async def follow(serving: Serving, progress: Progress) -> None:
         progress.swapped(swap)
 
     await serving.follower.watch(SERVED_REFS, load)
+
+
+async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp) -> None:
+    """Deal users as the ledger says, now and whenever it says otherwise. Until cancelled."""
+    while True:
+        with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
+            gateway.deal((await ledger.refresh()).dealing)
+        await asyncio.sleep(_LOOK_S)
 
 
 async def attend(engine: Engine, longest_s: float) -> None:

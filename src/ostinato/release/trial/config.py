@@ -10,11 +10,20 @@ HOUR = 3600.0
 class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     """One candidate's way from its first per cent of users to the verdict about it."""
 
+    slot_s: float = Field(
+        default=HOUR / 2, gt=0.0, description="Length of the slots of time in which the arms are compared, in seconds."
+    )
     margin: float = Field(
         default=0.02,
         gt=0.0,
         lt=1.0,
         description="A candidate goes live once it is shown to lose no more than this (share of good turns).",
+    )
+    failures: float = Field(
+        default=0.01,
+        ge=0.0,
+        lt=1.0,
+        description="Rise in the share of failed turns that is let pass; more ends the trial.",
     )
     ship_alpha: float = Field(
         default=0.05, gt=0.0, lt=0.5, description="Chance that one that loses more goes live all the same."

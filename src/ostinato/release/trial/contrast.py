@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_ROUNDING = 1e-18
+
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -63,7 +65,8 @@ class Contrast:
     ``D = sum_j w_j (mean r_Tj - mean r_Cj) / sum_j w_j``, and its variance is the sum over people of their own influence squared,
     ``psi_u = sum_j +-w_j (r_uj - n_uj mean r_j) / n_arm,j``: a person who comes back is one person (the delta method for a ratio of
     sums, clustered by person; Deng et al., arXiv 1803.06336). Each side is corrected by k / (k - 1) for its k effective people,
-    ``k = (sum psi^2)^2 / sum psi^4``.
+    ``k = (sum psi^2)^2 / sum psi^4``. A side whose people all said the same has no spread of its own: it gets that of Agresti and Caffo
+    (The American Statistician 54, 2000), one more good and one more bad person.
 
     Args:
         most_turns_a_day: of one person; what goes beyond counts in proportion.
@@ -74,9 +77,11 @@ class Contrast:
         self._influence_U: Floats = np.zeros(0)
         self._today_U: Floats = np.zeros(0)
         self._treated_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._came_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._day: int | None = None
         self._weighted = self._weight = 0.0
-        self._turns_treated = self._turns_other = 0.0
+        self._turns = [0.0, 0.0]
+        self._good = [0.0, 0.0]
 
     def add(self, slot: Slot) -> None:
         """One more slot, of any length. What is seen in one arm only tells nothing about a difference and is not used."""
@@ -87,10 +92,12 @@ class Contrast:
         left_R = good_R - turns_R * slot.expected_R
         sides = [slot.treated_R, ~slot.treated_R]
         counts = [float(turns_R[side].sum()) for side in sides]
-        self._turns_treated += counts[0]
-        self._turns_other += counts[1]
+        for index, side in enumerate(sides):
+            self._turns[index] += counts[index]
+            self._good[index] += float(good_R[side].sum())
         if min(counts) <= 0.0:
             return
+        self._came_U[slot.people_R] = True
         weight = counts[0] * counts[1] / (counts[0] + counts[1])
         means = [float(left_R[side].sum()) / count for side, count in zip(sides, counts, strict=True)]
         self._weighted += weight * (means[0] - means[1])
@@ -104,19 +111,27 @@ class Contrast:
         """What the slots so far say."""
         if self._weight <= 0.0:
             return NOTHING
-        square_U = self._influence_U**2
-        variance, fewest = 0.0, float("inf")
-        for side_U in (self._treated_U, ~self._treated_U):
-            total, fourth = float(square_U[side_U].sum()), float((square_U[side_U] ** 2).sum())
-            people = total**2 / fourth if fourth > 0.0 else 0.0
-            fewest = min(fewest, people)
-            variance += total * people / (people - 1.0) if people > 1.0 else float("inf")
+        variances, people = zip(*(self._spread(index) for index in (0, 1)), strict=True)
         return Effect(
             difference=self._weighted / self._weight,
-            variance=variance / self._weight**2,
-            people=fewest,
-            turns=min(self._turns_treated, self._turns_other),
+            variance=sum(variances),
+            people=min(people),
+            turns=min(self._turns),
         )
+
+    def _spread(self, index: int) -> tuple[float, float]:
+        """The variance that one side (0: treated) adds, and its effective people. Who was on both sides counts as treated."""
+        side_U = self._came_U & (self._treated_U if index == 0 else ~self._treated_U)
+        square_U = self._influence_U[side_U] ** 2
+        total, fourth = float(square_U.sum()), float((square_U**2).sum())
+        # what rounding leaves of people who all said the same is no spread
+        if total > _ROUNDING * self._weight**2:
+            people = total**2 / fourth
+            spread = total / self._weight**2
+            return (spread * people / (people - 1.0) if people > 1.0 else float("inf")), people
+        people = float(side_U.sum())
+        share = (self._good[index] / max(self._turns[index], 1.0) * people + 1.0) / (people + 2.0)
+        return share * (1.0 - share) / (people + 2.0), people
 
     def _capped(self, slot: Slot) -> tuple[Floats, Floats]:
         """Turns and outcomes, scaled down for people who had their number today."""
@@ -135,4 +150,6 @@ class Contrast:
             more += len(self._influence_U)  # doubled, so that a run of new people is linear
             self._influence_U = np.concatenate([self._influence_U, np.zeros(more)])
             self._today_U = np.concatenate([self._today_U, np.zeros(more)])
-            self._treated_U = np.concatenate([self._treated_U, np.zeros(more, dtype=np.bool_)])
+            none_U = np.zeros(more, dtype=np.bool_)
+            self._treated_U = np.concatenate([self._treated_U, none_U])
+            self._came_U = np.concatenate([self._came_U, none_U])

@@ -68,10 +68,9 @@ class ReleasePath(Generic[V]):
         active: users of an ordinary day.
     """
 
-    def __init__(self, config: PathConfig, start: V, *, active: float, measures: int = 1) -> None:
+    def __init__(self, config: PathConfig, start: V, *, active: float) -> None:
         self._config = config
         self._active = active
-        self._measures = measures
         self.live = self.previous = self.best = start
         self.candidate: V | None = None
         self.trial: Trial | None = None
@@ -88,7 +87,7 @@ class ReleasePath(Generic[V]):
         """Put a candidate that passed the gate on trial. It ends the proving of what is live."""
         self.candidate, self.previous, self._began = candidate, self.live, now
         active = self._active * (1.0 - self._config.standing.share)
-        self.trial = Trial(self._config.trial, active=active, measures=self._measures)
+        self.trial = Trial(self._config.trial, active=active)
 
     def deal(self) -> Deal[V]:
         """Who gets what from here on."""
@@ -110,7 +109,6 @@ class ReleasePath(Generic[V]):
         return steps + self._stand(standing, now)
 
     def _follow(self, trial: Trial, now: float) -> list[Step[V]]:
-        proven = trial.better_at is not None
         decision = trial.look(now - self._began)
         if decision.next is Next.SHIP:
             assert self.candidate is not None
@@ -119,8 +117,6 @@ class ReleasePath(Generic[V]):
             self.candidate = None
         elif decision.next is Next.ROLL_BACK:
             return [self._go_back(self.previous, "roll_back", decision.reason, now, decision)]
-        elif trial.better_at is not None and not proven:
-            return [Step(what="better", version=self.live, reason=decision.reason, decision=decision)]
         elif decision.next is Next.WAIT:
             return []
         return [Step(what=decision.next.value, version=self.live, reason=decision.reason, decision=decision)]

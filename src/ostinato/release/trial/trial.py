@@ -7,6 +7,8 @@ worker that reads the log again is where it was, and nobody pays for having look
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,30 +27,37 @@ class Trial:
 
     Args:
         active: users of an ordinary day who take part; the first share reaches `first_people` of them.
-        measures: how many measures are watched together.
+        guardrails: other measures, by name, and the loss of each that is let pass; one that is worse ends the trial.
     """
 
-    def __init__(self, config: TrialConfig, *, active: float, measures: int = 1) -> None:
+    def __init__(
+        self, config: TrialConfig, *, active: float, guardrails: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
         self._config = config
-        self._measures = measures
+        self._measures = 1 + len(guardrails)
         self._contrast = Contrast(config.most_turns_a_day)
+        self._guardrails = {name: (Contrast(config.most_turns_a_day), loss) for name, loss in guardrails.items()}
         self._balance = Balance()
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
         self.shipped = False
         self.over = False
-        self.better_at: float | None = None
+        self.better = False
 
-    def add(self, slot: Slot) -> None:
-        """What people did while the candidate's share was `share`."""
+    def add(self, slot: Slot, guardrails: Mapping[str, Slot] = MappingProxyType({})) -> None:
+        """What people did while the candidate's share was `share`: the goal, and the guardrails' own outcomes of the same time."""
         self._contrast.add(slot)
+        for name, outcomes in guardrails.items():
+            self._guardrails[name][0].add(outcomes)
         self._deal(slot)
 
     def look(self, elapsed_s: float) -> Decision:
         """What follows now, `elapsed_s` after the start. The share that it names is in force from here on."""
         reading = read(self._contrast.effect(), self._config, self._measures)
-        decision = self._void(reading) or (
-            self._proving(reading, elapsed_s) if self.shipped else self._canary(reading, elapsed_s)
+        decision = (
+            self._void(reading)
+            or self._broken()
+            or (self._proving(reading, elapsed_s) if self.shipped else self._canary(reading, elapsed_s))
         )
         self.share = decision.share
         return decision
@@ -71,13 +80,11 @@ class Trial:
     def _proving(self, reading: Reading, elapsed_s: float) -> Decision:
         if reading.worse:
             return self._end(Next.ROLL_BACK, f"worse: {_points(reading.effect.difference)}", reading)
-        if reading.better and elapsed_s >= self._config.better_after_s and self.better_at is None:
-            self.better_at = elapsed_s
-        what = (
-            "better (provisional)"
-            if self.better_at is not None
-            else f"not worse than {_points(self._config.margin, sign=False)}"
-        )
+        if reading.better and elapsed_s >= self._config.better_after_s and not self.better:
+            self.better = True
+            why = f"better (provisional): {_interval(reading)}"
+            return Decision(next=Next.BETTER, share=self.share, reason=why, reading=reading)
+        what = "better (provisional)" if self.better else f"not worse than {_points(self._config.margin, sign=False)}"
         return Decision(next=Next.WAIT, share=self.share, reason=f"{what}: {_interval(reading)}", reading=reading)
 
     def _bearable(self, share: float, reading: Reading) -> bool:
@@ -88,6 +95,14 @@ class Trial:
             return None
         why = "users were not dealt to the arms in the shares that were set: the comparison is void"
         return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, reading)
+
+    def _broken(self) -> Decision | None:
+        for name, (contrast, loss) in self._guardrails.items():
+            reading = read(contrast.effect(), self._config, self._measures, loss)
+            if reading.worse:
+                why = f"{name} worse: {_points(reading.effect.difference)}, more than {_points(loss, sign=False)}"
+                return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, reading)
+        return None
 
     def _end(self, what: Next, reason: str, reading: Reading) -> Decision:
         self.over = True

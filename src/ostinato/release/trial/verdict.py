@@ -30,13 +30,13 @@ class Reading:
     sees: float
 
 
-def read(effect: Effect, config: TrialConfig, measures: int = 1) -> Reading:
-    """Judge an effect. `measures` that are watched together share the chance of a false stop."""
+def read(effect: Effect, config: TrialConfig, measures: int = 1, tolerance: float = 0.0) -> Reading:
+    """Judge an effect. `measures` that are watched together share the chance of a false stop; a loss up to `tolerance` is no harm."""
     enough = effect.people >= config.min_people and effect.turns >= config.min_turns
     harm_alpha = min(0.05, config.false_stops / config.trials_a_week) / measures
     lower = lower_bound(effect.difference, effect.variance, config.ship_alpha)
     upper = upper_bound(effect.difference, effect.variance, config.ship_alpha)
-    worse = log_evidence(effect.difference, effect.variance, -1) >= -math.log(harm_alpha)
+    worse = log_evidence(effect.difference + tolerance, effect.variance, -1) >= -math.log(harm_alpha)
     better = log_evidence(effect.difference, effect.variance, 1) >= math.log(config.better_evidence)
     return Reading(
         effect=effect,
@@ -56,6 +56,7 @@ class Next(StrEnum):
     WAIT = "wait"
     RAMP = "ramp"
     SHIP = "ship"
+    BETTER = "better"
     BLOCK = "block"
     ROLL_BACK = "roll_back"
 

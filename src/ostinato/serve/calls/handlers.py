@@ -101,7 +101,7 @@ class Calls:
         self._observer = _Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
-        self._senders = Senders(parts.engine, config, parts.clock)
+        self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
         budget = config.session_tokens // len(tenants)
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._rendering = Rendering()

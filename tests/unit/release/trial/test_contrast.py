@@ -51,8 +51,22 @@ def test_nobody_or_one_arm_only_says_nothing():
     assert after(slot([0, 1], [3, 4], [1, 2], [True, True])) == NOTHING
 
 
-def test_one_person_a_side_is_not_enough_for_a_variance():
-    assert math.isinf(after(slot([0, 1], [9, 9], [1, 8], [True, False])).variance)
+def test_one_person_a_side_is_one_person():
+    effect = after(slot([0, 1], [9, 9], [1, 8], [True, False]))
+    assert effect.people == 1.0
+    assert effect.variance > 0.05
+
+
+@pytest.mark.parametrize("expected", [0.0, 0.9, 1 / 3])
+def test_people_who_all_say_the_same_are_no_proof_of_no_spread(expected):
+    """Three of three against three of three: nothing is known to a point yet."""
+    for n in (3, 300):
+        rows = [slot(range(2 * n), np.full(2 * n, 7.0), np.full(2 * n, 7.0), np.arange(2 * n) < n, expected=expected)]
+        effect = after(*rows, *rows)
+        assert effect.people == n
+        share = (n + 1) / (n + 2)
+        assert effect.variance == pytest.approx(2 * share * (1 - share) / (n + 2))
+        assert effect.difference == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_person_who_comes_back_stays_one_person():

@@ -1,5 +1,7 @@
 """One trial: what ramps, ships, stops and waits, and what never does."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -85,9 +87,13 @@ def test_the_risk_bounds_every_step_of_the_ramp():
 
 def test_a_better_one_is_called_so_after_its_time_and_never_before():
     trial = Trial(CONFIG, active=4000)
-    _, last = run(trial, Users(4000, +0.10), 40)
-    assert trial.better_at is not None
-    assert trial.better_at >= CONFIG.better_after_s
+    users, told = Users(4000, +0.10), []
+    for j in range(40):
+        trial.add(users.slot(trial.share, j))
+        last = trial.look((j + 1) * HOUR / 2)
+        told += [j + 1] * (last.next is Next.BETTER)
+    assert len(told) == 1
+    assert told[0] * HOUR / 2 >= CONFIG.better_after_s
     assert last.reason.startswith("better (provisional): +")
 
 
@@ -159,8 +165,8 @@ def test_measures_that_are_watched_together_share_the_chance_of_a_false_stop():
     users = Users(4000, -0.05)
     slots = [users.slot(0.3, j) for j in range(40)]
 
-    def looks(measures):
-        trial = Trial(CONFIG, active=4000, measures=measures)
+    def looks(guardrails):
+        trial = Trial(CONFIG, active=4000, guardrails={f"g{i}": 0.01 for i in range(guardrails)})
         for j, slot in enumerate(slots):
             trial.share = 0.3
             trial.add(slot)
@@ -168,4 +174,28 @@ def test_measures_that_are_watched_together_share_the_chance_of_a_false_stop():
                 return j
         return len(slots)
 
-    assert looks(1) < looks(50)
+    assert looks(0) < looks(50)
+
+
+def failures(slot, failing):
+    """Every turn of a slot works, but for a share of the treated side's."""
+    good = np.where(slot.treated_R, slot.turns_R * (1 - failing), slot.turns_R)
+    return dataclasses.replace(slot, good_R=good, expected_R=np.ones(len(good)))
+
+
+@pytest.mark.parametrize(("failing", "stopped"), [(0.0, False), (0.002, False), (0.3, True), (1.0, True)])
+def test_a_guardrail_that_breaks_ends_the_trial_however_good_the_goal_is(failing, stopped):
+    trial = Trial(CONFIG, active=4000, guardrails={"success": 0.01})
+    users = Users(4000, +0.05)
+    reasons = []
+    for j in range(30):
+        slot = users.slot(trial.share, j)
+        trial.add(slot, {"success": failures(slot, failing)})
+        decision = trial.look((j + 1) * HOUR / 2)
+        reasons.append(decision.reason)
+        if trial.over:
+            break
+    assert trial.over == stopped
+    assert trial.shipped != stopped
+    if stopped:
+        assert reasons[-1].startswith("success worse: -")
