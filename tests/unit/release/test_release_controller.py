@@ -678,7 +678,7 @@ async def test_an_outage_of_the_product_rolls_nothing_back(disk):
 QUICK = {
     "canary": True,
     "trial": TrialConfig(
-        slot_s=10.0, limit_s=200.0, margin=0.1, first_people=60, holdback=0.3, better_after_s=60.0, most_turns_a_day=1e4
+        slot_s=10.0, limit_s=200.0, margin=0.1, first_people=60, holdback=0.5, better_after_s=60.0, most_turns_a_day=1e4
     ),
     "outcomes": OutcomeConfig(maturity_s=5.0),
 }
@@ -688,11 +688,11 @@ CROWD = 200
 class Crowd:
     """Simulated users who meet what the gateway would deal them by the ledger, one slot at a time."""
 
-    def __init__(self, disk, control, time, worth, *, said=True, share=1.0):
+    def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=4):
         self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
         self.arms, self.turns = Arms(), 0
         self.loaded = {"live", "canary", "previous"}
-        self.people = range(int(CROWD * share))
+        self.people, self.each = range(int(CROWD * share)), each
         self.random = random.Random(3)
         self.fails = {}
 
@@ -704,7 +704,7 @@ class Crowd:
         for i in self.people:
             arm = self.arms.assign("t", f"u{i}", self.loaded).arm
             policy = held[arm.value]
-            for _ in range(4):
+            for _ in range(self.each):
                 self.turns += 1
                 failed = self.turns % 100 < 100 * self.fails.get(policy, 0.0)
                 name = f"{self.turns}"
@@ -754,7 +754,7 @@ async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_b
     event = await crowd.until("shipped")
     assert "canary not worse than 10.0 pp" in event.reason
     assert (disk.refs["live"], disk.refs["previous"]) == ("m3", "m0")
-    assert control.ledger.state.dealing.previous == pytest.approx(0.3)
+    assert control.ledger.state.dealing.previous == pytest.approx(0.5)
     event = await crowd.until("better")
     assert (event.policy, event.previous) == (V3, V0)
     assert event.reason.startswith("better (provisional): +")
@@ -851,7 +851,7 @@ async def told_with_deaths(disk):
         return controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
 
     control = fresh()
-    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.9}, share=0.8)
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.95}, share=0.8, each=2)
     disk.refs |= {"live": "m0", "control": "m0"}
     disk.publish(V3)
     for _ in range(90):
