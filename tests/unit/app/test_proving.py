@@ -54,7 +54,7 @@ async def test_a_suite_too_small_for_its_margins_is_refused_before_anything_is_s
         BadConfig, match=r"smallest evaluate\.gate\.margin that it can hold .* set evaluate\.gate\.margin="
     ):
         await check_suite(suite(tmp_path, "evaluate.items=0", count=50, grader="pattern", pattern="x"))
-    with pytest.raises(BadConfig, match=r"evaluate\.gate\.total_margin that it can hold is 10\.7 pp"):
+    with pytest.raises(BadConfig, match=r"evaluate\.gate\.total_margin that it can hold is 11\.4 pp"):
         await check_suite(load(None, [*demo_overrides(0, tmp_path / "run"), "evaluate.gate.total_margin=0.1"]))
 
 

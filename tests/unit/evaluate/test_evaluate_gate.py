@@ -46,7 +46,7 @@ def test_a_candidate_that_is_as_good_ships_and_is_not_called_better():
     assert report.lower < report.difference < report.upper
     assert [found.against for found in report.comparisons] == ["live", "best", "anchor"]
     assert report.reason.startswith("not worse than the margins: against live +0.1 pp")
-    assert "smallest total margin at this spread 3.0 pp" in report.reason
+    assert "smallest total margin at this spread 3.2 pp" in report.reason
 
 
 def test_a_candidate_is_better_only_if_that_is_proven_at_the_weeks_level():

@@ -22,7 +22,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.report import BarResult, Comparison, Incumbent, Incumbents, ItemScore, Report, Verdict
 from ostinato.evaluate.config import GateConfig
 from ostinato.evaluate.gate.resolution import smallest_margin
-from ostinato.evaluate.statistics import holm, mcnemar, mean_difference, paired_items, power
+from ostinato.evaluate.statistics import Spread, bounds, holm, mcnemar, paired_items, power, spread_of
 
 HARM_SHARE = 0.5
 """Part of alpha at which a loss against live counts as significant: one side of a two-sided test."""
@@ -86,6 +86,29 @@ def pair_up(
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """A verdict without its report: `why` in a few words, and whether what ships is proven better than the best so far.
+
+    Example: ``Weighed(comparisons=comparisons, verdict=Verdict.SHIP, why="not worse than the margins", better=False)``
+    """
+
+    comparisons: tuple[Comparison, ...]
+    verdict: Verdict
+    why: str
+    better: bool
+
+
+def weigh(spreads: Sequence[tuple[Paired, Spread]], bars: Sequence[BarResult], config: GateConfig) -> Weighed:
+    """The rule itself, on what is known of each pair's differences (see `decide`)."""
+    draws = min(pair.draws for pair, _ in spreads)
+    comparisons = tuple(_compare(pair, found, config, draws) for pair, found in spreads)
+    worse = _worse(spreads, config.alpha_at(draws) * HARM_SHARE)
+    better = bool(_better(spreads, config.total_alpha_at(draws)))
+    verdict, why = _verdict(comparisons, bars, worse, better, draws, config)
+    return Weighed(comparisons=comparisons, verdict=verdict, why=why, better=better and verdict is Verdict.SHIP)
+
+
 def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConfig, match: Match) -> Report:
     """Judge a candidate. `Report.difference`, `lower` and `upper` are those against live on the first suite.
 
@@ -95,12 +118,8 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
     Raises:
         ValueError: nothing to compare with live, or no items.
     """
-    draws = min(pair.draws for pair in paired)
-    comparisons = [_compare(pair, config, draws) for pair in paired]
-    worse = _worse(paired, config.alpha_at(draws) * HARM_SHARE)
-    better = _better(paired, config.total_alpha_at(draws))
-    verdict, why = _verdict(comparisons, bars, worse, bool(better), draws, config)
-    proven = bool(better) and verdict is Verdict.SHIP
+    weighed = weigh([(pair, spread_of(pair.differences_I)) for pair in paired], bars, config)
+    comparisons = weighed.comparisons
     against_live = next(found for found in comparisons if found.against is Incumbent.LIVE)
     chance = min(_chance(found, config) for found in comparisons if found.margin is not None)
     smallest = _smallest(comparisons, config)
@@ -116,27 +135,27 @@ def decide(paired: Sequence[Paired], bars: Sequence[BarResult], config: GateConf
         lower=against_live.lower,
         upper=against_live.upper,
         items=against_live.items,
-        draws=draws,
+        draws=against_live.draws,
         margin=config.margin,
         power=chance,
-        verdict=verdict,
-        reason=f"{why}{_told(comparisons, match.incumbents, first, chance, smallest, config)}",
-        comparisons=tuple(comparisons),
+        verdict=weighed.verdict,
+        reason=f"{weighed.why}{_told(comparisons, match.incumbents, first, chance, smallest, config)}",
+        comparisons=comparisons,
         bars=tuple(bars),
-        better=proven,
+        better=weighed.better,
         smallest_margin=smallest,
         round=match.incumbents.round,
     )
 
 
-def _compare(pair: Paired, config: GateConfig, draws: int) -> Comparison:
+def _compare(pair: Paired, found: Spread, config: GateConfig, draws: int) -> Comparison:
     if pair.against is Incumbent.LIVE:
         lower_alpha, margin = config.alpha_at(draws), None if pair.only_harm else config.margin
         upper_alpha = lower_alpha * HARM_SHARE
     else:
         lower_alpha, margin = config.total_alpha_at(draws), config.total_margin
         upper_alpha = lower_alpha
-    estimate = mean_difference(pair.differences_I, lower_alpha=lower_alpha, upper_alpha=upper_alpha)
+    estimate = bounds(found, lower_alpha=lower_alpha, upper_alpha=upper_alpha)
     return Comparison(
         suite=pair.suite,
         against=pair.against,
@@ -151,24 +170,24 @@ def _compare(pair: Paired, config: GateConfig, draws: int) -> Comparison:
     )
 
 
-def _worse(paired: Sequence[Paired], alpha: float) -> frozenset[str]:
+def _worse(spreads: Sequence[tuple[Paired, Spread]], alpha: float) -> frozenset[str]:
     """The suites on which the candidate is significantly worse than live."""
-    sides = {pair.suite: pair for pair in paired if pair.against is Incumbent.LIVE}
+    sides = {pair.suite: found for pair, found in spreads if pair.against is Incumbent.LIVE}
 
     def falls(suite: str, level: float) -> bool:
-        return mean_difference(sides[suite].differences_I, lower_alpha=level, upper_alpha=level).upper < 0.0
+        return bounds(sides[suite], lower_alpha=level, upper_alpha=level).upper < 0.0
 
     return holm(list(sides), falls, alpha)
 
 
-def _better(paired: Sequence[Paired], alpha: float) -> frozenset[str]:
+def _better(spreads: Sequence[tuple[Paired, Spread]], alpha: float) -> frozenset[str]:
     """The suites on which the candidate is proven better than the best so far; none if it looks worse on another."""
-    sides = {pair.suite: pair for pair in paired if pair.against is Incumbent.BEST}
+    sides = {pair.suite: found for pair, found in spreads if pair.against is Incumbent.BEST}
 
     def wins(suite: str, level: float) -> bool:
-        return mean_difference(sides[suite].differences_I, lower_alpha=level, upper_alpha=level).lower > 0.0
+        return bounds(sides[suite], lower_alpha=level, upper_alpha=level).lower > 0.0
 
-    looks_worse = any(float(pair.differences_I.mean()) < 0.0 for pair in sides.values())
+    looks_worse = any(found.mean < 0.0 for found in sides.values())
     return frozenset() if looks_worse else holm(list(sides), wins, alpha)
 
 
@@ -232,7 +251,7 @@ def _told(
     parts.append(f"smallest total margin at this spread {100 * smallest:.1f} pp")
     if smallest > config.total_margin:
         parts.append(
-            "low power: an equally good candidate is often blocked; add items or draws, or widen evaluate.gate.total_margin"
+            "low power: more than one in ten equally good candidates is blocked; add items or draws, or widen evaluate.gate.total_margin"
         )
     if incumbents.best is None:
         parts.append("the best release was not sampled (evaluate.gate.sample_best)")
