@@ -73,8 +73,8 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="A JSONL task file, or 'demo' for the copilot's held-out functions. Empty: nothing is measured, so nothing ships "
-        "by itself (`ostinato ship` does it by hand).",
+        description="A JSONL task file, or what the demo holds out: 'demo' (the copilot's functions) or 'demo-tab' (Tab's lines). Empty: "
+        "nothing is measured, so nothing ships by itself (`ostinato ship` does it by hand).",
     )
     items: int = Field(default=0, ge=0, description="Use only the first so many items; 0: all.")
     grade_timeout_s: float = Field(default=4.0, gt=0, description="Wall seconds for one answer's hidden tests.")

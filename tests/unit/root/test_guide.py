@@ -4,9 +4,11 @@ import json
 import re
 from pathlib import Path
 
-from ostinato.core.records import Pending, Reward, Signal, Source
+from ostinato import config
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.suites import parse
+from ostinato.reward.asking.loader import load
 from ostinato.testing.records import a_turn
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
@@ -39,6 +41,15 @@ def test_the_reward_function_works():
         1.0,
         -1.0,
     ]
+
+
+def test_the_settings_for_a_model_that_may_suggest_nothing_are_taken(tmp_path):
+    found = re.search(r"## Let the model suggest nothing.*?```toml\n(.*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "ostinato.toml").write_text(found[1])
+    settings = config.load(tmp_path / "ostinato.toml").reward
+    answer = load(settings.function, settings.options)(a_turn("a:0", ended_at=10.0), [], 4000.0)
+    assert answer == NoReward(reason="silence")
 
 
 def test_the_suite_item_parses_and_is_graded():
