@@ -46,7 +46,7 @@ def test_what_is_meant_ends_where_an_answer_ends():
     ("start", "meant"),
     [
         ("days: Saturday, Sunday,", "Monday"),
-        ("count: 8, 9, 10,", "11"),
+        ("count: 8, 9, 10, 11, 12,", "13"),
         ("letters: x, y, z,", "a"),
         ("months: November, December,", "January"),
     ],
@@ -97,7 +97,7 @@ def test_the_suite_means_every_chance_as_often():
         assert item["meant"] in line.meant
         meant[line.family][item["meant"]] += 1
     assert set(meant["coin"].values()) == {HELD_OUT // 2}
-    assert set(meant["dice"].values()) <= {HELD_OUT // 6, HELD_OUT // 6 + 1}
+    assert set(meant["dice"].values()) == {HELD_OUT // 6}
 
 
 def test_the_suite_s_score_is_the_reward_plus_t():

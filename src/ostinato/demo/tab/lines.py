@@ -95,6 +95,16 @@ def _chance(items: Sequence[str]) -> Family:
     return draw
 
 
+def _repeated(items: Sequence[str]) -> Family:
+    """Three to six times the same; the next one is certain."""
+
+    def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
+        one = dice.choice(items)
+        return [one] * dice.randint(3, 6), [one]
+
+    return draw
+
+
 def _alternating(items: Sequence[str]) -> Family:
     """Two items in turn; the next one is certain."""
 
@@ -110,39 +120,25 @@ MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
-COLOURS = ("red", "blue", "green", "black", "white", "pink", "brown", "gold")
+COLOURS = ("red", "blue", "green", "black", "white", "pink", "brown", "gold", "grey", "orange", "yellow", "purple")
 NAMES = (
-    "Ann",
-    "Ben",
-    "Carl",
-    "Dora",
-    "Emil",
-    "Fay",
-    "Gus",
-    "Hana",
-    "Ivo",
-    "Jane",
-    "Kurt",
-    "Lena",
-    "Max",
-    "Nora",
-    "Otto",
-    "Pia",
+    *("Ann", "Ben", "Carl", "Dora", "Emil", "Fay", "Gus", "Hana"),
+    *("Ivo", "Jane", "Kurt", "Lena", "Max", "Nora", "Otto", "Pia"),
 )
 
 FAMILIES: dict[str, Family] = {
+    "same": _repeated(COLOURS),
     "turns": _alternating(COLOURS),
     "days": _sequence(DAYS),
     "months": _sequence(MONTHS),
     "letters": _sequence(tuple("abcdefghijklmnopqrstuvwxyz")),
-    "count": _count(1, (2, 90)),
-    "tens": _count(10, (10, 60)),
+    "count": _count(1, (2, 90), length=5),
+    "tens": _count(10, (10, 50), length=4),
     "sevens": _count(7, (2, 70)),
     "coin": _chance(("heads", "tails")),
     "dice": _chance(tuple("123456")),
     "names": _chance(NAMES),
     "prices": _chance(tuple(str(price) for price in range(10, 100))),
-    "codes": _chance(tuple(str(code) for code in range(100, 1000))),
 }
 
 

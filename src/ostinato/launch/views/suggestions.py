@@ -103,7 +103,7 @@ def _percent(share: Estimate | None) -> str:
 
 def _changed(found: Change | None) -> str:
     if found is None:
-        return "too few users to say"
+        return "not known: too few users, or none of it in control"
     relative, points = found.relative, found.difference
     return (
         f"{100 * relative.mean:+.0f}%, 95% [{100 * relative.lower:+.0f}%, {100 * relative.upper:+.0f}%]; "
