@@ -7,7 +7,7 @@ from ostinato.core.records import Arm, Reward
 from ostinato.core.report import ItemScore
 from ostinato.evaluate.suites import Item
 from ostinato.launch.views.observe import Observed
-from ostinato.launch.views.suggestions import calibration, curves, recent_suggestions, rows
+from ostinato.launch.views.suggestions import calibration, curves, recent_suggestions, rows, side_rows
 from ostinato.testing.records import a_turn
 
 T = 0.25
@@ -108,3 +108,32 @@ def test_calibration_holds_each_family_under_both_policies():
     assert (a.after.suggested.mean, a.after.accepted.mean) == (1.0, 1.0)
     assert (b.after.suggested.mean, b.after.accepted) == (0.0, None)
     assert (b.after.suggested.n, a.after.accepted.n) == (6, 6)
+    assert [value for _, value in side_rows(found)] == [
+        "66.7% before, 50.0% after, 2 of 2 families",
+        "no such family",
+    ]
+
+
+def test_where_suggestions_pay_is_what_the_last_model_has_right():
+    items = [
+        Item.model_validate(
+            {"id": name, "family": name[0], "messages": [{"role": "user", "content": "x"}], "grader": "suggestion"}
+        )
+        for name in ("a1", "a2", "b1", "b2")
+    ]
+
+    def scores(**by_family):
+        return [
+            ItemScore(item=item.id, draw=draw, score=score)
+            for item in items
+            for draw, score in enumerate(by_family[item.family])
+        ]
+
+    # a becomes right and is always suggested; b stays wrong and is suggested once in four
+    found = calibration(
+        scores(a=(0.0, 0.0, T, T), b=(0.0, 0.0, 0.0, T)), scores(a=(1.0,) * 4, b=(0.0, T, T, T)), items, T
+    )
+    pays, pays_not = side_rows(found)
+    assert pays[0].endswith("where it pays")
+    assert pays[1] == "50.0% before, 100.0% after, 1 of 2 families"
+    assert pays_not[1] == "75.0% before, 25.0% after, 1 of 2 families"

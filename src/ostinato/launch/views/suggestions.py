@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -123,6 +124,34 @@ def calibration(
             CalibratedFamily(family=name, before=_suggesting(old[name]), after=_suggesting(new[name])) for name in old
         ),
     )
+
+
+def side_rows(found: Calibration) -> list[tuple[str, str]]:
+    """How often the first and the last model suggest where that pays, and where it does not: label, value.
+
+    It pays in a family of whose suggestions the last model has more than the threshold right; the first one, where the last made none.
+    """
+    sides: dict[bool, list[CalibratedFamily]] = {True: [], False: []}
+    for each in found.families:
+        right = each.after.accepted or each.before.accepted
+        sides[right is not None and right.mean > found.threshold].append(each)
+    return [
+        (
+            f"held-out answers with a suggestion, where it {'pays' if pays else 'does not pay'}",
+            _before_and_after(families),
+        )
+        for pays, families in sides.items()
+    ]
+
+
+def _before_and_after(families: Sequence[CalibratedFamily], all_families: int) -> str:
+    if not families:
+        return "no such family"
+    before, after = (
+        math.fsum(policy.suggested.mean for policy in policies) / len(families)
+        for policies in ([each.before for each in families], [each.after for each in families])
+    )
+    return f"{100 * before:.1f}% before, {100 * after:.1f}% after, {len(families)} of {all_families} families"
 
 
 def _suggesting(tallies: Tallies) -> Suggesting:

@@ -62,12 +62,13 @@ class Tab:
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         value = f"{gain.mean:+.3f}, 95% [{gain.lower:+.3f}, {gain.upper:+.3f}], {len(differences_I)} lines"
+        calibration = figures.calibration(scores.base_scores, scores.final_scores, open_suite(config).items, T)
         return Findings(
             curves=accepted,
             suggested=suggested,
             arms=figures.rows(seen, start, end),
-            suite=[("mean reward on held-out lines, final minus base", value)],
-            calibration=figures.calibration(scores.base_scores, scores.final_scores, open_suite(config).items, T),
+            suite=[("mean reward on held-out lines, final minus base", value), *figures.side_rows(calibration)],
+            calibration=calibration,
             notes=(
                 "The users are simulated: programs that mean one next item and accept only that, with 5% wrong labels.",
                 f"Reward: {1 - T:g} for an accepted suggestion, {-T:g} for a rejected one, 0 for none.",
