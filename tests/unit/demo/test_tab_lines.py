@@ -47,7 +47,7 @@ def test_what_is_meant_ends_where_an_answer_ends():
     [
         ("days: Saturday, Sunday,", "Monday"),
         ("count: 8, 9, 10, 11, 12,", "13"),
-        ("letters: x, y, z,", "a"),
+        ("letters: v, w, x, y, z,", "a"),
         ("months: November, December,", "January"),
     ],
 )

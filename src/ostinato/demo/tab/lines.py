@@ -66,11 +66,11 @@ Family = Callable[[random.Random], tuple[list[str], Sequence[str]]]
 """dice -> the items so far, and what may come next."""
 
 
-def _sequence(items: Sequence[str]) -> Family:
-    """One to six neighbours of a round; the next one is certain."""
+def _sequence(items: Sequence[str], *, lengths: tuple[int, int]) -> Family:
+    """Neighbours of a round; the next one is certain."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
-        first, length = dice.randrange(len(items)), dice.randint(1, 6)
+        first, length = dice.randrange(len(items)), dice.randint(*lengths)
         return [items[(first + k) % len(items)] for k in range(length)], [items[(first + length) % len(items)]]
 
     return draw
@@ -96,11 +96,11 @@ def _chance(items: Sequence[str]) -> Family:
 
 
 def _repeated(items: Sequence[str]) -> Family:
-    """Three to six times the same; the next one is certain."""
+    """Six to nine times the same; the next one is certain."""
 
     def draw(dice: random.Random) -> tuple[list[str], Sequence[str]]:
         one = dice.choice(items)
-        return [one] * dice.randint(3, 6), [one]
+        return [one] * dice.randint(6, 9), [one]
 
     return draw
 
@@ -129,9 +129,9 @@ NAMES = (
 FAMILIES: dict[str, Family] = {
     "same": _repeated(COLOURS),
     "turns": _alternating(COLOURS),
-    "days": _sequence(DAYS),
-    "months": _sequence(MONTHS),
-    "letters": _sequence(tuple("abcdefghijklmnopqrstuvwxyz")),
+    "days": _sequence(DAYS, lengths=(2, 7)),
+    "months": _sequence(MONTHS, lengths=(1, 4)),
+    "letters": _sequence(tuple("abcdefghijklmnopqrstuvwxyz"), lengths=(5, 8)),
     "count": _count(1, (2, 90), length=5),
     "tens": _count(10, (10, 50), length=4),
     "sevens": _count(7, (2, 70)),

@@ -138,20 +138,20 @@ def side_rows(found: Calibration) -> list[tuple[str, str]]:
     return [
         (
             f"held-out answers with a suggestion, where it {'pays' if pays else 'does not pay'}",
-            _before_and_after(families),
+            _before_and_after(families, len(found.families)),
         )
         for pays, families in sides.items()
     ]
 
 
-def _before_and_after(families: Sequence[CalibratedFamily], all_families: int) -> str:
+def _before_and_after(families: Sequence[CalibratedFamily], of: int) -> str:
     if not families:
         return "no such family"
     before, after = (
         math.fsum(policy.suggested.mean for policy in policies) / len(families)
         for policies in ([each.before for each in families], [each.after for each in families])
     )
-    return f"{100 * before:.1f}% before, {100 * after:.1f}% after, {len(families)} of {all_families} families"
+    return f"{100 * before:.1f}% before, {100 * after:.1f}% after, {len(families)} of {of} families"
 
 
 def _suggesting(tallies: Tallies) -> Suggesting:

@@ -16,7 +16,7 @@ from ostinato.launch.commands.scenarios.scenario import Findings, HeldOutScores
 from ostinato.launch.views import suggestions as figures
 from ostinato.launch.views.observe import Observed
 
-USERS = UsersConfig(count=80, think_s=3.0, ignore_share=0.0)
+USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
 """A plugin knows of each suggestion whether Tab was pressed, so none is ignored. Eighty users: the control arm has about sixteen."""
 
 
@@ -33,7 +33,8 @@ class Tab:
         return (
             "reward.function=ostinato.reward.functions:tab",
             f"reward.options={{window=10.0, t={T}, nothing='{NOTHING}'}}",
-            "learn.batch=144",
+            "learn.batch=72",
+            "train.learning_rate=5e-5",
             "train.turn_tokens=3",
             "train.anchor_kl=1.0",
             "train.anchor_limit=4.0",
