@@ -28,14 +28,14 @@ async def test_the_report_says_where_suggestions_are_made(tmp_path):
     settings = (*demo_overrides("tab", 0, tmp_path / "run"), *QUICK, f"model.source='{model}'")
     config = load(None, settings)
     console = Console(file=io.StringIO(), width=160)
-    await demo(config, scenario="tab", seed=0, minutes=0.2, out=tmp_path, console=console)
+    await demo(config, scenario="tab", seed=0, minutes=0.3, out=tmp_path, console=console)
 
     report = RunReport.from_json((tmp_path / "report.json").read_bytes())
-    assert report.users > 40
+    assert report.users > 20
     summary = dict(report.summary)
     assert summary["turns accounted for"] == "all, once each"
     assert summary["user requests, failed"].endswith(", 0")
-    assert {"suggestions per request, live arm, last third", "accept rate, live against control"} <= set(summary)
+    assert {"suggestions, live against control", "accept rate, live against control"} <= set(summary)
     assert {curve.arm for curve in report.suggested} == {"live", "control"}
     assert report.calibration is not None
     assert [family.family for family in report.calibration.families] == ["same", "turns"]
@@ -46,6 +46,6 @@ async def test_the_report_says_where_suggestions_are_made(tmp_path):
         rows = [row async for _, row in log.read(0, {Turn, Reward})]
     texts = {row.id: row.text.strip() for row in rows if isinstance(row, Turn)}
     rewards = [row for row in rows if isinstance(row, Reward)]
-    assert len(rewards) > 100
+    assert len(rewards) > 30
     assert {row.function for row in rewards} == {"tab@1"}
     assert all((row.value == 0.0) == (texts[row.turn] in ("", "-")) for row in rewards)
