@@ -83,7 +83,7 @@ def render(report: Mapping[str, Any] | RunReport) -> str:
 <main>
 <h1>{escape(run.title)}</h1>
 <p class="lead">{escape(run.model)}, {run.minutes:g} minutes, seed {run.seed}. Every request and every reaction on this page
-comes from {people}: programs that run the code they are given. No person took part.</p>
+comes from {people}: programs. No person took part.</p>
 {"".join(sections)}
 <footer>Drawn from report.json, which holds the same figures. Shaded areas and ranges are 95% intervals, except the gate's
 bounds, which split their error over its looks.</footer>
