@@ -73,8 +73,8 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="A JSONL task file, or 'demo' for the copilot's held-out functions. Empty: nothing is measured, so nothing ships "
-        "by itself (`ostinato ship` does it by hand).",
+        description="A JSONL task file, or what the demo holds out: 'demo' (the copilot's functions) or 'demo-tab' (Tab's lines). Empty: "
+        "nothing is measured, so nothing ships by itself (`ostinato ship` does it by hand).",
     )
     further_suites: tuple[str, ...] = Field(
         default=(), description="More task files; a candidate must hold its own on each of them."

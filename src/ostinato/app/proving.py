@@ -14,6 +14,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Alarm, AlarmState
 from ostinato.demo import tasks as demo_tasks
+from ostinato.demo.tab import lines as tab_lines
 from ostinato.evaluate.config import BarConfig
 from ostinato.evaluate.gate.resolution import check_bars, check_margins
 from ostinato.evaluate.gate.rounds import items_in_round
@@ -112,7 +113,8 @@ def _open(named: str, config: Config) -> Suite:
         raise BadConfig(
             "there is no suite to measure with: name a task file in evaluate.suite (the guide says how to write one)"
         )
-    suite = _demo_suite() if named == "demo" else load(Path(named))
+    shipped = {"demo": _demo_suite, "demo-tab": _tab_suite}
+    suite = shipped[named]() if named in shipped else load(Path(named))
     items = suite.items[: config.evaluate.items] if config.evaluate.items else suite.items
     return suite if len(items) == len(suite.items) else build(suite.name, items)
 
@@ -121,6 +123,12 @@ def _demo_suite() -> Suite:
     """The copilot's held-out function families, which no user ever asks for."""
     _, held_out = demo_tasks.split(demo_tasks.load())
     return parse("demo-heldout", "".join(json.dumps(item) + "\n" for item in demo_tasks.suite_items(held_out)))
+
+
+def _tab_suite() -> Suite:
+    """Tab's held-out lines, which no user ever types."""
+    _, held_out = tab_lines.split_lines()
+    return parse("tab-heldout", "".join(json.dumps(item) + "\n" for item in tab_lines.suite_items(held_out)))
 
 
 def open_runner(config: Config, url: str, suite: Suite | None = None) -> SuiteRunner:

@@ -44,6 +44,7 @@ def up(common: Common | None = None) -> None:
 @app.command
 def demo(
     *,
+    scenario: Literal["copilot", "tab"] = "copilot",
     minutes: float = 12.0,
     seed: int = 0,
     out: Path = Path(),
@@ -54,6 +55,9 @@ def demo(
 
     Parameters
     ----------
+    scenario
+        copilot: write small functions, judged by hidden tests. tab: finish short lists of which some cannot be known, and learn when
+        to suggest nothing.
     minutes
         How long the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
         instructions steps take about twice as long: give it 40.
@@ -62,13 +66,13 @@ def demo(
     out
         Where report.html and report.json are written.
     directory
-        Where the run is kept (default: runs/demo-SEED, emptied first if it holds an earlier demo).
+        Where the run is kept (default: runs/demo-SEED or runs/demo-tab-SEED, emptied first if it holds an earlier demo).
     """
     from ostinato.launch.commands.demo import demo as run
     from ostinato.launch.commands.demo import demo_overrides
 
-    config = (common or Common()).load(*demo_overrides(seed, directory))
-    asyncio.run(run(config, seed=seed, minutes=minutes, out=out, console=Console()))
+    config = (common or Common()).load(*demo_overrides(scenario, seed, directory))
+    asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
 @app.command

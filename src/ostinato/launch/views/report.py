@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.core.records import Arm, ReleaseEvent
-from ostinato.evaluate.acceptance import by_arm, live_minus_control
+from ostinato.evaluate.acceptance import Rated, by_arm, live_minus_control
 from ostinato.evaluate.statistics import Estimate
 from ostinato.launch.views.observe import Observed
 from ostinato.reward.accounting import Accounting
@@ -100,22 +100,30 @@ def accounting_rows(found: Accounting) -> tuple[tuple[str, int], ...]:
     return (("served turns", found.ingested), ("trained on", found.trained), *held, ("still waiting", found.waiting))
 
 
-def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The table that ends the demo: label, value."""
-    last = seen.between(end - (end - start) / 3, end)
-    points = by_arm(last)
+def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
+    """Acceptance per arm and their difference over the last third of the run: label, value."""
+    last = last_third(seen, start, end)
     gap = live_minus_control(last)
+    rows = [
+        (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
+        for arm, point in sorted(by_arm(last).items(), key=lambda pair: pair[0] is Arm.CONTROL)
+    ]
+    gap_text = f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
+    return [*rows, ("live minus control, last third", gap_text)]
+
+
+def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
+    """The rated turns that the demo's result is about."""
+    return seen.between(end - (end - start) / 3, end)
+
+
+def summary(
+    seen: Observed, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """The table that ends the demo: label, value. `arms` says how the arms stand, as the scenario measures it."""
     sizes = [delta.full_bytes / max(1, delta.bytes) for delta in deltas(seen)]
     waits = sorted(pause.seconds for pause in pauses(seen))
     rows = [
-        (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
-        for arm, point in sorted(points.items(), key=lambda pair: pair[0] is Arm.CONTROL)
-    ]
-    rows += [
-        (
-            "live minus control, last third",
-            f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters",
-        ),
         (
             "releases shipped",
             f"{len(seen.shipped())}, of these proven better than the best before: {len(proven(seen))}",
@@ -139,4 +147,4 @@ def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str,
         rows.append(
             ("swap pause, median and longest", f"{1e3 * waits[len(waits) // 2]:.2f} ms, {1e3 * waits[-1]:.2f} ms")
         )
-    return (*rows, *extra)
+    return (*arms, *rows, *extra)
