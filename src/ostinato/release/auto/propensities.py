@@ -16,6 +16,9 @@ from typing import Any
 
 _TIMES = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)  # the alternatives: the true odds are so many times the logged ones
 
+_NOTHING = [0.0] * (3 + len(_TIMES))
+_CERTAIN = 1e9  # the log of a stake
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
@@ -46,9 +49,11 @@ class PropensityTest:
         ] = {}  # draws, sum of 1{drawn} / p, log stakes, the largest log of the mean stake
 
     def add(self, arm: str, odds: Mapping[str, float]) -> None:
-        """Count one draw, one for an episode. Raises ValueError for odds that are none, or that the arm is not among."""
+        """Count one draw, one for an episode. Odds that do not allow for it, or do not sum to 1, are refuted at once."""
         if odds.get(arm, 0.0) <= 0.0 or not math.isclose(math.fsum(odds.values()), 1.0, abs_tol=1e-6):
-            raise ValueError(f"arm {arm!r} was drawn, and the odds {dict(odds)} do not allow for it or do not sum to 1")
+            draws, total, _, *stakes = self._arms.get(arm, _NOTHING)
+            self._arms[arm] = [draws + 1.0, total, _CERTAIN, *stakes]
+            return
         for name, chance in odds.items():
             if 0.0 < chance < 1.0:
                 self._bet(name, chance, name == arm)
@@ -75,12 +80,12 @@ class PropensityTest:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Be what `state` was taken of. Raises ValueError, TypeError or AttributeError for something else."""
         arms = {str(arm): [float(value) for value in values] for arm, values in state.items()}
-        if any(len(values) != 3 + len(_TIMES) for values in arms.values()):
-            raise ValueError(f"every arm has {3 + len(_TIMES)} numbers")
+        if any(len(values) != len(_NOTHING) for values in arms.values()):
+            raise ValueError(f"every arm has {len(_NOTHING)} numbers")
         self._arms = arms
 
     def _bet(self, arm: str, chance: float, drawn: bool) -> None:
-        draws, total, best, *stakes = self._arms.get(arm, [0.0] * (3 + len(_TIMES)))
+        draws, total, best, *stakes = self._arms.get(arm, _NOTHING)
         for i, times in enumerate(_TIMES):
             # with odds r p / (1 - p) the probability is r p / (1 - p + r p), and q / p and (1 - q) / (1 - p) follow
             stakes[i] += (math.log(times) if drawn else 0.0) - math.log1p(chance * (times - 1.0))

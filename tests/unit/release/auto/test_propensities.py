@@ -85,6 +85,9 @@ def test_the_state_goes_through_json_and_on():
 
 
 @pytest.mark.parametrize("odds", [{}, {"b": 1.0}, {"a": 0.5, "b": 0.4}])
-def test_odds_that_are_none_are_refused(odds):
-    with pytest.raises(ValueError, match="odds"):
-        PropensityTest().add("a", odds)
+def test_odds_that_do_not_allow_for_the_draw_are_refuted_at_once(odds):
+    test = PropensityTest()
+    test.add("b", {"a": 0.5, "b": 0.5})
+    assert not test.wrong(0.001)
+    test.add("a", odds)
+    assert test.wrong(1e-9) == ["a"]
