@@ -79,6 +79,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
             ]
+            if serving.router is not None:
+                beside.append(group.create_task(serving.router.run()))
             await listen(
                 serving.gateway,
                 listener,
@@ -90,6 +92,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
             )
             for task in beside:
                 task.cancel()
+        if serving.router is not None:
+            await serving.router.save()
     finally:
         remove_address(address)
         with contextlib.suppress(TimeoutError):

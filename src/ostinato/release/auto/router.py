@@ -11,7 +11,7 @@ from ostinato.core.records import Finish, Person, Pick, Reward, Turn
 from ostinato.release.auto.config import Metric, RouterConfig
 from ostinato.release.auto.posterior import Belief, Posterior
 from ostinato.release.auto.propensities import PropensityTest
-from ostinato.release.auto.thompson import Worth, probabilities, utility
+from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility
 
 _VERSIONS = 32  # of one arm that are remembered: a rollback goes to one of the last few
 _EPISODES = 50_000  # whose draw is remembered, so that it is counted once
@@ -53,12 +53,16 @@ class Router:
     """
 
     def __init__(self, arms: Sequence[str], config: RouterConfig) -> None:
-        self.propensities = PropensityTest()
-        self._config = config
+        self._names, self._config = tuple(arms), config
         self._worth = Worth(
             weights={str(metric): weight for metric, weight in config.weights.items()}, price=config.price
         )
-        self._arms = {arm: _Arm(config) for arm in arms}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin from nothing."""
+        self.propensities = PropensityTest()
+        self._arms = {arm: _Arm(self._config) for arm in self._names}
         self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn
         self._drawn: OrderedDict[Person, Pick] = OrderedDict()  # by tenant and episode
         self._odds: dict[frozenset[str], dict[str, float]] = {}
@@ -70,6 +74,11 @@ class Router:
             utilities = {arm: self._utility(arm) for arm in self._arms if arm in known}
             self._odds[known] = probabilities(utilities, min(self._config.floor, 1.0 / len(known)))
         return self._odds.get(known, {})
+
+    def draw(self, available: Collection[str], place: float) -> Pick | None:
+        """See `core.seams.Dealer`."""
+        odds = self.odds(available)
+        return Pick(arm=drawn(odds, place), odds=dict(odds)) if odds else None
 
     def apply(self, row: Turn | Reward) -> None:
         """Take in a row of the log, in its order."""
@@ -105,7 +114,7 @@ class Router:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Be what `state` was taken of, as far as the same arms and metrics are still there; a new arm begins from nothing.
 
-        Raises ValueError, TypeError, LookupError or AttributeError for something else; the router is then of no more use.
+        Raises ValueError, TypeError, LookupError or AttributeError for something else; `forget` then.
         """
         for name, arm in self._arms.items():
             if name in state["arms"]:
