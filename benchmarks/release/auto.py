@@ -1,6 +1,6 @@
 """Auto on simulated users: what finding the best arm costs, whether a wrong propensity is caught, whether intervals hold what they promise.
 
-    python -m benchmarks.release.auto            # about ten minutes on one core
+    python -m benchmarks.release.auto            # about two minutes of one core
     python -m benchmarks.release.auto --quick    # does it run? writes nothing
 
 *Regret* of a turn is how much likelier the best fixed arm's answer was to be liked by that user than that of the arm that was dealt, in
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.contender import RESULTS, machine
-from benchmarks.release.crowd import Crowd, Feed, Served, traffic
+from benchmarks.release.crowd import TURNS, Crowd, Feed, Served, traffic
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, ips, snips
@@ -31,7 +31,7 @@ QUALITIES = {"small": 0.50, "live": 0.55, "large": 0.60}
 LATE = 200  # turns until a reward is known
 EVERY = 50  # turns between two looks of the router at the log
 USERS = 2_000
-CURVE = (250, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
+CURVE = (250, 500, 1_000, 2_000, 5_000, 10_000)
 SETTINGS = RouterConfig(low=0.0, high=1.0)
 
 
@@ -69,7 +69,8 @@ def regret_of(make: Callable[[], Router], runs: int, turns: int, *, clustered: b
     shares: list[float] = []
     for seed in range(runs):
         rng, router = np.random.default_rng([1, seed]), make()
-        served = learned(traffic(Crowd(USERS, rng), QUALITIES, router, turns, rng), router, clustered=clustered)
+        dealt = traffic(Crowd(USERS, rng), QUALITIES, router, turns, rng)
+        served = list(dealt) if isinstance(router, Fixed) else learned(dealt, router, clustered=clustered)
         rows.append(regrets(served, QUALITIES))
         shares.append(float(np.mean([each.arm == "large" for each in served[-turns // 10 :]])))
     points_RT = 100 * np.array(rows)
@@ -170,10 +171,25 @@ class Logged:
     contexts_N: np.ndarray
 
 
-def simulated_log(users: int, turns: int, rng: np.random.Generator, adaptive: bool) -> Logged:
-    """Turns of new users, dealt by fixed odds or by a router that learns on the way."""
-    router = Router(list(QUALITIES), SETTINGS) if adaptive else Fixed({"small": 0.2, "live": 0.3, "large": 0.5})
-    crowd, arms = Crowd(users, rng), list(QUALITIES)
+def fixed_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
+    """Turns of new users, dealt by fixed odds."""
+    crowd, odds_A = Crowd(users, rng), np.array([0.2, 0.3, 0.5])
+    chances_XAU = np.array(
+        [[crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in QUALITIES] for x in range(CONTEXTS)]
+    )
+    lengths_E = rng.integers(1, TURNS + 1, turns)  # more episodes than are needed
+    episodes_N = np.repeat(np.arange(turns), lengths_E)[:turns]
+    users_N = np.array([crowd.asking(place) for place in rng.random(turns).tolist()])[episodes_N]
+    arms_N = rng.choice(len(odds_A), turns, p=odds_A)[episodes_N]
+    contexts_N = (rng.random(turns) < 0.5).astype(int)
+    rewards_N = (rng.random(turns) < chances_XAU[contexts_N, arms_N, users_N]).astype(float)
+    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=odds_A[arms_N], rewards_N=rewards_N)
+    return Logged(logged, contexts_N)
+
+
+def learning_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
+    """Turns of new users, dealt by a router that learns on the way."""
+    router, crowd, arms = Router(list(QUALITIES), SETTINGS), Crowd(users, rng), list(QUALITIES)
     by_context = [{arm: crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in arms} for x in range(CONTEXTS)]
     rows: list[tuple[int, int, float, float, int]] = []
     feed = Feed(router, late=LATE, every=EVERY)
@@ -181,8 +197,7 @@ def simulated_log(users: int, turns: int, rng: np.random.Generator, adaptive: bo
         context = int(rng.random() < 0.5)
         liked = float(rng.random() < by_context[context][each.arm][each.user])
         rows.append((each.user, arms.index(each.arm), each.odds[each.arm], liked, context))
-        if adaptive:
-            feed.take(replace(each, liked=liked))
+        feed.take(replace(each, liked=liked))
     users_N, arms_N, propensities_N, rewards_N, contexts_N = (np.array(column) for column in zip(*rows, strict=True))
     logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=propensities_N, rewards_N=rewards_N)
     return Logged(logged, contexts_N)
@@ -204,11 +219,11 @@ def estimates(log: Logged) -> dict[str, PolicyValue]:
     }
 
 
-def coverage(runs: int, users: int, turns: int, *, adaptive: bool, seed: int) -> dict[str, dict[str, float]]:
+def coverage(
+    make: Callable[[int, int, np.random.Generator], Logged], runs: int, users: int, turns: int, seed: int
+) -> dict[str, dict[str, float]]:
     truth = true_value()
-    found = [
-        estimates(simulated_log(users, turns, np.random.default_rng([5, seed, run]), adaptive)) for run in range(runs)
-    ]
+    found = [estimates(make(users, turns, np.random.default_rng([5, seed, run]))) for run in range(runs)]
     return {
         name: {
             "coverage": float(np.mean([run[name].lower <= truth <= run[name].upper for run in found])),
@@ -227,7 +242,7 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true", help="a hundredth of it, nothing is written")
     quick = arguments.parse_args().quick
     began = machine()
-    runs, turns, many = (2, 2_000, 20) if quick else (30, 20_000, 1_000)
+    runs, turns, many = (2, 2_000, 20) if quick else (20, 10_000, 1_000)
     even = dict.fromkeys(QUALITIES, 1 / 3)
     figures: dict[str, Any] = {
         "regret": {
@@ -240,13 +255,16 @@ def main() -> None:
         "entering": entering(runs, turns),
         "loud user": loud_user(runs),
         "propensities": {
-            name: caught(true, many if name == "right" else many // 5, 2_000, 0.05 if name == "right" else 1e-3, seed)
+            name: caught(
+                true, many // 2 if name == "right" else many // 10, 2_000, 0.05 if name == "right" else 1e-3, seed
+            )
             for seed, (name, true) in enumerate(FAULTS.items())
         },
         "coverage": {
-            "fixed odds, 150 users": coverage(many, 150, 600, adaptive=False, seed=0),
-            "fixed odds, 600 users": coverage(many, 600, 2_400, adaptive=False, seed=1),
-            "learning router, 600 users": coverage(many, 600, 2_400, adaptive=True, seed=2),
+            "fixed odds, 150 users": coverage(fixed_log, many, 150, 400, 0),
+            "fixed odds, 300 users": coverage(fixed_log, many, 300, 800, 1),
+            "fixed odds, 2,000 users": coverage(fixed_log, many, 2_000, 5_000, 2),
+            "learning router, 300 users": coverage(learning_log, many, 300, 800, 3),
         },
     }
     show(figures, runs, turns, many)

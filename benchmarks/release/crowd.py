@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from scipy import special
@@ -62,8 +63,14 @@ class Crowd:
 
     def chances(self, quality: float) -> np.ndarray:
         """The probability of each user to like an arm of this quality."""
-        spread = 1.0 / RHO - 1.0
-        return special.betaincinv(quality * spread, (1.0 - quality) * spread, self.tastes_U)
+        return np.interp(self.tastes_U, *_quantiles(quality))
+
+
+@cache
+def _quantiles(quality: float) -> tuple[np.ndarray, np.ndarray]:
+    """The beta distribution's inverse on a fine grid: the exact one is slow, and its mean differs by less than 0.0001."""
+    spread, grid_X = 1.0 / RHO - 1.0, (np.arange(4_000) + 0.5) / 4_000
+    return grid_X, special.betaincinv(quality * spread, (1.0 - quality) * spread, grid_X)
 
 
 def traffic(

@@ -47,8 +47,8 @@ class FoldedRouter:
         self._unsaved = 0
         self._refuted: list[str] = []
 
-    async def catch_up(self) -> None:
-        """Read what is new. Raises Corrupt, StorageFull."""
+    async def catch_up(self, *, telling: bool = True) -> None:
+        """Read what is new; with `telling`, save now and then and write alarms, as the one writer may. Raises Corrupt, StorageFull."""
         if self._cursor is None:
             self._cursor = await self._start()
         async for seq, row in self._log.read(self._cursor, _KINDS):
@@ -56,9 +56,10 @@ class FoldedRouter:
             self.router.apply(row)
             self._cursor, self._last = seq, [type(row).__name__, *identity(row)]
             self._unsaved += 1
-            if self._unsaved >= self._config.fold_rows:
+            if telling and self._unsaved >= self._config.fold_rows:
                 await self.save()
-        await self._tell()
+        if telling:
+            await self._tell()
 
     async def save(self) -> None:
         """Keep what is known. Raises StorageFull; what was kept before stays."""
