@@ -4,7 +4,7 @@
     python -m benchmarks.release.auto --quick    # does it run? writes nothing
 
 *Regret* of a turn is how much likelier the best fixed arm's answer was to be liked by that user than that of the arm that was dealt, in
-points (hundredths). Rewards reach the router 200 turns late, 50 turns at once. *Coverage*: of 1,000 runs, in how many the 95% interval
+points (hundredths). Rewards reach the router 100 turns late, 50 turns at once. *Coverage*: of 1,000 runs, in how many the 95% interval
 held the true value of the changed router; the truth is known, because the users are simulated (`benchmarks/release/crowd.py`).
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from benchmarks.contender import RESULTS, machine
-from benchmarks.release.crowd import TURNS, Crowd, Feed, Served, traffic
+from benchmarks.release.crowd import RHO, TURNS, Crowd, Feed, Served, traffic
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, ips, snips
@@ -28,10 +28,10 @@ from ostinato.release.auto.thompson import drawn
 
 RESULT = RESULTS / "release_auto.json"
 QUALITIES = {"small": 0.50, "live": 0.55, "large": 0.60}
-LATE = 200  # turns until a reward is known
+LATE = 100  # turns until a reward is known
 EVERY = 50  # turns between two looks of the router at the log
 USERS = 2_000
-CURVE = (250, 500, 1_000, 2_000, 5_000, 10_000)
+CURVE = (250, 500, 1_000, 2_000, 5_000)
 SETTINGS = RouterConfig(low=0.0, high=1.0)
 
 
@@ -93,10 +93,10 @@ def entering(runs: int, turns: int) -> dict[str, Any]:
     for seed in range(runs):
         rng = np.random.default_rng([2, seed])
         crowd, known = Crowd(USERS, rng), Router(list(QUALITIES), SETTINGS)
-        learned(traffic(crowd, QUALITIES, known, turns // 2, rng), known)
+        learned(traffic(crowd, QUALITIES, known, turns, rng), known)
         router = Router(list(after), SETTINGS)
         router.restore(known.state())
-        served = learned(traffic(crowd, after, router, turns // 2, rng, start=turns), router)
+        served = learned(traffic(crowd, after, router, turns, rng, start=turns), router)
         shares.append([float(np.mean([each.arm == "canary" for each in part])) for part in _parts(served, 5)])
         lost.append(100 * float(regrets(served, after).mean()))
     return {
@@ -237,71 +237,103 @@ def coverage(
 # ---------------------------------------------------------------- all of it
 
 
+SIZES = {"runs": 10, "turns": 5_000, "coverage runs": 1_000, "propensity runs": 100}
+QUICK = {"runs": 2, "turns": 1_000, "coverage runs": 10, "propensity runs": 4}
+
+
+def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The figures, part by part."""
+    yield (
+        "coverage",
+        {
+            "fixed odds, 150 users": coverage(fixed_log, many, 150, 400, 0),
+            "fixed odds, 300 users": coverage(fixed_log, many, 300, 800, 1),
+            "learning router, 300 users": coverage(learning_log, many, 300, 500, 2),
+        },
+    )
+    yield (
+        "propensities",
+        {
+            name: caught(true, 5 * draws if name == "right" else draws, 2_000, _alpha(name), seed)
+            for seed, (name, true) in enumerate(FAULTS.items())
+        },
+    )
+    arms, even = list(QUALITIES), dict.fromkeys(QUALITIES, 1 / 3)
+    yield (
+        "regret",
+        {
+            "Auto": regret_of(lambda: Router(arms, SETTINGS), runs, turns),
+            "Auto, every turn its own user": regret_of(lambda: Router(arms, SETTINGS), runs, turns, clustered=False),
+            "even shares": regret_of(lambda: Fixed(even), runs, turns),
+        },
+    )
+    yield "entering", entering(runs, turns)
+    yield "loud user", loud_user(runs)
+
+
+def _alpha(fault: str) -> float:
+    return 0.05 if fault == "right" else 1e-3
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--quick", action="store_true", help="a hundredth of it, nothing is written")
     quick = arguments.parse_args().quick
-    began = machine()
-    runs, turns, many = (2, 2_000, 20) if quick else (20, 10_000, 1_000)
-    even = dict.fromkeys(QUALITIES, 1 / 3)
-    figures: dict[str, Any] = {
-        "regret": {
-            "Auto": regret_of(lambda: Router(list(QUALITIES), SETTINGS), runs, turns),
-            "Auto, every turn its own user": regret_of(
-                lambda: Router(list(QUALITIES), SETTINGS), runs, turns, clustered=False
-            ),
-            "even shares": regret_of(lambda: Fixed(even), runs, turns),
-        },
-        "entering": entering(runs, turns),
-        "loud user": loud_user(runs),
-        "propensities": {
-            name: caught(
-                true, many // 2 if name == "right" else many // 10, 2_000, 0.05 if name == "right" else 1e-3, seed
-            )
-            for seed, (name, true) in enumerate(FAULTS.items())
-        },
-        "coverage": {
-            "fixed odds, 150 users": coverage(fixed_log, many, 150, 400, 0),
-            "fixed odds, 300 users": coverage(fixed_log, many, 300, 800, 1),
-            "fixed odds, 2,000 users": coverage(fixed_log, many, 2_000, 5_000, 2),
-            "learning router, 300 users": coverage(learning_log, many, 300, 800, 3),
-        },
-    }
-    show(figures, runs, turns, many)
-    if not quick:
-        settings = {"runs": runs, "turns": turns, "coverage runs": many, "qualities": QUALITIES, "late": LATE}
-        RESULT.write_text(json.dumps({"machine": began, "settings": settings, "figures": figures}, indent=1) + "\n")
+    began, sizes = machine(), QUICK if quick else SIZES
+    figures: dict[str, Any] = {}
+    for name, part in sections(*sizes.values()):
+        figures[name] = part
+        settings = {**sizes, "qualities": QUALITIES, "rewards late by": LATE, "users": USERS, "rho": RHO}
+        SHOWN[name](part, sizes)
+        if not quick:
+            RESULT.write_text(json.dumps({"machine": began, "settings": settings, "figures": figures}, indent=1) + "\n")
 
 
-def show(figures: Mapping[str, Any], runs: int, turns: int, many: int) -> None:
+def show_coverage(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     print(
-        f"\nregret against the best fixed arm, points per turn; {runs} runs of {turns} turns, {USERS} users, rho 0.15"
+        f"\n95% intervals, {sizes['coverage runs']} runs{'':<16}{'coverage':>10}{'bias':>8}{'half width':>12}   points"
     )
-    marks = next(iter(figures["regret"].values()))["curve"]
+    for name, estimators in part.items():
+        for estimator, row in estimators.items():
+            numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}"
+            print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{numbers}", flush=True)
+
+
+def show_propensities(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    print(f"\n{'propensities logged':<32}{'caught':>10}{'median draws':>14}   of 2,000; right: alpha 0.05, else 0.001")
+    for name, row in part.items():
+        print(f"{name:<32}{row['caught']:>10.1%}{row['median draws'] or '-':>14}", flush=True)
+
+
+def show_regret(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    print(f"\nregret against the best fixed arm, points a turn; {sizes['runs']} runs, {USERS} users, rho {RHO}")
+    marks = next(iter(part.values()))["curve"]
     print(f"{'':<32}{'all turns':>16}{'last tenth':>12}{'best share':>12}   up to " + "".join(f"{t:>8}" for t in marks))
-    for name, row in figures["regret"].items():
+    for name, row in part.items():
         total = f"{row['points per turn']:.2f} ± {1.96 * row['standard error']:.2f}"
         share = row["best arm's share of the last tenth"]
         curve = "".join(f"{value:>8.2f}" for value in row["curve"].values())
-        print(f"{name:<32}{total:>16}{row['last tenth']:>12.2f}{share:>12.0%}         {curve}")
-    new = figures["entering"]
-    fifths = " ".join(f"{share:.0%}" for share in new["canary's share by fifths"])
-    print(f"\na release better by 5 points enters: its share by fifths of {turns // 2} turns: {fifths}")
-    loud = figures["loud user"]
-    print(
-        f"1,000 upvotes of one user among 1,000 users: mean moved {loud['mean moved, points']:.2f} points (most {loud['most']:.2f}), "
-        f"share by {100 * loud['share moved']:.1f} points (most {100 * loud['most of a share']:.1f})"
-    )
-    print(
-        f"\n{'propensities logged':<32}{'caught':>10}{'median draws':>14}   (2,000 draws; right: alpha 0.05, else 0.001)"
-    )
-    for name, row in figures["propensities"].items():
-        print(f"{name:<32}{row['caught']:>10.1%}{row['median draws'] or '-':>14}")
-    print(f"\ncoverage of 95% intervals in {many} runs{'':<12}{'coverage':>10}{'bias':>8}{'half width':>12}   points")
-    for name, estimators in figures["coverage"].items():
-        for estimator, row in estimators.items():
-            numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}"
-            print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{numbers}")
+        print(f"{name:<32}{total:>16}{row['last tenth']:>12.2f}{share:>12.0%}         {curve}", flush=True)
+
+
+def show_entering(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    fifths = " ".join(f"{share:.0%}" for share in part["canary's share by fifths"])
+    print(f"\na release better by 5 points enters: its share by fifths of {sizes['turns']} turns: {fifths}", flush=True)
+
+
+def show_loud(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    mean = f"{part['mean moved, points']:.2f} points (most {part['most']:.2f})"
+    share = f"{100 * part['share moved']:.1f} points (most {100 * part['most of a share']:.1f})"
+    print(f"\n1,000 upvotes of one user among 1,000 users: mean moved {mean}, share by {share}")
+
+
+SHOWN: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], None]] = {
+    "coverage": show_coverage,
+    "propensities": show_propensities,
+    "regret": show_regret,
+    "entering": show_entering,
+    "loud user": show_loud,
+}
 
 
 if __name__ == "__main__":

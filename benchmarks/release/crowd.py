@@ -23,6 +23,8 @@ from ostinato.testing.records import a_turn
 RHO = 0.15
 TURNS = 4  # of an episode, at most; 1 to 4 are alike likely
 
+_TURN = a_turn()
+
 
 @dataclass(frozen=True)
 class Served:
@@ -39,8 +41,8 @@ class Served:
     def turn(self, clustered: bool = True) -> Turn:
         """The row of the log. Without clusters every turn has a user of its own."""
         id = f"t{self.number}:0"
-        turn = a_turn(id, user=f"u{self.user}" if clustered else id, ended_at=float(self.number))
-        return replace(turn, episode=f"e{self.episode}", auto=Pick(arm=self.arm, odds=self.odds))
+        user, episode = f"u{self.user}" if clustered else id, f"e{self.episode}"
+        return replace(_TURN, id=id, user=user, episode=episode, auto=Pick(arm=self.arm, odds=self.odds))
 
     def reward(self) -> Reward:
         """The row of the log."""
