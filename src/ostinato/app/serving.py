@@ -14,6 +14,7 @@ from ostinato.app.storage import Run, open_cached_follower, open_follower, store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
+from ostinato.release.auto.folding import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
@@ -21,11 +22,12 @@ from ostinato.weights.follow.follower import Follower
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What serves: an engine that is not started yet, the gateway over it, and who fetches its weights."""
+    """What serves: an engine that is not started yet, the gateway over it, who fetches its weights, and who draws for Auto."""
 
     engine: Engine
     gateway: GatewayApp
     follower: Follower
+    router: FoldedRouter | None
 
 
 async def open_serving(run: Run, model: Path) -> Serving:
@@ -39,6 +41,9 @@ async def open_serving(run: Run, model: Path) -> Serving:
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
+    router = _router(run)
+    if router is not None:
+        await router.catch_up()
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -47,8 +52,15 @@ async def open_serving(run: Run, model: Path) -> Serving:
         clock=wall_clock,
         model_name=config.model.served_as,
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
+        dealer=None if router is None else router.router,
     )
-    return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))
+    return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config), router=router)
+
+
+def _router(run: Run) -> FoldedRouter | None:
+    """Who draws among Auto's arms, if there are any."""
+    arms = [arm.name for arm in run.config.serve.auto.arms]
+    return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
 async def _embedded(config: Config, model: Path, renderer: Renderer) -> Engine:

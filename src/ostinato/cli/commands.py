@@ -196,6 +196,20 @@ def show_log(
     asyncio.run(print_log((common or Common()).load(), kind, last, Console()))
 
 
+@app.command(name="auto")
+def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> None:
+    """What Auto knows of its arms, and with --share what other shares would have earned, before they are used.
+
+    Parameters
+    ----------
+    share
+        An arm's share, as in --share live=0.7 --share large=0.3; they sum to 1.
+    """
+    from ostinato.launch.commands.auto import show_auto as run
+
+    asyncio.run(run((common or Common()).load(), share, Console()))
+
+
 @app.command
 def forget(tenant: str, *, user: str | None = None, common: Common | None = None) -> None:
     """Make what people wrote unreadable for ever, by destroying the keys that it lies under (`record.encrypt`).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ostinato.core.generation import Capabilities, Chunk, Generate
@@ -12,6 +12,7 @@ from ostinato.core.records import (
     Identity,
     NoReward,
     Pending,
+    Pick,
     PolicyVersion,
     ReleaseEvent,
     Reward,
@@ -150,6 +151,14 @@ class WeightStore(Protocol):
 
     async def read_ref(self, ref: str) -> str | None:
         """The hash a ref points to, or None."""
+        ...
+
+
+class Dealer(Protocol):
+    """Draws the arm of an episode among those that can be had."""
+
+    def draw(self, available: Collection[str], place: float) -> Pick | None:
+        """The arm at a place in [0, 1), chosen at random by the caller, with the odds of that moment; None if no arm is available."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
 from ostinato.release.outcomes import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
@@ -21,3 +22,4 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried before users.")
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
+    auto: RouterConfig = Field(default=RouterConfig(), description="How Auto moves its shares.")

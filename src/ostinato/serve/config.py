@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
+from ostinato.serve.auto.config import AutoConfig
+
 
 class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
     """What one tenant may use of the gateway.
@@ -108,6 +110,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
     )
+    auto: AutoConfig = Field(default_factory=AutoConfig, description="A model name that routes among several arms.")
     repeat_keys: int = Field(
         default=100_000, ge=0, description="Idempotency keys remembered to tell another body under the same key."
     )

@@ -18,12 +18,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ostinato.core.dealing import Dealing
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Turn
-from ostinato.core.seams import Clock, Engine, Log, Renderer
+from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.serve.about import About
 from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
+from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.feedback.handlers import Feedback
@@ -48,6 +49,7 @@ def create_app(
     model_name: str,
     metrics: Metrics | None = None,
     admin_keys: Sequence[SecretStr] = (),
+    dealer: Dealer | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI app. `app.state.metrics` is where swaps are reported (`metrics.swapped`).
 
@@ -60,9 +62,10 @@ def create_app(
         model_name: the name that clients send as `model`.
         metrics: where to count; a new `Metrics(engine)` if None.
         admin_keys: keys of operators beside `config.admin_key`.
+        dealer: draws among the arms of `config.auto`; needed if there are any.
 
     Raises:
-        BadConfig: weak or repeated keys, shares above 1.
+        BadConfig: weak or repeated keys, shares above 1, an arm of Auto whose key is missing, Auto under the model's own name.
     """
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
@@ -79,8 +82,19 @@ def create_app(
         metrics=metrics,
         writes=Writes(clock, slow_s=config.store_timeout_s),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
+        deals=_deals(config, model_name, dealer),
     )
     return GatewayApp(parts)
+
+
+def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
+    if not config.auto.arms:
+        return None
+    if dealer is None:
+        raise BadConfig("serve.auto has arms, and nobody draws among them; pass a dealer to create_app")
+    if config.auto.name == model_name:
+        raise BadConfig(f"serve.auto.name {model_name!r} is the served model's own; give Auto another name")
+    return Deals(config.auto, dealer)
 
 
 class GatewayApp(Starlette):
@@ -140,8 +154,13 @@ class GatewayApp(Starlette):
             )
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
+        deals = self._parts.deals
+        if deals is not None:
+            await deals.start()
         yield
         await self._calls.close()
+        if deals is not None:
+            await deals.close()
 
     async def _restore(self) -> None:
         log = self._parts.log

@@ -55,7 +55,7 @@ def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.CONTROL.value, Arm.EVAL.value)
+_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.CONTROL.value, Arm.EVAL.value, Arm.OUTSIDE.value)
 
 
 def recent_arms(seen: Observed, now: float) -> list[ArmRow]:

@@ -83,6 +83,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(follow_trial(open_ledger(run), serving.gateway)),
             ]
+            if serving.router is not None:
+                beside.append(group.create_task(serving.router.run()))
             await listen(
                 serving.gateway,
                 listener,
@@ -94,6 +96,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
             )
             for task in beside:
                 task.cancel()
+        if serving.router is not None:
+            await serving.router.save()
     finally:
         remove_address(address)
         with contextlib.suppress(TimeoutError):
