@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for
     from ostinato.evaluate.evaluation import Evaluation
     from ostinato.evaluate.runner import SuiteRunner
     from ostinato.release.controller import ReleaseController
+    from ostinato.release.monitors.watcher import MonitorWatcher
 
 
 def open_suite(config: Config) -> Suite:
@@ -104,3 +105,10 @@ def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseCont
         evaluation_ref=EVALUATION_REF,
         canary=run.config.serve.canary_share > 0,
     )
+
+
+def open_monitors(run: Run) -> MonitorWatcher:
+    """The monitors of reward hacking over the log of a run. Raises BadConfig for a rate that cannot be loaded."""
+    from ostinato.release.monitors.watcher import MonitorWatcher
+
+    return MonitorWatcher(run.log, run.config.release.monitors, run.folds)

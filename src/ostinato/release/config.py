@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 from ostinato.release.guard import GuardConfig
+from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcomes import OutcomeConfig
 
 
@@ -18,3 +19,6 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     )
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
+    monitors: MonitorsConfig = Field(
+        default=MonitorsConfig(), description="Which behaviour is watched, and against what."
+    )
