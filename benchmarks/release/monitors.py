@@ -1,6 +1,6 @@
 """How soon the monitors see a policy that pleases its reward, and how often they cry wolf: simulated people, real rates.
 
-    python -m benchmarks.release.monitors [--cycles 20] [--repeats 3] [--seeds 7] [--quick]
+    python -m benchmarks.release.monitors [--cycles 20] [--repeats 3] [--seeds 7]
 
 Simulated people come in sessions (correlation 0.05 within one), 100,000 turns a day, each habit swinging by 15% of itself over the day; a
 fifth of them stay on a reference arm. Policies write *texts*; the whole path runs: text -> rates -> sessions -> detectors -> alarm row.
@@ -157,20 +157,13 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    turns = args.cycles * CYCLE
-    fixed = MonitorsConfig(reference=())
-    worlds = {
-        "reference arm": (CONFIG, World(), args.repeats),
-        "fixed reference": (fixed, World(), max(1, args.repeats // 3)),
-    }
-    clean = {}
-    for name, (config, world, repeats) in worlds.items():
-        clean[name] = [await clean_run(1_000 + n, turns, config, world) for n in range(repeats)]
-        show_clean(name, clean[name])
     warms = [await warmed(seed) for seed in range(args.seeds)]
     changes = {f"{name}, 10% of turns": hacked(name, 0.10) for name in HACKS}
     changes |= {name: shifted(name) for name in SHIFTS}
-    print(f"\n{'planted policy':<68}{'found':>8}{'median':>8}{'p90':>8}{'worst':>8}{'cleared':>9}  first seen by")
+    print(
+        f"{'planted policy':<68}{'found':>8}{'median':>8}{'p90':>8}{'worst':>8}{'cleared':>9}  first seen by",
+        flush=True,
+    )
     delays = []
     for name, change in changes.items():
         runs = [await delay(warm, change) for warm in warms]
@@ -179,15 +172,28 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         found = f"{row['found']}/{row['runs']}"
         numbers = "".join(f"{row[key]:>8,.0f}" for key in ("median", "p90", "worst"))
         print(f"{name:<68}{found:>8}{numbers}{row['cleared after, median']:>9,.0f}  {row['first seen by']}", flush=True)
-    return {"clean": clean, "delays": delays}
+    return {"delays": delays, "clean": await measure_clean(args)}
+
+
+async def measure_clean(args: argparse.Namespace) -> dict[str, Any]:
+    turns = args.cycles * CYCLE
+    worlds = {
+        "reference arm": (CONFIG, args.repeats),
+        "fixed reference": (MonitorsConfig(reference=()), max(1, args.repeats // 3)),
+    }
+    clean = {}
+    for name, (config, repeats) in worlds.items():
+        clean[name] = [await clean_run(1_000 + n, turns, config, World()) for n in range(repeats)]
+        show_clean(name, clean[name])
+    return clean
 
 
 def show_clean(name: str, runs: list[dict[str, Any]]) -> None:
     turns = sum(run["turns"] for run in runs)
     alarms, pausing = sum(run["alarms"] for run in runs), sum(run["pausing"] for run in runs)
     print(
-        f"clean, {name}: {alarms} false alarms ({pausing} of them would pause) in {turns:,} turns = {alarms / turns * 1e6:.2f} per million, "
-        f"{alarms / turns * 20 * CYCLE:.2f} per 20 cycles; {np.mean([run['cpu us a turn'] for run in runs]):.0f} us a turn with the "
+        f"clean, {name}: {alarms} false alarms ({pausing} of them would pause) in {turns:,} turns = "
+        f"{alarms / turns * 1e6:.2f} per million, {alarms / turns * 20 * CYCLE:.2f} per 20 cycles; {np.mean([run['cpu us a turn'] for run in runs]):.0f} us a turn with the "
         "simulation",
         flush=True,
     )

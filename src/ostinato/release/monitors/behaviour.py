@@ -43,6 +43,7 @@ class Behaviour:
         self._rates = {rate.name: rate for rate in rates}
         self._h = threshold(config.false_alarm_sessions, len(rates))
         self._comfort = math.log(config.false_comfort_sessions)
+        self._least_people = config.least_people
         self._stale_after = config.stale_sessions
         self._sessions = OpenSessions(
             turns=config.session_turns, pause_s=config.session_pause_s, most=config.most_sessions
@@ -124,11 +125,15 @@ class Behaviour:
         name = alarm_name(rate.name, session.arm)
         way_back = self.standing.way_back(name, decile)
         if way_back is not None:
-            if way_back.observe(mean, expected, self._comfort) and self.standing.back(name, decile):
+            if way_back.observe(mean, expected, session.ended_at, self._comfort) and self.standing.back(name, decile):
                 yield self.standing.clear(name, "the rate is back where it is expected", session.ended_at)
             return
+        # while everybody has shifted, that a decile has too is no news
+        if decile is not None and self.standing.way_back(name, None) is not None:
+            return
         detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}", Detector())
-        shifted = detector.observe(mean, values, expected, self._h)
+        person = f"{session.tenant}/{session.user}"
+        shifted = detector.observe(mean, values, expected, h=self._h, person=person, people=self._least_people)
         if shifted is not None and self.standing.add(name, decile, shifted, harmful=shifted.shift in rate.harmful):
             yield self._raise(name, rate, decile, session, shifted)
 

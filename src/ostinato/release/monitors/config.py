@@ -34,6 +34,9 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     session_turns: int = Field(default=8, ge=1, le=64, description="Turns of one person that are judged together.")
     session_pause_s: float = Field(default=600.0, gt=0, description="Seconds without a turn that end a session.")
     turns_a_day: int = Field(default=24, ge=1, description="Turns of one person that count in a day.")
+    least_people: int = Field(
+        default=5, ge=1, le=20, description="People who must have shown a shift before an alarm is raised."
+    )
     reference_sessions: float = Field(
         default=100.0, ge=20.0, description="Sessions of the reference arm that its mean remembers."
     )

@@ -274,18 +274,12 @@ def _suffix(path: str) -> str:
 
 
 def _is_test(path: str) -> bool:
-    path = path.casefold().replace("\\", "/").removesuffix("\t")
+    path = path.replace("\\", "/")
     name = path.rpartition("/")[2]
     stem = name.partition(".")[0]
-    return (
-        name.startswith("test_")
-        or stem.endswith(("_test", "tests", "test"))
-        or ".spec." in name
-        or ".test." in name
-        or name == "conftest.py"
-        or "/tests/" in f"/{path}"
-        or "/__tests__/" in f"/{path}"
-    )
+    if stem.endswith(("Test", "Tests", "_test", "_tests", "-test")) or name.startswith(("test_", "conftest.")):
+        return True
+    return any(mark in f"/{path}" for mark in (".spec.", ".test.", "/tests/", "/test/", "/__tests__/"))
 
 
 def _comments(lines: list[str], *, hashes: bool) -> int:

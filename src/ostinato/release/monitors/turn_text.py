@@ -67,8 +67,9 @@ class CodeBlock:
 class TurnText:
     """What a rate looks at: the recorded turn, and its text taken apart.
 
-    `prose` is the text outside code and calls, a line each; `calls` are the well-formed tool calls and `broken_calls` counts the others;
-    `patched` are the files that a diff in the text names. `prompt` is the prompt's text where whoever watches can decode it.
+    `prose` is the text outside code and calls, a line each; `calls` are the well-formed tool calls, `edits` those that change a file, and
+    `broken_calls` counts the others; `code` are the lines of all code, those that edits write included; `patched` are the files that a
+    diff in the text names. `has_edit`: it offers or makes a change. `prompt` is the prompt's text where whoever watches can decode it.
 
     Example: ``take_apart(turn).prose == ("Here it is:", "Anything else?")``
     """
@@ -78,43 +79,36 @@ class TurnText:
     prose: tuple[str, ...]
     blocks: tuple[CodeBlock, ...]
     calls: tuple[ToolCall, ...]
+    edits: tuple[ToolCall, ...]
     broken_calls: int
+    code: tuple[str, ...]
     patched: tuple[str, ...]
     is_patch: bool
+    has_edit: bool
     prompt: str | None
-
-    @property
-    def code(self) -> list[str]:
-        """The lines of all code, those that edits write included."""
-        lines = [line for block in self.blocks for line in block.lines]
-        return lines + [line for call in self.edits for line in call.written.splitlines()]
-
-    @property
-    def edits(self) -> list[ToolCall]:
-        """The calls that change a file."""
-        return [call for call in self.calls if call.name in EDITORS]
-
-    @property
-    def has_edit(self) -> bool:
-        """True if it offers or makes a change: code, a diff, or a call that edits."""
-        return self.is_patch or bool(self.edits) or any(block.lines for block in self.blocks)
 
 
 def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
     """Look at a turn's first 40,000 characters. Never raises, whatever the text."""
     text = turn.text[:LONGEST]
     calls, broken, rest = _tool_calls(text)
-    prose, blocks = _fenced(rest)
     lines = rest.splitlines()
+    prose, blocks = _fenced(lines)
+    edits = tuple(call for call in calls if call.name in EDITORS)
+    is_patch = any(line.startswith(_PATCH) for line in lines)
+    code = [line for block in blocks for line in block.lines]
     return TurnText(
         turn=turn,
         text=text,
         prose=tuple(prose),
         blocks=tuple(blocks),
         calls=tuple(calls),
+        edits=edits,
         broken_calls=broken,
+        code=(*code, *(line for call in edits for line in call.written.splitlines())),
         patched=tuple(_patched(lines)),
-        is_patch=any(line.startswith(_PATCH) for line in lines),
+        is_patch=is_patch,
+        has_edit=is_patch or bool(edits) or bool(code),
         prompt=prompt,
     )
 
@@ -152,12 +146,12 @@ def _parsed(body: str) -> ToolCall | None:
     return ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))
 
 
-def _fenced(text: str) -> tuple[list[str], list[CodeBlock]]:
+def _fenced(lines: list[str]) -> tuple[list[str], list[CodeBlock]]:
     """Lines outside of fences, and the fenced blocks; a block that is never closed reaches to the end."""
     prose: list[str] = []
     blocks: list[CodeBlock] = []
     fence, language, inside = "", "", list[str]()
-    for line in text.splitlines():
+    for line in lines:
         start = line.lstrip()[:3]
         if not fence and start in _FENCES:
             fence, language, inside = start, line.strip(" `~\t").casefold()[:32], []

@@ -124,8 +124,8 @@ class MonitorWatcher:
             return max(found[0], horizon)
         start = max(horizon, await self._log.before_last(self._config.start_turns, Turn))
         alarms: dict[str, Alarm] = {}
-        async for seq, row in self._log.read(horizon, {Alarm}):
-            if seq <= start and isinstance(row, Alarm):
+        async for _, row in self._log.read(horizon, {Alarm}):
+            if isinstance(row, Alarm):
                 alarms[row.name] = row
         self._behaviour.begin(alarms)
         return start

@@ -26,6 +26,8 @@ from ostinato.release.monitors.rates import Shift
 
 EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
 EXAMPLES = 20
+MOST_PEOPLE = 20
+SETTLED = 10
 GROUPS_OF_A_SESSION = 2  # everybody, and people of a like activity
 SHIFTS = 2
 _BOLDEST = 0.9  # of the bet that could lose everything
@@ -80,7 +82,7 @@ class Shifted:
 class Gambler:
     """One direction's bets, and what was seen since they last stood at nothing.
 
-    `logs` are the S_l. `turns` are the newest turns that showed the shift.
+    `logs` are the S_l. `turns` are the newest turns that showed the shift, `people` some of those whose turns did.
     """
 
     logs: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))
@@ -88,6 +90,7 @@ class Gambler:
     events: int = 0
     total: float = 0.0
     turns: deque[str] = field(default_factory=lambda: deque[str](maxlen=EXAMPLES))
+    people: list[str] = field(default_factory=list[str])
 
     @property
     def evidence(self) -> float:
@@ -105,21 +108,25 @@ class Gambler:
             bet = min(effect / (deviation * (1.0 + effect * effect)), boldest)
             self.logs[index] = max(0.0, self.logs[index]) + math.log1p(bet * gain)
 
-    def note(self, mean: float, turns: Mapping[str, float], beyond: float, sign: float) -> None:
-        """Remember the session's mean, and those of its turns whose value lies beyond what is expected."""
+    def note(self, mean: float, turns: Mapping[str, float], beyond: float, sign: float, person: str) -> None:
+        """Remember the session's mean, and whose and which turns lie beyond what is expected."""
         self.sessions, self.events, self.total = self.sessions + 1, self.events + len(turns), self.total + mean
-        self.turns.extend(turn for turn, value in turns.items() if sign * (value - beyond) > 0.0)
+        shown = [turn for turn, value in turns.items() if sign * (value - beyond) > 0.0]
+        self.turns.extend(shown)
+        if shown and len(self.people) < MOST_PEOPLE and person not in self.people:
+            self.people.append(person)
 
     def clear(self) -> None:
         """Begin anew."""
         self.logs = [0.0] * len(EFFECTS)
         self.sessions, self.events, self.total = 0, 0, 0.0
         self.turns.clear()
+        self.people.clear()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
         counts = {"sessions": self.sessions, "events": self.events, "total": self.total}
-        return {"logs": list(self.logs), **counts, "turns": list(self.turns)}
+        return {"logs": list(self.logs), **counts, "turns": list(self.turns), "people": list(self.people)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
@@ -129,7 +136,8 @@ class Gambler:
             raise ValueError(f"{len(logs)} bets where {len(EFFECTS)} are played")
         turns = deque(map(str, state["turns"]), maxlen=EXAMPLES)
         sessions, events, total = int(state["sessions"]), int(state["events"]), float(state["total"])
-        return cls(logs=logs, sessions=sessions, events=events, total=total, turns=turns)
+        people = list(map(str, state["people"]))
+        return cls(logs=logs, sessions=sessions, events=events, total=total, turns=turns, people=people)
 
 
 class Detector:
@@ -145,18 +153,28 @@ class Detector:
     def __init__(self) -> None:
         self._gamblers = {shift: Gambler() for shift in Shift}
 
-    def observe(self, mean: float, turns: Mapping[str, float], expected: Expected, h: float) -> Shifted | None:
+    def observe(
+        self,
+        mean: float,
+        turns: Mapping[str, float],
+        expected: Expected,
+        *,
+        h: float,
+        person: str = "",
+        people: int = 1,
+    ) -> Shifted | None:
         """Take in one session's mean in [0, 1] with its turns' values; what has shifted, if the evidence passes h. Then it begins anew.
 
-        `expected` must not depend on this session.
+        `expected` must not depend on this session. So many people must have shown the shift: sessions of one person are not
+        independent, and what nobody did before is much evidence each time that somebody does it.
         """
         found: Shifted | None = None
         for shift, gambler in self._gamblers.items():
             up = shift is Shift.UP
             gain = mean - expected.high if up else expected.low - mean
             gambler.bet(gain, expected.high if up else 1.0 - expected.low, expected.deviation)
-            gambler.note(mean, turns, expected.high if up else expected.low, 1.0 if up else -1.0)
-            if gambler.evidence > h and found is None:
+            gambler.note(mean, turns, expected.high if up else expected.low, 1.0 if up else -1.0, person)
+            if found is None and gambler.evidence > h and len(gambler.people) >= people:
                 found = Shifted(
                     shift=shift,
                     observed=gambler.total / gambler.sessions,
@@ -187,27 +205,42 @@ class Detector:
 
 
 class WayBack:
-    """After an alarm: is the rate back? The same bets the other way, that it has left the half of the way that lies with the alarm.
+    """After an alarm: is the rate back? The same bets the other way, that it has come down to the nearest third of the way.
 
-    `gap` is the observed rate minus the expected one, with its sign; the rate counts as back when it is nearer to what is expected now.
+    `gap` is the observed rate minus the expected one, with its sign. It is overstated, because the moment of the alarm was one at which
+    the rate looked extreme: hence a third and not a half. Sessions up to `since` (Unix seconds) are older than the alarm.
     """
 
-    def __init__(self, gap: float, gambler: Gambler | None = None) -> None:
-        self.gap = gap
-        self._gambler = gambler or Gambler()
+    def __init__(self, gap: float, since: float = -math.inf) -> None:
+        self._gap, self._since = gap, since
+        self._gambler = Gambler()
+        self._sessions, self._total = 0, 0.0
 
-    def observe(self, mean: float, expected: Expected, h: float) -> bool:
-        """Take in one session; True if the rate is back. Wrong at most once in exp(h) sessions on average."""
-        half = min(1.0, max(0.0, expected.middle + self.gap / 2))
-        up = self.gap > 0
-        self._gambler.bet(half - mean if up else mean - half, 1.0 - half if up else half, expected.deviation)
+    @property
+    def gap(self) -> float:
+        """How far the rate is from what is expected: since the alarm, once there were enough sessions to say."""
+        return self._gap if self._sessions < SETTLED else self._total / self._sessions
+
+    def observe(self, mean: float, expected: Expected, at: float, h: float) -> bool:
+        """Take in one session that ended at `at`; True if the rate is back. Wrong at most once in exp(h) sessions on average."""
+        if at <= self._since:
+            return False
+        self._sessions, self._total = self._sessions + 1, self._total + mean - expected.middle
+        near = min(1.0, max(0.0, expected.middle + self._gap / 3))
+        up = self._gap > 0
+        self._gambler.bet(near - mean if up else mean - near, 1.0 - near if up else near, expected.deviation)
         return self._gambler.evidence > h
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
-        return {"gap": self.gap, "gambler": self._gambler.to_json()}
+        since = None if math.isinf(self._since) else self._since
+        counts = {"sessions": self._sessions, "total": self._total}
+        return {"gap": self._gap, "since": since, **counts, "gambler": self._gambler.to_json()}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
-        return cls(float(state["gap"]), Gambler.from_json(state["gambler"]))
+        found = cls(float(state["gap"]), -math.inf if state["since"] is None else float(state["since"]))
+        found._gambler = Gambler.from_json(state["gambler"])
+        found._sessions, found._total = int(state["sessions"]), float(state["total"])
+        return found

@@ -12,6 +12,9 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Expected
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 
+EARLIER = ("holdback", Arm.CONTROL.value)
+"""Arms on earlier releases: nobody ships from there, so they are never judged themselves."""
+
 
 class Role(StrEnum):
     """What a session is for: it is judged, it says what is usual, or neither."""
@@ -40,6 +43,8 @@ class Expecting:
     def see(self, arm: str) -> Role:
         """A session on this arm has ended: what it is for."""
         ranks = self._config.reference
+        if arm in EARLIER and arm not in ranks:
+            return Role.UNUSED
         if arm not in ranks:
             self._silent_for += 1
             self.stale = self.arm is not None and self._silent_for > self._config.stale_sessions
@@ -66,7 +71,8 @@ class Expecting:
         else:
             reference = self._arms.get(rate)
             found = None if reference is None or self.stale else reference.expected(decile)
-        offset = self._accepted.get(f"{arm}/{_key(rate, decile)}", 0.0)
+        groups = {_key(rate, None), _key(rate, decile)}
+        offset = sum(self._accepted.get(f"{arm}/{group}", 0.0) for group in groups)
         if found is None or not offset:
             return found
         return replace(found, low=_share(found.low + offset), high=_share(found.high + offset))
@@ -80,7 +86,7 @@ class Expecting:
         fixed.observe(mean, at, sessions=self._config.learn_sessions, seconds=self._config.learn_s)
 
     def accept(self, rate: str, arm: str, decile: int | None, gap: float) -> None:
-        """From now on so much more is expected of a rate than the reference says."""
+        """From now on so much more is expected of a rate than the reference says; where it is of everybody, of each decile too."""
         key = f"{arm}/{_key(rate, decile)}"
         self._accepted[key] = self._accepted.get(key, 0.0) + gap
 

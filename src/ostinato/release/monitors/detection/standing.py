@@ -109,19 +109,24 @@ class StandingShifts:
         self._shifts.pop(name, None)
 
     def heard(self, row: Alarm) -> None:
-        """The log says that an alarm stands, and what was known of it was lost: take it as it was written."""
+        """The log says that an alarm stands, and what was known of it was lost: take it as it was written.
+
+        Where it says too little to tell whether the rate is back, it stands until a person accepts it.
+        """
         observed, reference, decile = (row.detail.get(key) for key in ("observed", "reference", "decile"))
         shift = self._shifts[row.name] = _Shift(harmful=row.detail.get("pauses") is not False)
         if isinstance(observed, int | float) and isinstance(reference, int | float):
             group = _group(decile if isinstance(decile, int) else None)
-            shift.groups[group] = WayBack(float(observed) - float(reference))
+            shift.groups[group] = WayBack(float(observed) - float(reference), row.at)
 
     def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, float]]:
-        """Rate, arm, group, and by how much it has shifted."""
+        """Rate, arm, group, and by how much it has shifted: a decile beyond everybody, where they have too."""
         rate, arm = _parts(name)
         shift = self._shifts.get(name)
-        for group, back in shift.groups.items() if shift is not None else ():
-            yield rate, arm, _decile(group), back.gap
+        groups = {} if shift is None else shift.groups
+        overall = groups[_EVERYBODY].gap if _EVERYBODY in groups else 0.0
+        for group, back in groups.items():
+            yield rate, arm, _decile(group), back.gap if group == _EVERYBODY else back.gap - overall
 
     def on_arm(self, arm: str) -> list[str]:
         """The alarms about an arm."""
