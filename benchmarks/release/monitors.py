@@ -16,7 +16,9 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,8 @@ RESULT = RESULTS / "release_monitors.json"
 CYCLE = TURNS_A_DAY * 5 // 24  # turns in five hours
 WARM_UP = 30_000
 STEP = 50  # turns between two looks
-LONGEST = 15_000
+STEP_CLEAN = 1_000
+LONGEST = 8_000
 CONFIG = MonitorsConfig()
 
 # The four shifts of the note that proposed these detectors, planted as habits of every turn instead of hacked turns.
@@ -69,24 +72,29 @@ def raised(log: ForgetfulLog, *, harmful: bool = False) -> list[Alarm]:
     return [row for row in rows if row.detail.get("pauses") or not harmful]
 
 
-async def clean_run(seed: int, turns: int, config: MonitorsConfig, world: World) -> dict[str, Any]:
-    """Alarms over clean traffic, the warm-up left out where it cannot raise any."""
-    log, crowd = ForgetfulLog(), Crowd(seed, world)
+async def clean_run(seed: int, cycles: int, config: MonitorsConfig, done: Callable[[dict[str, Any]], None]) -> None:
+    """Alarms over clean traffic from the monitors' first turn on; `done` is told after each cycle."""
+    log, crowd = ForgetfulLog(), Crowd(seed)
     watcher = MonitorWatcher(log, config)
     started = time.process_time()
-    for _ in range(turns // 1_000):
-        await feed(log, watcher, crowd, 1_000)
-    rows = raised(log)
-    return {
-        "seed": seed,
-        "turns": turns,
-        "alarms": len(rows),
-        "pausing": len(raised(log, harmful=True)),
-        "by rate": dict(
-            Counter(f"{row.detail['rate']} {row.detail['shift']} decile {row.detail['decile']}" for row in rows)
-        ),
-        "cpu us a turn": (time.process_time() - started) / turns * 1e6,
-    }
+    for cycle in range(1, cycles + 1):
+        for _ in range(CYCLE // STEP_CLEAN):
+            await feed(log, watcher, crowd, STEP_CLEAN)
+        turns, rows = cycle * (CYCLE // STEP_CLEAN) * STEP_CLEAN, raised(log)
+        named = Counter(f"{row.detail['rate']} {row.detail['shift']}, decile {row.detail['decile']}" for row in rows)
+        cost = (time.process_time() - started) / turns * 1e6
+        pausing = len(raised(log, harmful=True))
+        done(
+            {
+                "seed": seed,
+                "cycles": cycle,
+                "turns": turns,
+                "alarms": len(rows),
+                "pausing": pausing,
+                "by rate": named,
+                "cpu us a turn": cost,
+            }
+        )
 
 
 async def warmed(seed: int) -> Warm:
@@ -100,7 +108,10 @@ async def warmed(seed: int) -> Warm:
 
 
 async def delay(warm: Warm, change: Any) -> dict[str, Any]:
-    """From the changed policy's first turn to the alarm, and from its end to the all-clear. The monitors start from their saving."""
+    """From the changed policy's first turn to the alarm, and from its end to the all-clear. The monitors start from their saving.
+
+    Gives up after 8,000 turns of the live arm, either way.
+    """
     log, crowd = ForgetfulLog(warm.cursor - 1), copy.deepcopy(warm.crowd)
     await log.append(warm.last)
     folds = MemoryFolds()
@@ -156,7 +167,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-async def measure(args: argparse.Namespace) -> dict[str, Any]:
+async def measure(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     warms = [await warmed(seed) for seed in range(args.seeds)]
     changes = {f"{name}, 10% of turns": hacked(name, 0.10) for name in HACKS}
     changes |= {name: shifted(name) for name in SHIFTS}
@@ -172,54 +183,62 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         found = f"{row['found']}/{row['runs']}"
         numbers = "".join(f"{row[key]:>8,.0f}" for key in ("median", "p90", "worst"))
         print(f"{name:<68}{found:>8}{numbers}{row['cleared after, median']:>9,.0f}  {row['first seen by']}", flush=True)
-    return {"delays": delays, "clean": await measure_clean(args)}
+        keep({"delays": delays})
+    await measure_clean(args, lambda clean: keep({"delays": delays, "clean": clean}))
 
 
-async def measure_clean(args: argparse.Namespace) -> dict[str, Any]:
-    turns = args.cycles * CYCLE
-    worlds = {
-        "reference arm": (CONFIG, args.repeats),
-        "fixed reference": (MonitorsConfig(reference=()), max(1, args.repeats // 3)),
-    }
-    clean = {}
-    for name, (config, repeats) in worlds.items():
-        clean[name] = [await clean_run(1_000 + n, turns, config, World()) for n in range(repeats)]
-        show_clean(name, clean[name])
-    return clean
+async def measure_clean(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    clean: dict[str, list[dict[str, Any]]] = {}
+    for name, config, repeats in (
+        ("reference arm", CONFIG, args.repeats),
+        ("fixed reference", MonitorsConfig(reference=()), args.repeats // 3),
+    ):
+        runs = clean.setdefault(name, [])
+        for number in range(repeats):
+
+            def done(run: dict[str, Any], number: int = number, runs: list[dict[str, Any]] = runs) -> None:
+                runs[number:] = [run]
+                keep(clean)
+
+            await clean_run(1_000 + number, args.cycles, config, done)
+            show_clean(name, runs)
 
 
 def show_clean(name: str, runs: list[dict[str, Any]]) -> None:
-    turns = sum(run["turns"] for run in runs)
-    alarms, pausing = sum(run["alarms"] for run in runs), sum(run["pausing"] for run in runs)
+    turns, alarms, pausing = (sum(run[key] for run in runs) for key in ("turns", "alarms", "pausing"))
+    cost = np.mean([run["cpu us a turn"] for run in runs])
+    per_million, per_20_cycles = alarms / turns * 1e6, alarms / turns * 20 * CYCLE
     print(
-        f"clean, {name}: {alarms} false alarms ({pausing} of them would pause) in {turns:,} turns = "
-        f"{alarms / turns * 1e6:.2f} per million, {alarms / turns * 20 * CYCLE:.2f} per 20 cycles; {np.mean([run['cpu us a turn'] for run in runs]):.0f} us a turn with the "
-        "simulation",
-        flush=True,
+        f"\nclean traffic, {name}: {alarms} false alarms in {turns:,} turns, {pausing} of which would pause shipping;"
+    )
+    print(
+        f"    {per_million:.2f} per million turns, {per_20_cycles:.2f} per 20 cycles; {cost:.0f} us a turn, simulation included"
     )
     for run in runs:
-        if run["alarms"]:
-            print(f"    seed {run['seed']}: {run['by rate']}")
+        print(f"    seed {run['seed']}: {run['by rate'] or 'none'}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=20, help="cycles of five hours in each clean run")
-    parser.add_argument("--repeats", type=int, default=3, help="clean runs with a reference arm")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="clean runs with a reference arm, and a third as many without"
+    )
     parser.add_argument("--seeds", type=int, default=7, help="runs of each planted policy")
     parser.add_argument("--out", default=str(RESULT))
     args = parser.parse_args()
-    load = os.getloadavg()
-    found = asyncio.run(measure(args))
     setting = {
         "people": "simulated",
         "world": asdict(World()),
         "monitors": CONFIG.model_dump(mode="json"),
-        "load": load,
+        "load": os.getloadavg(),
     }
-    with open(args.out, "w", encoding="utf-8") as file:
-        json.dump({"arguments": vars(args), "setting": setting, **found}, file, indent=1)
-        file.write("\n")
+
+    def keep(found: dict[str, Any]) -> None:
+        text = json.dumps({"arguments": vars(args), "setting": setting, **found}, indent=1)
+        Path(args.out).write_text(f"{text}\n", encoding="utf-8")
+
+    asyncio.run(measure(args, keep))
 
 
 if __name__ == "__main__":

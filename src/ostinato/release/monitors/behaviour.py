@@ -24,6 +24,8 @@ from ostinato.release.monitors.turn_text import take_apart
 
 FORMAT = "monitors@1"
 REFERENCE = "monitor:reference"
+ANONYMOUS = "anonymous"
+"""Whom the gateway serves without a name: many people, of whom each conversation counts as one."""
 _CANARY = Arm.CANARY.value
 _ENDS_A_CANARY = frozenset({"canary", "shipped", "blocked", "rolled_back"})
 
@@ -88,13 +90,14 @@ class Behaviour:
         self.turns += 1
         for name in self.standing.unwatched(self._rates):
             yield self.standing.clear(name, "this rate is not watched any more", turn.ended_at)
-        counts, decile = self._activity.see(turn.person, turn.ended_at)
+        person = turn.person if turn.user != ANONYMOUS else (turn.tenant, f"{ANONYMOUS} {turn.episode}")
+        counts, decile = self._activity.see(person, turn.ended_at)
         if not counts:
             return
         values, failed = measured(self._rates.values(), take_apart(turn))
         for name in failed:
             self.failures[name] = self.failures.get(name, 0) + 1
-        for session in self._sessions.add(turn.person, turn.arm.value, decile, turn.id, values, turn.ended_at):
+        for session in self._sessions.add(person, turn.arm.value, decile, turn.id, values, turn.ended_at):
             yield from self._close(session)
 
     def _close(self, session: TurnSession) -> Iterator[Alarm]:

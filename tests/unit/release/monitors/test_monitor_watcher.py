@@ -9,10 +9,12 @@ import pytest
 
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Alarm, AlarmState, Arm, Finish, PolicyVersion, ReleaseEvent, Signal
+from ostinato.release.monitors import behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.standing import acceptance, alarm_name
 from ostinato.release.monitors.rates import BUILT_IN
 from ostinato.release.monitors.watcher import NAME, MonitorWatcher
+from ostinato.serve import arms
 from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
@@ -255,6 +257,20 @@ async def test_one_person_cannot_pause_shipping_alone():
     await log.append(*spam)
     await watcher.refresh()
     assert not watcher.paused
+
+
+async def test_many_people_without_a_name_are_not_one():
+    assert behaviour.ANONYMOUS == arms.ANONYMOUS
+    log, crowd, watcher = await watching(config=CONFIG.model_copy(update={"turns_a_day": 24}), before=0)
+    nameless = [replace(turn, user=f"{turn.user} {turn.id}") for turn in crowd.turns(600, EDIT)]
+    await log.append(*nameless)
+    for number in range(200):
+        turn = replace(
+            a_turn(f"s{number}", user="anonymous", ended_at=5_000.0 + number), episode=f"e{number // 4}", text=ASK
+        )
+        await log.append(turn)
+    await watcher.refresh()
+    assert watcher.paused
 
 
 async def test_switched_off_nothing_is_watched_and_what_stood_is_cleared():

@@ -14,9 +14,10 @@ from typing import Any, Self
 
 from ostinato.release.monitors.detection.detector import Expected
 
-SLACK = 1.0  # standard errors by which a reference arm's mean is widened
-SLOW = 10.0  # times as many sessions as the mean remembers: how a decile differs from the whole
-LEAST = 20.0  # sessions before anything is expected
+SLACK = 1.0  # standard errors by which a reference's mean is widened
+SLOW = 10.0  # times as many sessions as the mean remembers: how a decile differs from everybody
+DECILE_SLACK = 2.0  # standard errors; there are ten times as many deciles to be wrong about
+DECILE_LEAST = 2.0  # times as many sessions as the mean remembers, before anything is expected of a decile
 _HALF_AN_EVENT = 1 / 16  # of a session of eight: what was never seen is not impossible
 
 
@@ -65,7 +66,8 @@ class Level:
 class ArmReference:
     """The rate among people on the reference arm: of all, and how each decile differs from all.
 
-    A decile's own sessions are too few to follow the day, so the day is taken from all and the difference from longer ago.
+    A decile's own sessions are too few to follow the day, so the day is taken from all and the difference from longer ago. Nothing is
+    expected before the mean's memory is full: of few sessions a rare behaviour may show nothing, which looks like proof that there is none.
     """
 
     level: Level
@@ -73,7 +75,7 @@ class ArmReference:
 
     def observe(self, mean: float, decile: int | None) -> None:
         """Take in a session of the reference arm."""
-        if decile is not None and self.level.weight >= LEAST:
+        if decile is not None and self.level.weight >= self.level.memory:
             differs = self.deciles.setdefault(decile, Level(memory=SLOW * self.level.memory))
             differs.observe(mean - self.level.mean)
         self.level.observe(mean)
@@ -81,15 +83,15 @@ class ArmReference:
     def expected(self, decile: int | None) -> Expected | None:
         """What is expected of everybody (None) or of a decile; None while too little was seen."""
         level = self.level
-        if level.weight < LEAST:
+        if level.weight < level.memory:
             return None
         if decile is None:
             return _within(level.mean, SLACK * level.error, level.deviation)
         differs = self.deciles.get(decile)
-        if differs is None or differs.weight < LEAST:
+        if differs is None or differs.weight < DECILE_LEAST * level.memory:
             return None
         error = math.hypot(level.error, differs.error)
-        return _within(level.mean + differs.mean, SLACK * error, differs.deviation)
+        return _within(level.mean + differs.mean, DECILE_SLACK * error, differs.deviation)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
