@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for
     from ostinato.evaluate.runner import SuiteRunner
     from ostinato.release.controller import ReleaseController
     from ostinato.release.ledger import ReleaseLedger
+    from ostinato.release.monitors.watcher import MonitorWatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,3 +179,10 @@ def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseCont
         evaluation_ref=EVALUATION_REF,
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
     )
+
+
+def open_monitors(run: Run) -> MonitorWatcher:
+    """The monitors of reward hacking over the log of a run. Raises BadConfig for a rate that cannot be loaded."""
+    from ostinato.release.monitors.watcher import MonitorWatcher
+
+    return MonitorWatcher(run.log, run.config.release.monitors, run.folds)

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
+from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcomes import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 
@@ -23,3 +24,6 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
     auto: RouterConfig = Field(default=RouterConfig(), description="How Auto moves its shares.")
+    monitors: MonitorsConfig = Field(
+        default=MonitorsConfig(), description="Which behaviour is watched, and against what."
+    )
