@@ -162,8 +162,10 @@ def open_ledger(run: Run) -> ReleaseLedger:
     return ReleaseLedger(run.log, wall_clock)
 
 
-def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseController:
-    """The release controller; without an evaluation it only looks, and moves releases by hand."""
+def open_releases(
+    run: Run, evaluation: Evaluation | None = None, monitors: MonitorWatcher | None = None
+) -> ReleaseController:
+    """The release controller; without an evaluation it only looks, and moves releases by hand. An alarm of the monitors pauses it."""
     from ostinato.evaluate.statistics import clustered_difference
     from ostinato.release.controller import ReleaseController
     from ostinato.weights.follow.versions import StoreVersions
@@ -178,6 +180,7 @@ def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseCont
         clustered_difference,
         evaluation_ref=EVALUATION_REF,
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
+        paused=lambda: monitors is not None and monitors.paused,
     )
 
 

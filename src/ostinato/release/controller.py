@@ -74,7 +74,8 @@ class ReleaseController:
     `evals` and `compare` may be None for a controller that only moves releases by hand (the command line). `evaluation_ref` is the
     ref whose slot serves the version being evaluated; another name than 'candidate' pins it while newer ones arrive. `best_ref` is the
     ref whose slot serves the best release while a candidate is compared with it, if it is neither live nor the anchor; without one it is
-    then left out. With `config.canary` a candidate is first tried on a growing share of users.
+    then left out. With `config.canary` a candidate is first tried on a growing share of users. While `paused` says so,
+    nothing ships and no share grows.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ReleaseController:
         *,
         evaluation_ref: str = "candidate",
         best_ref: str | None = None,
+        paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
         self._troubles: dict[str, str] = {}
@@ -101,6 +103,7 @@ class ReleaseController:
         self._anchor: PolicyVersion | None = None
         self._parked = False
         self._clock = clock
+        self._paused = paused
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
         self._trials = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
         self._lock = asyncio.Lock()
@@ -179,7 +182,8 @@ class ReleaseController:
             if self._evals is not None and report.verdict is Verdict.EXTEND:
                 detail["evidence"] = dict(self._evals.evidence())
             event = await self.ledger.append("evaluated", candidate, report.live, report.reason, detail)
-            return event if report.verdict == Verdict.EXTEND else await self._settle(self.ledger.state)
+            waits = report.verdict is Verdict.EXTEND or (report.verdict is Verdict.SHIP and self._paused())
+            return event if waits else await self._settle(self.ledger.state)
 
     async def step(self) -> ReleaseEvent | None:
         """Do the one thing that is due; None when nothing is.
@@ -192,7 +196,7 @@ class ReleaseController:
             if state.canary is not None:
                 return await self._try_canary(state.canary, state)
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
-                return await self._settle(state)
+                return None if state.verdict[2] == "SHIP" and self._paused() else await self._settle(state)
         candidate = await self._due(state)
         if candidate is None or self._evals is None:
             await self._park()
@@ -330,6 +334,8 @@ class ReleaseController:
         await self._point("canary", candidate)
         decision = await self._trials.look(state.trial, self.ledger.trial_began, self._clock())
         if decision is None or decision.next is Next.WAIT:
+            return None
+        if decision.next in (Next.SHIP, Next.RAMP) and self._paused():
             return None
         if decision.next is Next.SHIP:
             return await self._ship(

@@ -136,7 +136,17 @@ class Time:
         return self.now
 
 
-def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", best_ref=None, **config):
+def controller(
+    disk,
+    judge=None,
+    time=None,
+    compare=None,
+    *,
+    evaluation_ref="candidate",
+    best_ref=None,
+    paused=lambda: False,
+    **config,
+):
     judge = judge if judge is not None else FakeJudge()
     return ReleaseController(
         disk,
@@ -148,6 +158,7 @@ def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="can
         compare,
         evaluation_ref=evaluation_ref,
         best_ref=best_ref,
+        paused=paused,
     )
 
 
@@ -841,6 +852,31 @@ async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk
     event = await off.step()
     assert (event.action, event.policy) == ("blocked", V3)
     assert "switched off" in event.reason
+
+
+async def test_while_an_alarm_stands_nothing_ships_and_no_share_grows(disk):
+    alarm = [True]
+    control = controller(disk, FakeJudge({5: [Verdict.BLOCK]}), paused=lambda: alarm[0])
+    await control.bootstrap(V0)
+    disk.publish(V3)
+    assert (await control.step()).action == "evaluated"
+    assert await control.step() is None
+    assert disk.refs["live"] == "m0"
+    alarm[0] = False
+    assert (await control.step()).action == "shipped"
+    alarm[0] = True
+    disk.publish(V5)
+    await settle(control)
+    assert disk.events()[-1] == ("blocked", 5), "what is refused is refused at once"
+
+
+async def test_a_trial_waits_at_its_share_while_an_alarm_stands(disk):
+    control, crowd = await on_trial(disk, {V3: 0.6})
+    control._paused = lambda: True
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("shipped", "ramped", slots=15)
+    control._paused = lambda: False
+    await crowd.until("shipped")
 
 
 async def told_with_deaths(disk):
