@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ostinato.app.storage import BEST_EVALUATION_REF, EVALUATION_REF, Run, home
@@ -12,7 +13,7 @@ from ostinato.app.worlds import check_item, open_grader
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.records import Alarm, AlarmState, ReleaseEvent
 from ostinato.demo import tasks as demo_tasks
 from ostinato.demo.tab import lines as tab_lines
 from ostinato.evaluate.config import BarConfig
@@ -91,22 +92,55 @@ NO_SUITE = "release:suite"
 """The name of the alarm that stands while a run has no suite."""
 
 
+COARSE = "release:resolution"
+"""The name of the alarm that stands while the suite, as it was measured, cannot hold the margin that is set."""
+
+
 async def note_suite(run: Run) -> None:
     """Write into the log that a run without a suite ships nothing by itself, or that it has one now. Idempotent."""
+    suite = run.config.evaluate.suite
+    why = (
+        f"candidates are measured on {suite}"
+        if suite
+        else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
+    )
+    await _note(run, NO_SUITE, raised=not suite, why=why)
+
+
+MEASURED = 5
+"""Verdicts after which what was measured of a suite says more than what was assumed."""
+
+
+async def note_resolution(run: Run, suite: Suite) -> None:
+    """Write into the log whether the suite can hold the total margin at the spread that its last verdicts measured. Idempotent."""
+    found: list[float] = []
+    async for _, row in run.log.read(0, {ReleaseEvent}):
+        report = row.detail.get("report", {}) if isinstance(row, ReleaseEvent) else {}
+        if report.get("suite_hash") == suite.hash and report.get("verdict") != "EXTEND" and "smallest_margin" in report:
+            found.append(float(report["smallest_margin"]))
+    if len(found) < MEASURED:
+        return
+    smallest, margin = median(found[-MEASURED:]), run.config.evaluate.gate.total_margin
+    why = f"as the last {MEASURED} verdicts measured it, suite {suite.name!r} can hold a total margin of {100 * smallest:.1f} pp"
+    if smallest > margin:
+        why += (
+            f", and {100 * margin:.1f} pp is set: more than one in ten equally good candidates is blocked; add items or draws, or raise "
+            "evaluate.gate.total_margin"
+        )
+    await _note(run, COARSE, raised=smallest > margin, why=why)
+
+
+async def _note(run: Run, name: str, *, raised: bool, why: str) -> None:
+    """Raise or clear an alarm, unless it stands so already."""
     standing: Alarm | None = None
     count = 0
     async for _, row in run.log.read(0, {Alarm}):
-        if isinstance(row, Alarm) and row.name == NO_SUITE:
+        if isinstance(row, Alarm) and row.name == name:
             standing, count = row, count + 1
-    state = AlarmState.CLEARED if run.config.evaluate.suite else AlarmState.RAISED
+    state = AlarmState.RAISED if raised else AlarmState.CLEARED
     before = AlarmState.CLEARED if standing is None else standing.state
     if state is not before:
-        why = (
-            f"candidates are measured on {run.config.evaluate.suite}"
-            if state is AlarmState.CLEARED
-            else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
-        )
-        await run.log.append(Alarm(id=f"{NO_SUITE}:{count}", name=NO_SUITE, state=state, reason=why, at=wall_clock()))
+        await run.log.append(Alarm(id=f"{name}:{count}", name=name, state=state, reason=why, at=wall_clock()))
 
 
 def _open(named: str, config: Config) -> Suite:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from ostinato.app.proving import NO_SUITE, check_suite, note_suite, open_suite, open_suites
+from ostinato.app.proving import COARSE, NO_SUITE, check_suite, note_resolution, note_suite, open_suite, open_suites
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Alarm
+from ostinato.core.records import Alarm, PolicyVersion, ReleaseEvent
 from ostinato.launch.commands.demo import demo_overrides
 
 ITEM = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}
@@ -107,3 +107,31 @@ async def test_a_run_without_a_suite_says_so_once_and_takes_it_back(tmp_path):
         (NO_SUITE, "raised"),
     ]
     assert "nothing ships by itself" in alarms[0].reason
+
+
+async def test_a_suite_that_proves_coarser_than_its_margin_raises_an_alarm_once_that_was_measured(tmp_path):
+    config = suite(tmp_path, "evaluate.gate.total_margin=0.04", grader="pattern", pattern="x")
+    with open_run(config) as run:
+        own = open_suite(config)
+
+        async def judged(number, smallest, suite_hash=own.hash):
+            policy = PolicyVersion(number=number, hash=f"{number:064x}")
+            report = {"verdict": "BLOCK", "suite_hash": suite_hash, "smallest_margin": smallest}
+            await run.log.append(
+                ReleaseEvent(
+                    id=str(number), action="evaluated", policy=policy, previous=None, reason="", detail={"report": report}, at=1.0
+                )
+            )  # fmt: skip
+            await note_resolution(run, own)
+
+        for number in range(4):
+            await judged(number, 0.06)
+        await judged(4, 0.06, "another suite")
+        alarms = [row async for _, row in run.log.read(0, {Alarm})]
+        assert alarms == [], "too few verdicts to know"
+        for number, smallest in enumerate([0.06, 0.06, 0.03, 0.03, 0.03], start=5):
+            await judged(number, smallest)
+        alarms = [row async for _, row in run.log.read(0, {Alarm})]
+    assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [(COARSE, "raised"), (COARSE, "cleared")]
+    assert "can hold a total margin of 6.0 pp, and 4.0 pp is set" in alarms[0].reason
+    assert "raise evaluate.gate.total_margin" in alarms[0].reason
