@@ -15,7 +15,7 @@ from ostinato.app.storage import Run, open_cached_follower, open_follower, store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
-from ostinato.serve.gateway import create_app
+from ostinato.serve.gateway import Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 
@@ -29,8 +29,11 @@ class Serving:
     follower: Follower
 
 
-async def open_serving(run: Run, model: Path) -> Serving:
-    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable."""
+async def open_serving(run: Run, model: Path, page: Callable[[Renderer], Page] | None = None) -> Serving:
+    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable.
+
+    `page`: makes what people see of the run in a browser, behind the gateway's keys; None: nothing.
+    """
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
@@ -48,6 +51,7 @@ async def open_serving(run: Run, model: Path) -> Serving:
         clock=wall_clock,
         model_name=config.model.served_as,
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
+        page=None if page is None else page(renderer),
     )
     return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))
 

@@ -28,10 +28,9 @@ from ostinato.demo.users import Outcome, UserStats, make_users, run_users
 from ostinato.demo.users import UsersConfig as UsersConfig
 from ostinato.evaluate.statistics import Estimate, mean_difference, paired_items, suite_mean
 from ostinato.launch.commands.checks import check_start
-from ostinato.launch.commands.status import DEMO_MARKER
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
-from ostinato.launch.views.observe import RunObserver
+from ostinato.launch.views.observe import DEMO_MARKER, RunObserver
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
