@@ -1,7 +1,7 @@
 """Who may see and do what on the page, and what every answer tells the browser."""
 
 import pytest
-from page_world import ACME, ADMIN, BOLT, OWN_FORM, V17, V18, page_world
+from tests.fakes.page_world import ACME, ADMIN, BOLT, OWN_FORM, V17, V18, page_world
 
 KEYS = (f"acme:{ACME}", f"bolt:{BOLT}")
 PAGES = [
@@ -28,7 +28,7 @@ async def test_every_page_forbids_what_it_does_not_need(path):
         assert "unsafe" not in csp
         assert "frame-ancestors 'none'" in csp
         assert reply.headers["x-content-type-options"] == "nosniff"
-        assert reply.headers["referrer-policy"] == "no-referrer"
+        assert reply.headers["referrer-policy"] == "same-origin"
         assert "no-store" in reply.headers["cache-control"]
         assert "style=" not in reply.text
         assert "<script>" not in reply.text

@@ -15,7 +15,8 @@ HEADERS: Mapping[str, str] = {
     "content-security-policy": CSP,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # not "no-referrer": with it browsers send forms from the origin "null", which nobody could tell from another site's
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "private, no-store",

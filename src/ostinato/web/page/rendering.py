@@ -29,6 +29,7 @@ class Templates:
             loader=FileSystemLoader(_FOLDER),
             autoescape=True,
             undefined=StrictUndefined,
+            auto_reload=False,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -41,6 +42,7 @@ class Templates:
             percent=percent,
             size=size,
             marked=marked,
+            bare=bare,
             figure=figure,
             flat=flat,
         )
@@ -66,7 +68,7 @@ def when(at: float | None) -> Markup:
         return Markup(DASH)
     moment = datetime.fromtimestamp(at, UTC)
     return Markup('<time datetime="{}">{}</time>').format(
-        moment.isoformat(timespec="seconds"), moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+        moment.isoformat(timespec="seconds"), moment.strftime("%d %b %Y %H:%M:%S")
     )
 
 
@@ -111,6 +113,11 @@ def marked(text: object) -> Markup:
         parts.append(escape(plain) + Markup('<span class="unseen">U+{:04X}</span>').format(ord(character)))
         plain = ""
     return Markup("").join([*parts, escape(plain)])
+
+
+def bare(text: object) -> str:
+    """People's words without the characters that nobody sees, for fields of a form, which can hold no mark."""
+    return "".join(each for each in str(text) if each in _SHOWN or unicodedata.category(each) not in _HIDDEN)
 
 
 def flat(value: object) -> list[tuple[str, str]]:
