@@ -19,7 +19,6 @@ from ostinato.web.page.sources import Answered
 from ostinato.weights.version.content import version_ref
 
 _TIMEOUT = aiohttp.ClientTimeout(total=120)
-_MOST_TOKENS = 512
 
 
 class RunActs:
@@ -87,7 +86,6 @@ class RunActs:
         body = {
             "model": self._run.config.model.served_as,
             "messages": [dict(message) for message in messages],
-            "max_tokens": _MOST_TOKENS,
             "user": "playground",
         }
         try:

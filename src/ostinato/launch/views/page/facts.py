@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostinato.app.storage import Run
@@ -23,6 +23,7 @@ from ostinato.record.log import SqlLog
 from ostinato.web.page.sources import (
     AlarmList,
     LearningNow,
+    LedgerEvent,
     ReleaseDetail,
     ReleaseList,
     RunNow,
@@ -140,7 +141,7 @@ class RunFacts:
 
     async def learning(self) -> LearningNow:
         run = await self.now()
-        marks = await self._ask(lambda: self._questions.shipped(200))
+        marks: Sequence[LedgerEvent] = await self._running.indexed(lambda: self._questions.shipped(200), [])
         lines = await asyncio.to_thread(self._lines.look)
         return lines.learning(marks, run)
 

@@ -103,13 +103,14 @@ class Questions:
         return said
 
     def _page(self, db: Any, where: str, values: list[Any], query: TurnQuery) -> list[FoundTurn]:
+        at = "words.rowid" if where.startswith("words") else "turns.seq"
         place, order = ("", "DESC")
         bounds: list[Any] = []
         if query.after is not None:
-            place, order, bounds = " AND turns.seq > ?", "ASC", [query.after]
+            place, order, bounds = f" AND {at} > ?", "ASC", [query.after]
         elif query.before is not None:
-            place, bounds = " AND turns.seq < ?", [query.before]
-        sql = f"SELECT turns.seq, id, outcome, value, step FROM {where}{place} ORDER BY turns.seq {order} LIMIT {PAGE_ROWS + 1}"
+            place, bounds = f" AND {at} < ?", [query.before]
+        sql = f"SELECT turns.seq, id, outcome, value, step FROM {where}{place} ORDER BY {at} {order} LIMIT {PAGE_ROWS + 1}"
         return [_found(row) for row in db.execute(sql, values + bounds)]
 
     def _count(self, db: Any, where: str, values: list[Any]) -> int:
@@ -162,7 +163,7 @@ class Questions:
     def shipped(self, most: int) -> list[LedgerEvent]:
         """The newest releases and rollbacks, newest first."""
         with self._open() as db:
-            sql = f"SELECT {_EVENT} FROM events WHERE action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
+            sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
             return [_event(row) for row in db.execute(sql, (most,))]
 
     def _chain(self, db: Any) -> tuple[PolicyVersion | None, PolicyVersion | None]:
@@ -211,29 +212,32 @@ class Questions:
 
 
 def match_of(text: str) -> str:
-    """What somebody typed as a question of FTS5: every word must occur, the last may be a beginning. "" if there is no word."""
-    found = _WORD.findall(text)
-    return " ".join(f'"{word}"' for word in found) + ("*" if found else "")
+    """What somebody typed as a question of FTS5: every word must occur. "" if there is no word.
+
+    Beginnings of words are not looked for: FTS5 would gather all that fits before it gives the newest.
+    """
+    return " ".join(f'"{word}"' for word in _WORD.findall(text))
 
 
 def _conditions(query: TurnQuery) -> tuple[str, list[Any]]:
-    """The tables and conditions of a query, with the values of its marks."""
+    """The tables and conditions of a query, with the values of its marks. The narrowest filter names the index."""
     asked: Mapping[str, Any] = {
-        "tenant": query.tenant,
         "user": query.user or None,
-        "arm": query.arm or None,
         "version": query.version,
         "outcome": query.outcome or None,
+        "tenant": query.tenant,
+        "arm": query.arm or None,
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
-    tables, parts = "turns", [f"turns.{name} = ?" for name in chosen]
-    values = list(chosen.values())
+    parts, values = [f"turns.{name} = ?" for name in chosen], list(chosen.values())
+    tables = f"turns INDEXED BY turns_by_{next(iter(chosen))}" if chosen else "turns"
     if match := match_of(query.text):
-        tables, parts, values = (
-            "words JOIN turns ON turns.seq = words.rowid",
-            ["words MATCH ?", *parts],
-            [match, *values],
+        tables = (
+            "turns INDEXED BY turns_by_user CROSS JOIN words ON words.rowid = turns.seq"
+            if query.user
+            else "words CROSS JOIN turns ON turns.seq = words.rowid"
         )
+        parts, values = ["words MATCH ?", *parts], [match, *values]
     return f"{tables} WHERE {' AND '.join(parts) or 'TRUE'}", values
 
 

@@ -76,7 +76,7 @@ class Running:
         home, config = self._run.home, self._run.config
         board = await asyncio.to_thread(read_board, home.workers)
         lines = await asyncio.to_thread(last_lines, home.progress("train"))
-        marks: Sequence[LedgerEvent] = await self._indexed(lambda: self._questions.shipped(100), [])
+        marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
         drawn = windows(seen.rated, marks)
         steps = [line for line in lines if line["kind"] == "step"]
         return RunNow(
@@ -126,7 +126,7 @@ class Running:
         began, before = self._paces[0]
         return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
 
-    async def _indexed(self, question: Callable[[], T], otherwise: T) -> T:
+    async def indexed(self, question: Callable[[], T], otherwise: T) -> T:
         """What the index says; something else while it cannot be read, because the rest of the run can be shown all the same."""
         try:
             return await asyncio.to_thread(question)
