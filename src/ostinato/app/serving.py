@@ -15,7 +15,7 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
 from ostinato.release.auto.folding import FoldedRouter
-from ostinato.serve.gateway import GatewayApp, create_app
+from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 
@@ -30,8 +30,11 @@ class Serving:
     router: FoldedRouter | None
 
 
-async def open_serving(run: Run, model: Path) -> Serving:
-    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable."""
+async def open_serving(run: Run, model: Path, page: Callable[[Renderer], Page] | None = None) -> Serving:
+    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable.
+
+    `page`: makes what people see of the run in a browser, behind the gateway's keys; None: nothing.
+    """
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
@@ -53,6 +56,7 @@ async def open_serving(run: Run, model: Path) -> Serving:
         model_name=config.model.served_as,
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
         dealer=None if router is None else router.router,
+        page=None if page is None else page(renderer),
     )
     return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config), router=router)
 

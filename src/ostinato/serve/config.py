@@ -59,6 +59,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         default="declared",
         description="Who is dealt to arms other than live: any name that a caller gives, or only users that the tenant proved.",
     )
+    page: bool = Field(default=True, description="Serve the page at '/', for browsers.")
     arm_salt: str = Field(default="ostinato", description="Changing it deals all users to the arms anew.")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024, description="Longest request body; beyond it 413.")
     max_depth: int = Field(default=64, ge=4, le=500, description="Deepest nesting of a JSON body.")

@@ -26,10 +26,9 @@ from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.scenarios.copilot import Copilot
 from ostinato.launch.commands.scenarios.scenario import Scenario, measure_held_out
 from ostinato.launch.commands.scenarios.tab import Tab
-from ostinato.launch.commands.status import DEMO_MARKER
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
-from ostinato.launch.views.observe import RunObserver
+from ostinato.launch.views.observe import DEMO_MARKER, RunObserver
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold

@@ -17,6 +17,7 @@ from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
+from ostinato.launch.views.page.opening import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.descriptors import room_for_connections
 from ostinato.launch.workers.life import Life
@@ -54,11 +55,12 @@ async def serve(config: Config, life: Life) -> None:
         run = stack.enter_context(open_run(config))
         path = await unless(life.stopping, prepare(run, life.starting(config)))
         life.starting(config)("loading the model")
-        serving = await unless(life.stopping, open_serving(run, path))
-        await _run(run, serving, listener, life)
+        page = stack.enter_context(open_page(run)) if config.serve.page else None
+        serving = await unless(life.stopping, open_serving(run, path, page and page.routes))
+        await _run(run, serving, listener, life, page)
 
 
-async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) -> None:
+async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None) -> None:
     engine, address = serving.engine, run.home.address
     contract = engine.contract()
     if contract is not None:
@@ -82,6 +84,7 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(follow_trial(open_ledger(run), serving.gateway)),
+                *([] if page is None else [group.create_task(page.keep(life.stopping))]),
             ]
             if serving.router is not None:
                 beside.append(group.create_task(serving.router.run()))
