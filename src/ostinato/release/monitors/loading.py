@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import cast
 
 from ostinato.core.errors import BadConfig
 from ostinato.release.monitors.rates import BUILT_IN, Rate, RateFn, Shift
@@ -47,4 +48,4 @@ def _find(name: str, place: str) -> RateFn:
     function = getattr(module, match[2], None)
     if not callable(function):
         raise BadConfig(f"{key} = {place!r}: there is no function {match[2]} in {match[1]}")
-    return function
+    return cast("RateFn", function)

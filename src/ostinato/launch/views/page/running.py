@@ -21,6 +21,7 @@ from ostinato.launch.views.page.windows import windows
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.summary import Summary
 from ostinato.record.log import SqlLog
+from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
 from ostinato.reward.reading import Reading
 from ostinato.web.page.sources import AlarmLine, ArmNow, LedgerEvent, RunNow, TooWide, WorkerNow
@@ -39,6 +40,7 @@ class Running:
     def __init__(self, run: Run, log: SqlLog, questions: Questions, clock: Clock) -> None:
         self._run, self._log, self._questions, self._clock = run, log, questions, clock
         self._lock = asyncio.Lock()
+        self._ledger = ReleaseLedger(log, clock)
         self._summary: Summary | None = None
         self._reading: Reading | None = None
         self._seen: RunNow | None = None
@@ -69,6 +71,12 @@ class Running:
                 found[ref] = policy
         return found
 
+    async def _shares(self) -> dict[str, float]:
+        """The shares of users on the arms beside live: control's of all, the trial's of all the others."""
+        control, dealing = self._run.config.serve.control_share, (await self._ledger.refresh()).dealing
+        canary, previous = (0.0, 0.0) if dealing is None else (dealing.canary, dealing.previous)
+        return {"control": control, "canary": (1.0 - control) * canary, "previous": (1.0 - control) * previous}
+
     # ------------------------------------------------------------ one look
 
     async def _look(self, now: float) -> RunNow:
@@ -87,7 +95,7 @@ class Running:
             troubles=troubles(board, now),
             workers=workers(board, now),
             refs=await self.refs(),
-            shares={"control": config.serve.control_share, "canary": config.serve.canary_share},
+            shares=await self._shares(),
             pace=self._pace(now, accounts.ingested),
             served=accounts.ingested,
             waiting=accounts.waiting,
