@@ -235,7 +235,8 @@ def main() -> None:
     }
 
     def keep(found: dict[str, Any]) -> None:
-        text = json.dumps({"arguments": vars(args), "setting": setting, **found}, indent=1)
+        arguments = {name: value for name, value in vars(args).items() if name != "out"}
+        text = json.dumps({"arguments": arguments, "setting": setting, **found}, indent=1)
         Path(args.out).write_text(f"{text}\n", encoding="utf-8")
 
     asyncio.run(measure(args, keep))

@@ -41,7 +41,7 @@ def alarms_of(mean_S, expected, h):
 
 def test_false_alarms_stay_below_the_promised_rate_although_events_of_a_session_are_correlated():
     """At most one alarm in exp(h) sessions and direction; the rate that is expected is the true one."""
-    rng, count, h = np.random.default_rng(0), 8_000, math.log(100.0)
+    rng, count, h = np.random.default_rng(0), 5_000, math.log(100.0)
     for share in (0.02, 0.3, 0.6):
         expected = Expected(low=share, high=share, deviation=math.sqrt(share * (1 - share) * (0.95 / 8 + 0.05)))
         alarms = alarms_of(sessions(rng, share, 0.05, 8, count), expected, h)
@@ -179,7 +179,8 @@ def play(seed):
 visits = st.tuples(st.integers(0, 6), st.sampled_from(["live", "canary"]), st.floats(0, 900), st.integers(1, 2))
 
 
-@given(st.lists(visits, max_size=150), st.integers(1, 4), st.integers(1, 5))
+@settings(max_examples=40)
+@given(st.lists(visits, max_size=60), st.integers(1, 4), st.integers(1, 5))
 def test_each_turn_is_in_one_session_of_its_person_and_arm_and_few_are_open(steps, turns, most):
     grouping = OpenSessions(turns=turns, pause_s=600.0, most=most)
     at, closed, people = 0.0, [], {}
@@ -199,7 +200,8 @@ def test_each_turn_is_in_one_session_of_its_person_and_arm_and_few_are_open(step
     assert all(1 <= len(session.turns) <= turns for session in closed)
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 40_000)), max_size=400))
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 40_000)), max_size=200))
 def test_activity_is_bounded_counts_so_many_turns_a_day_and_ranks_by_use(steps):
     activity, at, counted = Activity(most=100, a_day=3), 0.0, {}
     for user, later in steps:
@@ -223,7 +225,8 @@ def test_who_uses_it_most_is_in_the_highest_decile():
     assert last[0] <= 3  # a third of them use it as seldom
 
 
-@given(st.lists(unit, min_size=1, max_size=300))
+@settings(max_examples=40)
+@given(st.lists(unit, min_size=1, max_size=150))
 def test_what_is_expected_is_a_range_within_0_and_1_that_holds_the_mean(means):
     arm, fixed = ArmReference(level=Level(memory=50.0)), FixedReference(short=Level(memory=50.0))
     for number, mean in enumerate(means):

@@ -7,13 +7,15 @@ two groups part, although both are served the same version.
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ostinato.core.records import Batch, Person, Turn
+
+Named = TypeVar("Named")
 
 LEAST_PEOPLE = 20  # on each side
 
@@ -131,8 +133,8 @@ class InfluenceFold:
         return None
 
     def _influence(self, batch: Batch) -> Influence:
-        people: Counter[Person] = Counter()
-        tenants: Counter[str] = Counter()
+        people: dict[Person, float] = {}
+        tenants: dict[str, float] = {}
         unknown = 0.0
         for turn, advantages in zip(batch.turns, batch.credits, strict=True):
             mass = math.fsum(map(abs, advantages))
@@ -140,12 +142,17 @@ class InfluenceFold:
             if person is None:
                 unknown += mass
             else:
-                people[person] += mass  # type: ignore[assignment]  # a Counter of floats
-                tenants[person[0]] += mass  # type: ignore[assignment]
+                people[person] = people.get(person, 0.0) + mass
+                tenants[person[0]] = tenants.get(person[0], 0.0) + mass
         total = unknown + math.fsum(people.values()) or 1.0
         return Influence(
             step=batch.step,
-            people=tuple((person, mass / total) for person, mass in people.most_common(MOST_NAMED)),
-            tenants=tuple((tenant, mass / total) for tenant, mass in tenants.most_common(MOST_NAMED)),
+            people=_largest(people, total),
+            tenants=_largest(tenants, total),
             unknown=unknown / total,
         )
+
+
+def _largest(masses: Mapping[Named, float], total: float) -> tuple[tuple[Named, float], ...]:
+    named = sorted(masses.items(), key=lambda pair: -pair[1])[:MOST_NAMED]
+    return tuple((name, mass / total) for name, mass in named)

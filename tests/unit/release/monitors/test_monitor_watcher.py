@@ -19,7 +19,7 @@ from ostinato.testing.log import MemoryFolds, MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 
 CONFIG = MonitorsConfig(
-    false_alarm_sessions=1_000.0, false_comfort_sessions=100.0, session_turns=4, reference_sessions=50.0, turns_a_day=10_000,
+    false_alarm_sessions=1_000.0, false_comfort_sessions=100.0, session_turns=4, reference_sessions=30.0, turns_a_day=10_000,
     off=tuple(BUILT_IN.keys() - {"question", "edit"}),
 )  # fmt: skip
 EDIT = "```python\na = 1\nb = 2\nc = 3\n```"
@@ -182,8 +182,11 @@ async def test_an_alarm_stands_on_where_the_state_is_lost(harm, caplog):
 
 
 async def test_what_a_person_accepts_is_expected_from_then_on():
+    def two_of_three(number):
+        return EDIT if (number + number // 60) % 3 == 0 else ASK
+
     log, crowd, watcher = await watching()
-    await log.append(*crowd.turns(300, often_asks))
+    await log.append(*crowd.turns(600, two_of_three))
     await watcher.refresh()
     assert watcher.paused
     for row in alarms(log):
@@ -191,11 +194,14 @@ async def test_what_a_person_accepts_is_expected_from_then_on():
     await watcher.refresh()
     assert not watcher.paused
     assert watcher.standing == []
+    assert alarms(log)[-1].reason.startswith("accepted by ann: what was ")
     written = len(alarms(log))
-    await log.append(*crowd.turns(300, often_asks))
+    await log.append(*crowd.turns(600, two_of_three))
     await watcher.refresh()
     assert len(alarms(log)) == written
-    assert alarms(log)[-1].reason.startswith("accepted by ann: what was ")
+    await log.append(*crowd.turns(900, EDIT))
+    await watcher.refresh()
+    assert watcher.standing, "what was accepted is expected, so its end is a shift"
 
 
 async def test_a_canarys_alarms_end_with_the_canary_and_name_it():

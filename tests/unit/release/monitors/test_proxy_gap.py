@@ -55,10 +55,10 @@ def test_the_gap_is_found_where_those_who_teach_are_pleased_more():
 def test_equal_groups_part_as_seldom_as_the_looks_allow():
     rng = np.random.default_rng(1)
     above = 0
-    for _ in range(200):
+    for _ in range(100):
         found = proxy_gap(people(rng, 300, 0.6, 0.6), gold, clustered_difference, looking(0, 0.1))
         above += found is not None and found.lower > 0.0
-    assert above <= 22, "5% of 200 are 10"
+    assert above <= 13, "5% of 100 are 5"
 
 
 def test_looks_share_alpha():

@@ -27,7 +27,7 @@ from ostinato.release.monitors.rates import Shift
 EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
 EXAMPLES = 20
 MOST_PEOPLE = 20
-SETTLED = 10
+SETTLED = 10  # sessions after an alarm from which on they say how far the rate has shifted
 GROUPS_OF_A_SESSION = 2  # everybody, and people of a like activity
 SHIFTS = 2
 _BOLDEST = 0.9  # of the bet that could lose everything
@@ -214,18 +214,19 @@ class WayBack:
     def __init__(self, gap: float, since: float = -math.inf) -> None:
         self._gap, self._since = gap, since
         self._gambler = Gambler()
-        self._sessions, self._total = 0, 0.0
+        self._sessions, self._away = 0, 0.0
 
     @property
     def gap(self) -> float:
-        """How far the rate is from what is expected: since the alarm, once there were enough sessions to say."""
-        return self._gap if self._sessions < SETTLED else self._total / self._sessions
+        """How far the rate is from what is expected now: by the newest sessions since the alarm, once there are enough to say."""
+        return self._gap if self._sessions < SETTLED else self._away
 
     def observe(self, mean: float, expected: Expected, at: float, h: float) -> bool:
         """Take in one session that ended at `at`; True if the rate is back. Wrong at most once in exp(h) sessions on average."""
         if at <= self._since:
             return False
-        self._sessions, self._total = self._sessions + 1, self._total + mean - expected.middle
+        self._sessions += 1
+        self._away += (mean - expected.middle - self._away) / min(self._sessions, SETTLED)
         near = min(1.0, max(0.0, expected.middle + self._gap / 3))
         up = self._gap > 0
         self._gambler.bet(near - mean if up else mean - near, 1.0 - near if up else near, expected.deviation)
@@ -234,7 +235,7 @@ class WayBack:
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
         since = None if math.isinf(self._since) else self._since
-        counts = {"sessions": self._sessions, "total": self._total}
+        counts = {"sessions": self._sessions, "away": self._away}
         return {"gap": self._gap, "since": since, **counts, "gambler": self._gambler.to_json()}
 
     @classmethod
@@ -242,5 +243,5 @@ class WayBack:
         """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
         found = cls(float(state["gap"]), -math.inf if state["since"] is None else float(state["since"]))
         found._gambler = Gambler.from_json(state["gambler"])
-        found._sessions, found._total = int(state["sessions"]), float(state["total"])
+        found._sessions, found._away = int(state["sessions"]), float(state["away"])
         return found

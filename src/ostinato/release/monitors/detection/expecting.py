@@ -16,6 +16,10 @@ EARLIER = ("holdback", Arm.CONTROL.value)
 """Arms on earlier releases: nobody ships from there, so they are never judged themselves."""
 
 
+ACCEPTED_DOUBT = 0.1
+"""An accepted shift is known to a tenth of itself; and where the reference hardly varies, the shifted rate varies by half of it."""
+
+
 class Role(StrEnum):
     """What a session is for: it is judged, it says what is usual, or neither."""
 
@@ -75,7 +79,13 @@ class Expecting:
         offset = sum(self._accepted.get(f"{arm}/{group}", 0.0) for group in groups)
         if found is None or not offset:
             return found
-        return replace(found, low=_share(found.low + offset), high=_share(found.high + offset))
+        doubt = abs(offset) * ACCEPTED_DOUBT
+        return replace(
+            found,
+            low=_share(found.low + offset - doubt),
+            high=_share(found.high + offset + doubt),
+            deviation=max(found.deviation, abs(offset) / 2),
+        )
 
     def learn_fixed(self, rate: str, mean: float, decile: int | None, at: float) -> None:
         """A session of the live arm, to learn from while no reference arm is there."""
