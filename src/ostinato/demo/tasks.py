@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.core.errors import BadConfig
-from ostinato.demo.client import TaskPrompt
 from ostinato.demo.pools import POOLS
+from ostinato.demo.prompt import TaskPrompt
 
 FILE = Path(__file__).with_name("tasks.jsonl")
 TABLES = Path(__file__).with_name("tables.txt")

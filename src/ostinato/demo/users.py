@@ -19,7 +19,8 @@ from typing import Generic, Protocol, TypeVar
 import aiohttp
 from pydantic import BaseModel, Field
 
-from ostinato.demo.client import Failed, Suggestion, TaskPrompt, ask, body, send_feedback
+from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
+from ostinato.demo.prompt import TaskPrompt
 
 
 class Wanted(Protocol):

@@ -45,7 +45,7 @@ async def test_a_suite_that_can_be_graded_passes(tmp_path):
     assert len((await check_suite(suite(tmp_path, grader="pattern", pattern="x"))).items) == 1
     good = suite(tmp_path, grader="python_tests", head="def f():\n", tests="assert f() == 1")
     assert len((await check_suite(good)).items) == 1
-    demo = load(None, list(demo_overrides(0, tmp_path / "run")))
+    demo = load(None, list(demo_overrides("copilot", 0, tmp_path / "run")))
     assert len((await check_suite(demo)).items) == 96, "the demo's own margins are what its suite can hold"
 
 
@@ -55,7 +55,9 @@ async def test_a_suite_too_small_for_its_margins_is_refused_before_anything_is_s
     ):
         await check_suite(suite(tmp_path, "evaluate.items=0", count=50, grader="pattern", pattern="x"))
     with pytest.raises(BadConfig, match=r"evaluate\.gate\.total_margin that it can hold is 11\.4 pp"):
-        await check_suite(load(None, [*demo_overrides(0, tmp_path / "run"), "evaluate.gate.total_margin=0.1"]))
+        await check_suite(
+            load(None, [*demo_overrides("copilot", 0, tmp_path / "run"), "evaluate.gate.total_margin=0.1"])
+        )
 
 
 async def test_bars_may_name_a_suite_of_their_own_and_must_be_within_reach(tmp_path):

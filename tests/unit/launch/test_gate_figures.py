@@ -33,7 +33,7 @@ def test_releases_that_were_proven_better_are_counted_and_the_last_resolution_is
     )
     assert [release.policy for release in proven(seen)] == [V5], "what did not ship is no release"
     assert resolution(seen) == 0.108
-    rows = dict(summary(seen, 0.0, 90.0, []))
+    rows = dict(summary(seen, [], []))
     assert rows["releases shipped"] == "2, of these proven better than the best before: 1"
     assert rows["smallest total loss that the gate can rule out"].startswith("10.8 pp")
     assert [gate.margin for gate in gates(seen, 0.0)] == [0.05] * 3
@@ -42,4 +42,4 @@ def test_releases_that_were_proven_better_are_counted_and_the_last_resolution_is
 def test_a_run_of_an_earlier_version_is_shown_without_what_it_did_not_note():
     seen = Observed(releases=[event("shipped", V0, None), looked(V3, V0), event("shipped", V3, V0)])
     assert (proven(seen), resolution(seen), resolution(Observed())) == ([], None, None)
-    assert "smallest total loss that the gate can rule out" not in dict(summary(seen, 0.0, 90.0, []))
+    assert "smallest total loss that the gate can rule out" not in dict(summary(seen, [], []))

@@ -57,10 +57,3 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         default=100_000, ge=0, description="Turns read at a start that finds no state: the newest ones."
     )
     fold_rows: int = Field(default=20_000, ge=1, description="Rows read between two savings of the state.")
-    gold_share: float = Field(
-        default=0.0,
-        ge=0.0,
-        le=0.5,
-        description="Share of people whose feedback is never learned from, so that it can be compared with the others'.",
-    )
-    gold_salt: str = Field(default="gold", min_length=1, description="Deals people to that share; never change it.")
