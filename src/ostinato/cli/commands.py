@@ -56,8 +56,8 @@ def demo(
     Parameters
     ----------
     scenario
-        copilot: write small functions, judged by hidden tests. tab: finish short lists of which some cannot be known, and learn when
-        to suggest nothing.
+        copilot: write small functions, judged by hidden tests. tab: finish short lists, some of which nobody can know; to suggest
+        nothing is an answer, too.
     minutes
         How long the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
         instructions steps take about twice as long: give it 40.

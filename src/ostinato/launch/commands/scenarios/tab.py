@@ -34,7 +34,6 @@ class Tab:
             "reward.function=ostinato.reward.functions:tab",
             f"reward.options={{window=10.0, t={T}, nothing='{NOTHING}'}}",
             "learn.batch=72",
-            "train.learning_rate=5e-5",
             "train.turn_tokens=3",
             "train.anchor_kl=1.0",
             "train.anchor_limit=4.0",
