@@ -6,9 +6,13 @@
     DR     mean of sum_a pi(a | x_i) q(x_i, a) + w_i (r_i - q(x_i, a_i))      Dudík, Langford and Li 2011
 
 IPS and DR are unbiased if the logged propensities p are right, whatever the model q; SNIPS is biased by an order of 1/n, and varies less
-where rewards are far from 0. The intervals are asymptotic, Student's t on residuals summed within users (the delta method; Deng, Knoblich
-and Lu 2018, arXiv 1803.06336), and hold for one look at a number of turns that was fixed before: look as often as you like only at
-`propensities.PropensityTest`. A turn takes the propensity of its episode's draw.
+where rewards are far from 0. The intervals are asymptotic: Student's t on the variance of leaving out one user at a time (the jackknife;
+Tukey 1958, Efron and Stein 1981 on why it errs to the wide side; MacKinnon, Nielsen and Webb 2023 for clusters), with as many degrees of
+freedom as users who weigh alike would be (Kish), less one. They hold for one look at a number of turns that was fixed before: look as
+often as you like only at `propensities.PropensityTest`. A turn takes the propensity of its episode's draw.
+
+The approximation is worst where a learning router had left an arm that the new one prefers with hardly any turns: `PolicyValue.turns`
+is then small beside the turns in the log.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ def ips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> Pol
     weights_N = _weights(logged, target_NA)
     values_N = weights_N * logged.rewards_N
     mean = float(values_N.mean())
-    return _value(logged, mean, (values_N - mean) / values_N.size, weights_N, confidence)
+    return _value(logged, mean, values_N - mean, np.ones_like(values_N), weights_N, confidence)
 
 
 def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> PolicyValue:
@@ -89,7 +93,7 @@ def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> P
     if total <= 0.0:
         raise ValueError("the changed router would have chosen none of these turns: they say nothing about it")
     mean = float(weights_N @ logged.rewards_N) / total
-    return _value(logged, mean, weights_N * (logged.rewards_N - mean) / total, weights_N, confidence)
+    return _value(logged, mean, weights_N * (logged.rewards_N - mean), weights_N, weights_N, confidence)
 
 
 def doubly_robust(
@@ -107,7 +111,7 @@ def doubly_robust(
     chosen_N = predicted_NA[np.arange(len(weights_N)), logged.arms_N]
     values_N = (target_NA * predicted_NA).sum(axis=1) + weights_N * (logged.rewards_N - chosen_N)
     mean = float(values_N.mean())
-    return _value(logged, mean, (values_N - mean) / values_N.size, weights_N, confidence)
+    return _value(logged, mean, values_N - mean, np.ones_like(values_N), weights_N, confidence)
 
 
 def cross_fitted(logged: LoggedTurns, contexts_N: Ints, arms: int, folds: int = 5) -> Floats:
@@ -150,15 +154,27 @@ def _weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
     return target_NA[np.arange(turns), logged.arms_N] / logged.propensities_N
 
 
-def _value(logged: LoggedTurns, mean: float, residuals_N: Floats, weights_N: Floats, confidence: float) -> PolicyValue:
-    """Residuals sum to 0 and are scaled so that the variance of their sum is that of the mean."""
+def _value(
+    logged: LoggedTurns, mean: float, residuals_N: Floats, shares_N: Floats, weights_N: Floats, confidence: float
+) -> PolicyValue:
+    """Of a mean that is sum(values) / sum(shares), with residuals = values - mean x shares: without user u it would be less by
+    the sum of u's residuals over the sum of everybody else's shares.
+    """
     from scipy import special  # takes a quarter of a second to import
 
     _, cluster_N = np.unique(logged.users_N, return_inverse=True)
-    residuals_U = np.bincount(cluster_N, weights=residuals_N)
-    users = residuals_U.size
-    error = math.sqrt(users / (users - 1) * float(residuals_U @ residuals_U))
-    half = float(special.stdtrit(users - 1, 0.5 + confidence / 2)) * error
-    squares = float(weights_N @ weights_N)
+    shares_U = np.bincount(cluster_N, weights=shares_N)
+    weights_U = np.bincount(cluster_N, weights=weights_N)
+    others_U = shares_U.sum() - shares_U
+    users, squares = shares_U.size, float(weights_N @ weights_N)
+    if (
+        others_U.min() <= 0.0 or weights_U.sum() <= 0.0
+    ):  # it rests on one user: nothing is known of how much users differ
+        error = half = math.inf
+    else:
+        left_out_U = np.bincount(cluster_N, weights=residuals_N) / others_U
+        error = math.sqrt((users - 1) / users * float(left_out_U @ left_out_U))
+        alike = float(weights_U.sum()) ** 2 / float(weights_U @ weights_U)
+        half = float(special.stdtrit(max(1.0, alike - 1.0), 0.5 + confidence / 2)) * error
     turns = float(weights_N.sum()) ** 2 / squares if squares > 0.0 else 0.0
     return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=users, turns=turns)

@@ -60,6 +60,27 @@ def test_the_logging_router_itself_is_its_own_mean():
     assert snips(logged, odds_NA).mean == pytest.approx(value.mean)
 
 
+def test_the_error_is_that_of_leaving_out_one_user_at_a_time():
+    rng = np.random.default_rng(3)
+    users, odds_NA = rng.integers(0, 12, 40), np.tile([0.3, 0.7], (40, 1))
+    turns = [(int(rng.integers(2)), float(rng.uniform(0.2, 1.0)), float(rng.random())) for _ in range(40)]
+    logged = logged_of(turns, users)
+    for estimate in (ips, snips):
+        left_out = []
+        for user in np.unique(users):
+            kept = users != user
+            rest = logged_of([turn for turn, keep in zip(turns, kept, strict=True) if keep], users[kept])
+            left_out.append(estimate(rest, odds_NA[kept]).mean)
+        k = len(left_out)
+        squares = sum((mean - estimate(logged, odds_NA).mean) ** 2 for mean in left_out)
+        assert estimate(logged, odds_NA).error == pytest.approx(((k - 1) / k * squares) ** 0.5, rel=1e-9)
+
+
+def test_what_rests_on_one_user_has_no_bounds():
+    logged = logged_of([(0, 0.5, 1.0), (1, 0.5, 0.0), (1, 0.5, 0.5)], [0, 1, 2])
+    assert snips(logged, np.tile([1.0, 0.0], (3, 1))).upper == float("inf")
+
+
 def test_turns_of_one_user_are_one_piece_of_evidence():
     """A user's turns said twice over must not narrow the interval."""
     rng = np.random.default_rng(2)
