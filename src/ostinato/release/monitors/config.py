@@ -12,6 +12,10 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
 
     enabled: bool = Field(default=True, description="False: no behaviour is watched.")
     poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the log.")
+    pauses: bool = Field(
+        default=False,
+        description="Ship nothing while an alarm about a harmful shift stands. Switch it on once the alarms of some days have been looked at.",
+    )
     off: tuple[str, ...] = Field(default=(), description="Built-in behaviour rates that are not watched.")
     own: dict[str, str] = Field(
         default_factory=dict,
@@ -19,7 +23,7 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
         "None; it runs in the release worker for each turn.",
     )
     reference: tuple[str, ...] = Field(
-        default=("holdback", "control"),
+        default=("previous", "control"),
         description="Arms on an earlier release whose people say what is usual now: the first of these that has traffic. Without "
         "one, what is usual is learned once and stays.",
     )

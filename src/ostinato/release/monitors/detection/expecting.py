@@ -12,7 +12,7 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Expected
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 
-EARLIER = ("holdback", Arm.CONTROL.value)
+EARLIER = (Arm.PREVIOUS.value, Arm.CONTROL.value)
 """Arms on earlier releases: nobody ships from there, so they are never judged themselves."""
 
 
