@@ -11,16 +11,18 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import Incumbents, Report, Verdict
-from ostinato.core.seams import Clock, Evals, Log
+from ostinato.core.seams import Clock, Log
+from ostinato.release.ancestry import Ancestry
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.outcomes import Outcomes
+from ostinato.release.protocols import Judge, Refs, Versions
 from ostinato.release.trial.record import TrialRecord
 from ostinato.release.trial.running import RunningTrial
 from ostinato.release.trial.verdict import Next
@@ -30,42 +32,6 @@ logger = logging.getLogger(__name__)
 
 BEST_REF = "best"
 """Holds the best release so far in the store, so that no collection of garbage takes it."""
-
-
-class Refs(Protocol):
-    """The part of `core.seams.WeightStore` that a controller may touch."""
-
-    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
-        """Compare-and-swap; raises Conflict."""
-        ...
-
-    async def read_ref(self, ref: str) -> str | None:
-        """The manifest hash a ref points to."""
-        ...
-
-
-class Versions(Protocol):
-    """Which policy version a manifest holds, and the reverse."""
-
-    async def resolve(self, ref: str) -> tuple[PolicyVersion, str] | None:
-        """The version a ref points to, with its manifest hash; None when the ref does not exist."""
-        ...
-
-    async def manifest_of(self, policy: PolicyVersion) -> str:
-        """The manifest hash of a published version; raises NotFound."""
-        ...
-
-
-class Judge(Evals, Protocol):
-    """Evaluation that can hand its scores over to the ledger and take them back."""
-
-    def evidence(self) -> Mapping[str, Any]:
-        """What was drawn and not decided on yet, JSON-ready."""
-        ...
-
-    def restore(self, evidence: Mapping[str, Any]) -> None:
-        """Take back what `evidence` gave."""
-        ...
 
 
 class ReleaseController:
@@ -93,6 +59,7 @@ class ReleaseController:
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
+        self._ancestry = Ancestry(log)
         self._troubles: dict[str, str] = {}
         self._store = store
         self._versions = versions
@@ -198,6 +165,9 @@ class ReleaseController:
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
                 return None if state.verdict[2] == "SHIP" and self._paused() else await self._settle(state)
         candidate = await self._due(state)
+        if candidate is not None and await self._ancestry.carried_on(candidate, self.ledger.harmful):
+            why = "it may descend from a version that was taken back: training has not gone back yet"
+            return await self.ledger.append("blocked", candidate, self.live, why)
         if candidate is None or self._evals is None:
             await self._park()
             return None

@@ -12,6 +12,7 @@ from typing import Any
 from ostinato.core.dealing import Dealing
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
+from ostinato.release.ancestry import Harmful
 from ostinato.release.trial.record import TrialRecord
 
 
@@ -166,6 +167,8 @@ class ReleaseLedger:
         self._cursor: Cursor = 0
         self.trial_began: Cursor = 0
         """The place in the log of the last trial's first line."""
+        self.harmful: Harmful | None = None
+        """What was taken back last, or harmed those who tried it; None once a person shipped something newer."""
         self.state = State()
         self.evidence: dict[str, Any] = {}
 
@@ -178,10 +181,19 @@ class ReleaseLedger:
             self.state = fold(self.state, row)
             if row.action == "canary":
                 self.trial_began = cursor
+            self._note_harm(cursor, row)
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])
         self._cursor = max(self._cursor, newest)
         return self.state
+
+    def _note_harm(self, cursor: Cursor, event: ReleaseEvent) -> None:
+        if event.action == "rolled_back":
+            self.harmful = Harmful(above=event.policy.number, known_at=cursor)
+        elif event.action == "blocked" and event.detail.get("reading", {}).get("worse"):
+            self.harmful = Harmful(above=event.policy.number - 1, known_at=cursor)
+        elif event.action == "shipped" and self.harmful is not None and event.policy.number > self.harmful.above:
+            self.harmful = None
 
     async def append(
         self,

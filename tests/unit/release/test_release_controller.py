@@ -8,7 +8,7 @@ import pytest
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
-from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Arm, Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import Report, Verdict
 from ostinato.core.seams import Releases
 from ostinato.evaluate.statistics import clustered_difference
@@ -877,6 +877,36 @@ async def test_a_trial_waits_at_its_share_while_an_alarm_stands(disk):
         await crowd.until("shipped", "ramped", slots=15)
     control._paused = lambda: False
     await crowd.until("shipped")
+
+
+async def test_what_descends_from_a_version_that_was_taken_back_does_not_ship_until_training_went_back(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    await settle(control)
+    await control.rollback(None, "people complain")
+    disk.publish(V5)
+    event = await control.step()
+    assert (event.action, event.policy) == ("blocked", V5)
+    assert "may descend from a version that was taken back" in event.reason
+    await disk.rows.append(Batch(step=6, turns=(), credits=(), reference=V0, at=1.0))
+    assert await control._ancestry.carried_on(V8, control.ledger.harmful), "an ordinary step is built on the one before"
+    await disk.rows.append(Batch(step=7, turns=(), credits=(), reference=V0, at=1.0, base=V0))
+    disk.publish(V8)
+    assert (await control.step()).action == "evaluated" or disk.refs["live"] == "m8"
+    await settle(control)
+    assert disk.refs["live"] == "m8"
+
+
+async def test_a_person_may_ship_what_descends_from_it(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    await settle(control)
+    await control.rollback(None, "people complain")
+    disk.publish(V5)
+    await control.ship(V5, "it was the product, not the model")
+    disk.publish(V8)
+    await settle(control)
+    assert disk.refs["live"] == "m8"
 
 
 async def told_with_deaths(disk):

@@ -14,7 +14,7 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the log.")
     pauses: bool = Field(
         default=False,
-        description="Ship nothing while an alarm about a harmful shift stands. Switch it on once the alarms of some days have been looked at.",
+        description="Ship nothing while an alarm about a harmful shift stands. Look at the alarms of some days before you switch it on.",
     )
     off: tuple[str, ...] = Field(default=(), description="Built-in behaviour rates that are not watched.")
     own: dict[str, str] = Field(

@@ -94,7 +94,8 @@ class Reactions:
     def _turn(self, turn: Turn) -> None:
         hashes = {span.policy.hash for span in turn.spans}
         failed = turn.finish == Finish.ERROR
-        if turn.arm == Arm.EVAL or len(hashes) > 1 or not (hashes or failed):
+        # Auto's shares follow the reward: who got an arm from it was not dealt at random
+        if turn.arm == Arm.EVAL or turn.auto is not None or len(hashes) > 1 or not (hashes or failed):
             return
         reacted = Reacted(
             turn=turn.id,
