@@ -30,6 +30,8 @@ from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
 
+_WHY_S = 0.5
+
 BEST_REF = "best"
 """Holds the best release so far in the store, so that no collection of garbage takes it."""
 
@@ -255,8 +257,11 @@ class ReleaseController:
 
     async def _reconcile(self) -> State:
         """Bring the ledger in line with the live ref, which is the truth about what users get."""
-        found = await self._versions.resolve("live")
-        state = await self.ledger.refresh()
+        found, state = await self._versions.resolve("live"), await self.ledger.refresh()
+        if found is not None and state.live not in (None, found[0]):
+            # who moves it by hand is about to write why; who was killed in between will not
+            await asyncio.sleep(min(_WHY_S, self._config.poll_s))
+            found, state = await self._versions.resolve("live"), await self.ledger.refresh()
         if found is None:
             raise Unavailable("the ref 'live' does not exist; publish the starting model and call bootstrap")
         policy, control = found[0], await self._versions.resolve("control")

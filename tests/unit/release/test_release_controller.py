@@ -153,7 +153,7 @@ def controller(
         disk,
         disk,
         judge,
-        ReleaseConfig(**config),
+        ReleaseConfig(**({"poll_s": 0.001} | config)),
         time or Time(),
         compare,
         evaluation_ref=evaluation_ref,
@@ -361,6 +361,29 @@ async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
     await control.ship(V8, "in a hurry")
     assert (await trial.ledger.refresh()).canary is None
     assert trial.live == V8
+
+
+async def test_the_reason_of_who_moves_live_by_hand_stands_however_soon_another_process_looks(disk):
+    """The ref moves before its line is written: a look in between waits for the line."""
+    control = await started(disk, poll_s=0.2)
+    disk.publish(V3)
+    await settle(control)
+    looker, by_hand = controller(disk, poll_s=0.2), controller(disk)
+    await looker.watch()
+    append = disk.append
+    looked = []
+
+    async def slow(*rows):
+        if rows and not looked:
+            looked.append(asyncio.create_task(looker.watch()))
+            await asyncio.sleep(0.05)
+        return await append(*rows)
+
+    disk.append = slow
+    await by_hand.rollback(None, "people complain")
+    await looked[0]
+    told = [row.reason for row in disk.rows.rows if isinstance(row, ReleaseEvent) and row.action == "rolled_back"]
+    assert told == ["people complain"]
 
 
 async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk):
