@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.engine.config import EngineConfig
-from ostinato.evaluate.config import GateConfig, RunnerConfig
+from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.model.config import ModelConfig
 from ostinato.record.config import RecordConfig
 from ostinato.release.config import ReleaseConfig
@@ -73,10 +73,17 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
 
     suite: str = Field(
         default="",
-        description="A JSONL task file, or 'demo' for the copilot's held-out functions. Empty: nothing is measured, so nothing ships "
-        "by itself (`ostinato ship` does it by hand).",
+        description="A JSONL task file, or what the demo holds out: 'demo' (the copilot's functions) or 'demo-tab' (Tab's lines). Empty: "
+        "nothing is measured, so nothing ships by itself (`ostinato ship` does it by hand).",
     )
-    items: int = Field(default=0, ge=0, description="Use only the first so many items; 0: all.")
+    further_suites: tuple[str, ...] = Field(
+        default=(), description="More task files; a candidate must hold its own on each of them."
+    )
+    bars: tuple[BarConfig, ...] = Field(
+        default=(),
+        description="Absolute quality bars that every candidate must clear; a list of tables, [[evaluate.bars]].",
+    )
+    items: int = Field(default=0, ge=0, description="Use only the first so many items of each suite; 0: all.")
     grade_timeout_s: float = Field(default=4.0, gt=0, description="Wall seconds for one answer's hidden tests.")
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")

@@ -132,6 +132,12 @@ async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path)
 def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
     model, run = tiny_model(tmp_path / "model"), tmp_path / "run"
     fast = ["--set", f"run.directory={run}", "--set", f"model.source={model}", "--set", "listen.port=0"]
+    fast += [
+        "--set",
+        "evaluate.gate.margin=0.2",
+        "--set",
+        "evaluate.gate.total_margin=0.2",
+    ]  # the demo's suite is small
     text = ostinato("doctor", *fast, "--set", "model.dtype=float32", "--set", "evaluate.suite=demo")
     parts = ("Python", "torch", "SQLite", "sandbox", "model", "numerics", "reward", "suite", "memory", "disk", "port")
     found = [line.split()[1] for line in text.splitlines() if line.startswith("✓")]

@@ -56,6 +56,8 @@ def config_at(directory: Path) -> Config:
             "learn.max_lead=2",
             "learn.checkpoint_every=100",
             "evaluate.suite=demo",
+            "evaluate.gate.margin=0.2",
+            "evaluate.gate.total_margin=0.2",
         ],
     )
 
@@ -83,9 +85,9 @@ class Scores:
     def __init__(self, config: Config) -> None:
         self.suite = open_suite(config)
 
-    async def run(self, slot, policy, draws, items=None):
+    async def run(self, slot, policy, draws, items=None, *, seed=0):
         better = float(policy.number % 2 == 0)
-        return [ItemScore(item=item.id, draw=draw, score=better) for item in self.suite.items for draw in draws]
+        return [ItemScore(item=item.id, draw=draw, score=better) for item in items for draw in draws]
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def worker_of(run: Run, live: PolicyVersion) -> TrainWorker:
 
 
 def evaluation(config: Config) -> Evaluation:
-    return Evaluation(Scores(config), config.evaluate.gate, candidate_slot=EVALUATION_REF)
+    return Evaluation([Scores(config)], config.evaluate.gate, candidate_slot=EVALUATION_REF)
 
 
 async def history(log) -> list:

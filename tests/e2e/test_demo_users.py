@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from aiohttp import web
 
+from ostinato.demo.tab.lines import make_typists, split_lines
 from ostinato.demo.tasks import load, split
 from ostinato.demo.users import UsersConfig, make_users, run_users
 
@@ -19,8 +20,8 @@ QUICK = {"think_s": 0.0, "reaction_s": 0.0, "late_share": 0.0, "streams_per_user
 class Endpoint:
     """Answers in SSE as the gateway does; `misbehave` may replace the answer to request number n."""
 
-    def __init__(self, misbehave=None, delay=0.0):
-        self.numbers = itertools.count(1)
+    def __init__(self, misbehave=None, delay=0.0, says=("\n    return bad", "\n    return good")):
+        self.numbers, self.says = itertools.count(1), says
         self.misbehave, self.delay = misbehave, delay
         self.requests, self.events, self.open, self.peak = [], [], 0, 0
 
@@ -36,7 +37,7 @@ class Endpoint:
                 return answer
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Ostinato-Arm": "live"})
             await response.prepare(request)
-            text = "\n    return good" if n % 2 else "\n    return bad"
+            text = self.says[n % 2]
             deltas = [{"choices": [{"index": 0, "delta": {"content": part}}]} for part in (text[:7], text[7:])]
             final = {
                 "choices": [],
@@ -165,6 +166,29 @@ async def test_failures_are_counted_by_kind_and_end_nothing():
     assert {"http 503", "malformed stream", "no [DONE]", "stream error unavailable"} <= set(stats.failures)
     assert sum(stats.failures.values()) == sum(outcome.kind == "failed" for outcome in stats.outcomes)
     assert any(outcome.kind in ("accepted", "rejected") for outcome in stats.outcomes)
+
+
+async def test_what_was_not_shown_is_not_judged():
+    lines, _ = split_lines()
+    settings = UsersConfig(**QUICK, ignore_share=0.0, noise=0.0, duplicate_share=0.0)
+    judged = []
+
+    async def never(line, text):
+        judged.append(text)
+        return 0.0
+
+    async with Endpoint(says=(" -", " Monday")) as endpoint:
+        stats = await run_users(
+            endpoint.url, make_typists(lines, settings, 1), lines, never, 0.4, 1, settings, lambda _: None
+        )
+    kinds = Counter(outcome.kind for outcome in stats.outcomes)
+    assert set(kinds) == {"silent", "rejected"}
+    assert abs(kinds["silent"] - kinds["rejected"]) <= 1
+    assert all(outcome.true_pass is None for outcome in stats.outcomes if outcome.kind == "silent")
+    assert set(judged) == {" Monday"}
+    assert len(endpoint.events) == kinds["rejected"]
+    assert {event["target"] for event in endpoint.events} == {o.turn for o in stats.outcomes if o.kind == "rejected"}
+    assert all(request["messages"][-1]["content"].endswith(",") for request in endpoint.requests)
 
 
 async def test_an_absent_endpoint_is_counted_too():

@@ -7,8 +7,9 @@ from pydantic import SecretStr
 
 from ostinato.core.errors import Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.report import Incumbents
+from ostinato.evaluate.config import GateConfig
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.evaluate.gate import GateConfig
 from ostinato.evaluate.runner import RunnerConfig, SuiteRunner
 from ostinato.evaluate.suites import parse
 from ostinato.serve.config import ServeConfig
@@ -19,7 +20,7 @@ from ostinato.testing.renderer import ByteRenderer
 from ostinato.testing.serving import serving
 
 KEY = "an-admin-key-0123456789"
-V7, V9 = PolicyVersion(number=7, hash="aa"), PolicyVersion(number=9, hash="bb")
+V0, V7, V9 = (PolicyVersion(number=n, hash=h) for n, h in ((0, "00"), (7, "aa"), (9, "bb")))
 SUITE = parse(
     "held-out",
     "\n".join(
@@ -49,7 +50,7 @@ def script(request):
 
 
 async def test_candidate_against_live_through_the_gateway():
-    engine = FakeEngine(script, slots={"live": V7, "candidate": V9})
+    engine = FakeEngine(script, slots={"live": V7, "candidate": V9, "control": V0})
     log = MemoryLog()
     app = create_app(
         engine=engine,
@@ -62,7 +63,9 @@ async def test_candidate_against_live_through_the_gateway():
     async with serving(app) as url:
         config = RunnerConfig(retry_pause_s=0.01, slot_timeout_s=0.1)
         runner = SuiteRunner(SUITE, right, url, KEY, config)
-        report = await Evaluation(runner, GateConfig()).run(V9, against=V7)
+        standing = Incumbents(live=V7, best=V0, anchor=V0, round=0)
+        gate = GateConfig(first_draws=2, max_draws=2, sealed_share=0.0)
+        report = await Evaluation([runner], gate).run(V9, against=standing)
         with pytest.raises(Unauthorized, match="admin key"):
             await SuiteRunner(SUITE, right, url, "another-key-0123456789", config).run("live", V7, range(1))
         with pytest.raises(Unavailable, match="serve v11@cc; it serves v9@bb"):
@@ -72,8 +75,11 @@ async def test_candidate_against_live_through_the_gateway():
     assert (report.candidate_mean, report.items, report.draws) == (1.0, 40, 2)
     assert 0.1 < report.live_mean < 0.6
     turns = log.turns()
-    assert len(turns) == 2 * 2 * 40
+    assert len(turns) == 3 * 2 * 40
     assert {turn.arm for turn in turns} == {Arm.EVAL}
     assert {turn.user for turn in turns} == {"eval"}
-    seeds = {slot: sorted(r.sampling.seed for r in engine.requests if r.slot == slot) for slot in ("live", "candidate")}
-    assert seeds["live"] == seeds["candidate"]
+    seeds = {
+        slot: sorted(r.sampling.seed for r in engine.requests if r.slot == slot)
+        for slot in ("live", "candidate", "control")
+    }
+    assert seeds["live"] == seeds["candidate"] == seeds["control"]

@@ -19,6 +19,7 @@ from ostinato.core.records import (
     Delivered,
     Finish,
     Holdback,
+    Pick,
     PolicyVersion,
     Quarantine,
     ReleaseEvent,
@@ -79,6 +80,7 @@ turns = st.builds(
     routes=st.binary(max_size=20),
     group=st.none() | text,
     verified=st.booleans(),
+    auto=st.none() | st.builds(Pick, arm=text, odds=st.dictionaries(text, real, max_size=3), cost=st.none() | real),
 )
 signals = st.builds(
     Signal,

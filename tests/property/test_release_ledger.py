@@ -18,7 +18,11 @@ def histories(draw):
     events, state = [], fold(State(), event(0, "shipped", POLICIES[0], None))
     events.append(event(0, "shipped", POLICIES[0], None))
     for i in range(draw(st.integers(0, 30))):
-        action = draw(st.sampled_from(["published", "evaluated", "canary", "shipped", "blocked", "rolled_back"]))
+        action = draw(
+            st.sampled_from(
+                ["published", "evaluated", "canary", "ramped", "better", "shipped", "blocked", "rolled_back"]
+            )
+        )
         policy = draw(st.sampled_from(POLICIES))
         if action == "rolled_back" and policy == state.live:
             continue
@@ -28,7 +32,13 @@ def histories(draw):
 
 
 def event(i, action, policy, previous):
-    detail = {"report": {"verdict": "SHIP"}} if action == "evaluated" else {}
+    details = {
+        "evaluated": {"report": {"verdict": "SHIP", "better": i % 3 == 0}},
+        "canary": {"share": 0.05, "salt": f"{i}"},
+        "ramped": {"share": 0.25},
+        "shipped": {"share": 0.9} if i % 2 else {},
+    }
+    detail = details.get(action, {})
     return ReleaseEvent(
         id=str(i), action=action, policy=policy, previous=previous, reason=action, detail=detail, at=float(i)
     )
@@ -57,6 +67,12 @@ def test_fold_keeps_live_released_and_refused_apart(events):
             assert before.live.hash in state.refused
             assert before.live not in state.releases
         assert len({release.hash for release in state.releases}) == len(state.releases)
+        assert state.best is not None
+        if row.action in ("evaluated", "blocked", "canary"):
+            assert state.best == before.best, "only a release or a rollback moves it"
+        if state.best not in (before.best, row.policy):
+            assert row.action == "rolled_back"
+        assert row.action != "rolled_back" or before.live != state.best
 
 
 @given(histories(), st.integers(0, 30))

@@ -16,6 +16,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import Folds, Log
 from ostinato.core.weights import Learned
 from ostinato.loop import Learner
+from ostinato.release.ancestry import Ancestry
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
@@ -40,6 +41,7 @@ class Learning:
     source: DeskSource
     released: Released
     releases: ReleaseLedger
+    ancestry: Ancestry
     candidates: Candidates
     stored: Overlapped
 
@@ -101,6 +103,7 @@ def open_learning(
         source=source,
         released=released,
         releases=ReleaseLedger(run.log, wall_clock),
+        ancestry=Ancestry(run.log),
         candidates=candidates,
         stored=Overlapped(candidates),
     )

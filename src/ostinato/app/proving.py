@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import EVALUATION_REF, Run, home
+from ostinato.app.storage import BEST_EVALUATION_REF, EVALUATION_REF, Run, home
 from ostinato.app.worlds import check_item, open_grader
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.records import Alarm, AlarmState, ReleaseEvent
 from ostinato.demo import tasks as demo_tasks
+from ostinato.evaluate.config import BarConfig
+from ostinato.evaluate.gate.resolution import check_bars, check_margins
+from ostinato.evaluate.gate.rounds import items_in_round
 from ostinato.evaluate.suites import Suite, build, load, parse
 from ostinato.worlds.sandbox import Sandbox
 
@@ -20,51 +25,132 @@ if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for
     from ostinato.evaluate.evaluation import Evaluation
     from ostinato.evaluate.runner import SuiteRunner
     from ostinato.release.controller import ReleaseController
+    from ostinato.release.ledger import ReleaseLedger
+    from ostinato.release.monitors.watcher import MonitorWatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suites:
+    """What a candidate is measured on: suites on which it is compared, and suites that only quality bars speak of; no name twice.
+
+    `bars` name their suites by name.
+    """
+
+    compared: tuple[Suite, ...]
+    aside: tuple[Suite, ...]
+    bars: tuple[BarConfig, ...]
+
+
+def open_suites(config: Config) -> Suites:
+    """All suites, each cut to `evaluate.items` if that is set. Raises BadConfig if there is none or one cannot be read."""
+    settings = config.evaluate
+    named = {name: _open(name, config) for name in (settings.suite, *settings.further_suites)}
+    compared = tuple(named.values())
+    aside: dict[str, Suite] = {}
+    bars: list[BarConfig] = []
+    for bar in settings.bars:
+        file = bar.suite or settings.suite
+        suite = named.get(file) or aside.get(file) or _open(file, config)
+        if file not in named:
+            aside[file] = suite
+        bars.append(bar.model_copy(update={"suite": suite.name}))
+    names = [suite.name for suite in (*compared, *aside.values())]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadConfig(
+            f"two task files are named {twice.pop()!r}; give one of them another name (evaluate.suite and others)"
+        )
+    return Suites(compared=compared, aside=tuple(aside.values()), bars=tuple(bars))
 
 
 def open_suite(config: Config) -> Suite:
-    """The evaluation suite, cut to `evaluate.items` if that is set. Raises BadConfig if there is none or it cannot be read."""
-    named = config.evaluate.suite
-    if not named:
-        raise BadConfig(
-            "there is no suite to measure with: name a task file in evaluate.suite (the guide says how to write one)"
-        )
-    suite = _demo_suite() if named == "demo" else load(Path(named))
-    items = suite.items[: config.evaluate.items] if config.evaluate.items else suite.items
-    return suite if len(items) == len(suite.items) else build(suite.name, items)
+    """The first suite, which reports name. Raises as `open_suites`."""
+    return open_suites(config).compared[0]
 
 
 async def check_suite(config: Config) -> Suite:
-    """The suite, once each of its items can be graded on this machine. Raises BadConfig, SandboxRefused."""
-    suite = open_suite(config)
-    for item in suite.items:
+    """The first suite, once each item of all can be graded on this machine, and the gate can come to a verdict with so many.
+
+    Raises BadConfig, SandboxRefused.
+    """
+    suites, gate = open_suites(config), config.evaluate.gate
+    items = [item for suite in (*suites.compared, *suites.aside) for item in suite.items]
+    for item in items:
         check_item(item)
-    if any(item.grader == "python_tests" for item in suite.items):
+    for suite in suites.compared:
+        check_margins(suite.name, items_in_round(suite, gate), gate)
+    drawn = {suite.name: items_in_round(suite, gate) for suite in suites.compared}
+    drawn |= {suite.name: len(suite.items) for suite in suites.aside}
+    check_bars([(bar, bar.suite, drawn[bar.suite]) for bar in suites.bars])
+    if any(item.grader == "python_tests" for item in items):
         async with Sandbox(config.sandbox) as sandbox:
             await sandbox.check()
-    return suite
+    return suites.compared[0]
 
 
 NO_SUITE = "release:suite"
 """The name of the alarm that stands while a run has no suite."""
 
 
+COARSE = "release:resolution"
+"""The name of the alarm that stands while the suite, as it was measured, cannot hold the margin that is set."""
+
+
 async def note_suite(run: Run) -> None:
     """Write into the log that a run without a suite ships nothing by itself, or that it has one now. Idempotent."""
+    suite = run.config.evaluate.suite
+    why = (
+        f"candidates are measured on {suite}"
+        if suite
+        else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
+    )
+    await _note(run, NO_SUITE, raised=not suite, why=why)
+
+
+MEASURED = 5
+"""Verdicts after which what was measured of a suite says more than what was assumed."""
+
+
+async def note_resolution(run: Run, suite: Suite) -> None:
+    """Write into the log whether the suite can hold the total margin at the spread that its last verdicts measured. Idempotent."""
+    found: list[float] = []
+    async for _, row in run.log.read(0, {ReleaseEvent}):
+        report = row.detail.get("report", {}) if isinstance(row, ReleaseEvent) else {}
+        if report.get("suite_hash") == suite.hash and report.get("verdict") != "EXTEND" and "smallest_margin" in report:
+            found.append(float(report["smallest_margin"]))
+    if len(found) < MEASURED:
+        return
+    smallest, margin = median(found[-MEASURED:]), run.config.evaluate.gate.total_margin
+    why = f"as the last {MEASURED} verdicts measured it, suite {suite.name!r} can hold a total margin of {100 * smallest:.1f} pp"
+    if smallest > margin:
+        why += (
+            f", and {100 * margin:.1f} pp is set: more than one in ten equally good candidates is blocked; add items or draws, or raise "
+            "evaluate.gate.total_margin"
+        )
+    await _note(run, COARSE, raised=smallest > margin, why=why)
+
+
+async def _note(run: Run, name: str, *, raised: bool, why: str) -> None:
+    """Raise or clear an alarm, unless it stands so already."""
     standing: Alarm | None = None
     count = 0
     async for _, row in run.log.read(0, {Alarm}):
-        if isinstance(row, Alarm) and row.name == NO_SUITE:
+        if isinstance(row, Alarm) and row.name == name:
             standing, count = row, count + 1
-    state = AlarmState.CLEARED if run.config.evaluate.suite else AlarmState.RAISED
+    state = AlarmState.RAISED if raised else AlarmState.CLEARED
     before = AlarmState.CLEARED if standing is None else standing.state
     if state is not before:
-        why = (
-            f"candidates are measured on {run.config.evaluate.suite}"
-            if state is AlarmState.CLEARED
-            else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
+        await run.log.append(Alarm(id=f"{name}:{count}", name=name, state=state, reason=why, at=wall_clock()))
+
+
+def _open(named: str, config: Config) -> Suite:
+    if not named:
+        raise BadConfig(
+            "there is no suite to measure with: name a task file in evaluate.suite (the guide says how to write one)"
         )
-        await run.log.append(Alarm(id=f"{NO_SUITE}:{count}", name=NO_SUITE, state=state, reason=why, at=wall_clock()))
+    shipped = {"demo": _demo_suite, "demo-tab": _tab_suite}
+    suite = shipped[named]() if named in shipped else load(Path(named))
+    items = suite.items[: config.evaluate.items] if config.evaluate.items else suite.items
+    return suite if len(items) == len(suite.items) else build(suite.name, items)
 
 
 def _demo_suite() -> Suite:
@@ -73,22 +159,48 @@ def _demo_suite() -> Suite:
     return parse("demo-heldout", "".join(json.dumps(item) + "\n" for item in demo_tasks.suite_items(held_out)))
 
 
-def open_runner(config: Config, url: str) -> SuiteRunner:
-    """The suite runner against a gateway."""
+def _tab_suite() -> Suite:
+    """Tab's held-out lines, which no user ever types."""
+    from ostinato.demo.tab import lines as tab_lines  # brings the users' HTTP client along
+
+    _, held_out = tab_lines.split_lines()
+    return parse("tab-heldout", "".join(json.dumps(item) + "\n" for item in tab_lines.suite_items(held_out)))
+
+
+def open_runner(config: Config, url: str, suite: Suite | None = None) -> SuiteRunner:
+    """The runner of a suite (default: the first one) against a gateway."""
     from ostinato.evaluate.runner import SuiteRunner
 
-    return SuiteRunner(open_suite(config), open_grader(config), url, home(config).admin_key(), config.evaluate.runner)
+    chosen = suite or open_suite(config)
+    return SuiteRunner(chosen, open_grader(config), url, home(config).admin_key(), config.evaluate.runner)
 
 
 def open_evaluation(config: Config, url: str) -> Evaluation:
-    """Candidate against live through the gateway at `url`."""
+    """Candidates against live, best and anchor through the gateway at `url`."""
     from ostinato.evaluate.evaluation import Evaluation
 
-    return Evaluation(open_runner(config, url), config.evaluate.gate, candidate_slot=EVALUATION_REF)
+    suites = open_suites(config)
+    return Evaluation(
+        [open_runner(config, url, suite) for suite in suites.compared],
+        config.evaluate.gate,
+        bars=suites.bars,
+        aside=[open_runner(config, url, suite) for suite in suites.aside],
+        candidate_slot=EVALUATION_REF,
+        best_slot=BEST_EVALUATION_REF,
+    )
 
 
-def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseController:
-    """The release controller; without an evaluation it only looks, and moves releases by hand."""
+def open_ledger(run: Run) -> ReleaseLedger:
+    """The release ledger, for who only reads it."""
+    from ostinato.release.ledger import ReleaseLedger
+
+    return ReleaseLedger(run.log, wall_clock)
+
+
+def open_releases(
+    run: Run, evaluation: Evaluation | None = None, monitors: MonitorWatcher | None = None
+) -> ReleaseController:
+    """The release controller; without an evaluation it only looks, and moves releases by hand. An alarm of the monitors pauses it."""
     from ostinato.evaluate.statistics import clustered_difference
     from ostinato.release.controller import ReleaseController
     from ostinato.weights.follow.versions import StoreVersions
@@ -102,5 +214,13 @@ def open_releases(run: Run, evaluation: Evaluation | None = None) -> ReleaseCont
         wall_clock,
         clustered_difference,
         evaluation_ref=EVALUATION_REF,
-        canary=run.config.serve.canary_share > 0,
+        best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
+        paused=lambda: monitors is not None and run.config.release.monitors.pauses and monitors.paused,
     )
+
+
+def open_monitors(run: Run) -> MonitorWatcher:
+    """The monitors of reward hacking over the log of a run. Raises BadConfig for a rate that cannot be loaded."""
+    from ostinato.release.monitors.watcher import MonitorWatcher
+
+    return MonitorWatcher(run.log, run.config.release.monitors, run.folds)

@@ -8,29 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
-from starlette.applications import Starlette
 
 from ostinato.app.numerics import engine_contract, stamp, threads_agree
 from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Engine, Renderer
-from ostinato.serve.gateway import create_app
+from ostinato.release.auto.folding import FoldedRouter
+from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What serves: an engine that is not started yet, the gateway over it, and who fetches its weights."""
+    """What serves: an engine that is not started yet, the gateway over it, who fetches its weights, and who draws for Auto."""
 
     engine: Engine
-    gateway: Starlette
+    gateway: GatewayApp
     follower: Follower
+    router: FoldedRouter | None
 
 
-async def open_serving(run: Run, model: Path) -> Serving:
-    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable."""
+async def open_serving(run: Run, model: Path, page: Callable[[Renderer], Page] | None = None) -> Serving:
+    """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable.
+
+    `page`: makes what people see of the run in a browser, behind the gateway's keys; None: nothing.
+    """
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
@@ -40,6 +44,9 @@ async def open_serving(run: Run, model: Path) -> Serving:
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
+    router = _router(run)
+    if router is not None:
+        await router.catch_up()
     gateway = create_app(
         engine=engine,
         renderer=renderer,
@@ -48,8 +55,16 @@ async def open_serving(run: Run, model: Path) -> Serving:
         clock=wall_clock,
         model_name=config.model.served_as,
         admin_keys=[SecretStr(run.home.admin_key())],  # the release worker's
+        dealer=None if router is None else router.router,
+        page=None if page is None else page(renderer),
     )
-    return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config))
+    return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config), router=router)
+
+
+def _router(run: Run) -> FoldedRouter | None:
+    """Who draws among Auto's arms, if there are any."""
+    arms = [arm.name for arm in run.config.serve.auto.arms]
+    return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
 async def _embedded(config: Config, model: Path, renderer: Renderer) -> Engine:

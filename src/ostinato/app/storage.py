@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor,
     from ostinato.weights.store.interface import KeptStore, RefStore
 
 EVALUATION_REF = "evaluation"
-SERVED_REFS = ("live", "control", "canary", EVALUATION_REF)
+BEST_EVALUATION_REF = "evaluation-best"
+SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
 
 
 @dataclass(frozen=True, slots=True)

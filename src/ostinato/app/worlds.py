@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.evaluate.graders import pattern
+from ostinato.evaluate.graders import pattern, suggestion
 from ostinato.evaluate.suites import Item
 from ostinato.worlds.grader import python_tests
 from ostinato.worlds.sandbox import Sandbox
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from ostinato.evaluate.runner import Grader
 
 
-GRADERS = ("python_tests", "pattern")
+GRADERS = ("python_tests", "pattern", "suggestion")
 
 
 def check_item(item: Item) -> None:
     """Raise BadConfig unless the item's grader exists and can work with it."""
     if item.grader == "pattern":
         pattern(item, "")
+    elif item.grader == "suggestion":
+        suggestion(item, "")
     elif item.grader == "python_tests":
         head, tests = item.data.get("head"), item.data.get("tests")
         if not isinstance(head, str) or re.match(r"def \w+\(", head) is None:
@@ -36,13 +38,18 @@ def check_item(item: Item) -> None:
 
 
 def open_grader(config: Config) -> Grader:
-    """Grades one answer to a suite item: in the sandbox, or by pattern. Raises BadConfig for an item that cannot be graded."""
+    """Grades one answer to a suite item: in the sandbox, by pattern, or as a suggestion.
+
+    Raises BadConfig for an item that cannot be graded.
+    """
     sandbox = Sandbox(config.sandbox)
 
     async def grade(item: Item, text: str) -> float:
         check_item(item)
         if item.grader == "pattern":
             return pattern(item, text)
+        if item.grader == "suggestion":
+            return suggestion(item, text)
         return await python_tests(item.data["head"], text, item.data["tests"], sandbox, config.evaluate.grade_timeout_s)
 
     return grade

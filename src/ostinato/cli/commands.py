@@ -44,6 +44,7 @@ def up(common: Common | None = None) -> None:
 @app.command
 def demo(
     *,
+    scenario: Literal["copilot", "tab"] = "copilot",
     minutes: float = 12.0,
     seed: int = 0,
     out: Path = Path(),
@@ -54,6 +55,9 @@ def demo(
 
     Parameters
     ----------
+    scenario
+        copilot: write small functions, judged by hidden tests. tab: finish short lists, some of which nobody can know; to suggest
+        nothing is an answer, too.
     minutes
         How long the simulated users work. The whole command takes about two minutes more. On a CPU without bf16
         instructions steps take about twice as long: give it 40.
@@ -62,13 +66,13 @@ def demo(
     out
         Where report.html and report.json are written.
     directory
-        Where the run is kept (default: runs/demo-SEED, emptied first if it holds an earlier demo).
+        Where the run is kept (default: runs/demo-SEED or runs/demo-tab-SEED, emptied first if it holds an earlier demo).
     """
     from ostinato.launch.commands.demo import demo as run
     from ostinato.launch.commands.demo import demo_overrides
 
-    config = (common or Common()).load(*demo_overrides(seed, directory))
-    asyncio.run(run(config, seed=seed, minutes=minutes, out=out, console=Console()))
+    config = (common or Common()).load(*demo_overrides(scenario, seed, directory))
+    asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
 @app.command
@@ -137,7 +141,7 @@ def show_config(
 @app.command(name="eval")
 def evaluate(
     *,
-    slot: Literal["live", "canary", "control", "evaluation"] = "live",
+    slot: Literal["live", "canary", "previous", "control", "evaluation", "evaluation-best"] = "live",
     draws: int = 1,
     common: Common | None = None,
 ) -> None:
@@ -190,6 +194,20 @@ def show_log(
     from ostinato.launch.commands.log import print_log
 
     asyncio.run(print_log((common or Common()).load(), kind, last, Console()))
+
+
+@app.command(name="auto")
+def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> None:
+    """What Auto knows of its arms, and with --share what other shares would have earned, before they are used.
+
+    Parameters
+    ----------
+    share
+        An arm's share, as in --share live=0.7 --share large=0.3; they sum to 1.
+    """
+    from ostinato.launch.commands.auto import show_auto as run
+
+    asyncio.run(run((common or Common()).load(), share, Console()))
 
 
 @app.command

@@ -26,22 +26,36 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens as somebody else counts them: of the prompt, and of one sample's answer (its share, where only a sum is told).
+
+    Example: ``Usage(prompt=31, answer=120.0)``
+    """
+
+    prompt: int
+    answer: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
 
     `ids`, `logprobs` have one entry per token, all made by `policy`. Text that could still become part of a stop string is
     withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`. `routes` is set on the
     sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
+
+    What a model outside says has a text, and neither ids nor a `policy`; its last chunk may have the `usage` that it counted.
     """
 
     index: int
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    policy: PolicyVersion
+    policy: PolicyVersion | None
     text: str
     finish: Finish | None = None
     seed: int = 0
     routes: bytes = b""
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

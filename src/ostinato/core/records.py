@@ -42,12 +42,16 @@ class Finish(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `eval` is not a person."""
+    """Which release a user was served. `control` never changes; `previous` is what live replaced; `eval` is not a person; `outside` is
+    another's model, no release.
+    """
 
     LIVE = "live"
     CANARY = "canary"
+    PREVIOUS = "previous"
     CONTROL = "control"
     EVAL = "eval"
+    OUTSIDE = "outside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,20 @@ class Sampling:
     seed: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """Which of Auto's arms an episode was dealt, and with which probability each arm could have been, at the draw.
+
+    `cost` is what the turn cost, in the operator's currency; None if it is not known. Every turn of the episode carries the draw's odds.
+
+    Example: ``Pick(arm="large", odds={"live": 0.7, "large": 0.3}, cost=0.0021)``
+    """
+
+    arm: str
+    odds: Mapping[str, float]
+    cost: float | None = None
+
+
 Person = tuple[str, str]
 """A tenant, and a user's name with that tenant: the same name with another tenant is another person."""
 
@@ -90,7 +108,8 @@ class Turn:
              sampling=Sampling(max_tokens=64), finish=Finish.STOP, text="hi", started_at=10.0, ended_at=10.4)
 
     `parent` names the turn whose tokens are a prefix of `prompt_ids`. `sampled_ids`, `logprobs` and the spans' token counts
-    have the same length T. `propensity` is the probability with which the user was put in `arm`.
+    have the same length T. `propensity` is the probability with which the user was put in `arm`, or, if `auto` says that Auto drew
+    an arm for the episode, the probability of that draw. What a model outside answered has a text, and no ids: its tokens are its own.
 
     `numerics` is the id of the contract that the logprobs were computed under (`core.numerics`), "" if it is not known.
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
@@ -118,6 +137,7 @@ class Turn:
     routes: bytes = b""
     group: str | None = None
     verified: bool = False
+    auto: Pick | None = None
 
     @property
     def redacted(self) -> bool:

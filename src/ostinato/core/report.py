@@ -1,8 +1,8 @@
-"""What an evaluation found."""
+"""What an evaluation found: a candidate beside what it must hold its own against, and what the gate makes of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ostinato.core.records import PolicyVersion
@@ -16,18 +16,104 @@ class Verdict(StrEnum):
     EXTEND = "EXTEND"
 
 
+class Incumbent(StrEnum):
+    """Whom a candidate is compared with: what is before users, the best release so far, the frozen first one."""
+
+    LIVE = "live"
+    BEST = "best"
+    ANCHOR = "anchor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incumbents:
+    """The versions that stand when a candidate is judged. Several of them may be one and the same.
+
+    `best` is the last release that was proven better than the best before it; None where it cannot be sampled. `round` counts the
+    candidates that were judged before this one: items and seeds are drawn anew in each round.
+
+    Example: ``Incumbents(live=v9, best=v6, anchor=v0, round=12)``
+    """
+
+    live: PolicyVersion
+    best: PolicyVersion | None
+    anchor: PolicyVersion
+    round: int
+
+    def named(self) -> dict[Incumbent, PolicyVersion]:
+        """Those that can be sampled, by name."""
+        found = {Incumbent.LIVE: self.live, Incumbent.ANCHOR: self.anchor}
+        return found if self.best is None else found | {Incumbent.BEST: self.best}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemScore:
-    """One graded sample of one suite item: `score` in [0, 1]. Items are paired across policies by (item, draw)."""
+    """One graded sample of one suite item: `score` in [0, 1]. Items are paired across policies by (item, draw).
+
+    `formed` says that the answer is not empty and ended by itself. `seconds` is how long the request took that it was a part of: a
+    measurement, so two samples with different ones are still the same.
+
+    Example: ``ItemScore(item="add-1", draw=0, score=1.0, formed=True, seconds=0.4)``
+    """
 
     item: str
     draw: int
     score: float
+    formed: bool = True
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Candidate minus one incumbent on one suite, in [-1, 1]. `lower` and `upper` are the one-sided bounds that the gate used.
+
+    `margin` is the tolerated loss; None where nothing but harm is looked for. `error` is the standard error.
+
+    Example: ``Comparison(suite="held-out", against=Incumbent.BEST, policy=v6, difference=0.004, lower=-0.021, upper=0.029,
+    error=0.008, margin=0.03, items=1000, draws=8)``
+    """
+
+    suite: str
+    against: Incumbent
+    policy: PolicyVersion
+    difference: float
+    lower: float
+    upper: float
+    error: float
+    margin: float | None
+    items: int
+    draws: int
+
+    @property
+    def holds(self) -> bool:
+        """True if a loss of the margin or more is ruled out."""
+        return self.margin is None or self.lower > -self.margin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarResult:
+    """Whether a candidate clears one quality bar: `bound`, the one-sided 99% bound of `value`, against `wanted`.
+
+    `n` is the number of items that say so; with none the bar is not cleared.
+
+    Example: ``BarResult(suite="safety", axis="score", value=1.0, bound=0.977, wanted=0.97, n=200, holds=True)``
+    """
+
+    suite: str
+    axis: str
+    value: float
+    bound: float
+    wanted: float
+    n: int
+    holds: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Candidate against live on the same items. Differences are candidate minus live, in [-1, 1]."""
+    """Candidate against live on the first suite, with all that the verdict rests on. Differences are candidate minus live, in [-1, 1].
+
+    `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
+    can hold at the spread seen here. `better` says that a candidate that ships is proven better than the best release so far.
+    """
 
     suite: str
     suite_hash: str
@@ -44,3 +130,8 @@ class Report:
     power: float
     verdict: Verdict
     reason: str
+    comparisons: tuple[Comparison, ...] = ()
+    bars: tuple[BarResult, ...] = ()
+    better: bool = False
+    smallest_margin: float = 1.0
+    round: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ostinato.core.generation import Capabilities, Chunk, Generate
@@ -12,6 +12,7 @@ from ostinato.core.records import (
     Identity,
     NoReward,
     Pending,
+    Pick,
     PolicyVersion,
     ReleaseEvent,
     Reward,
@@ -19,7 +20,7 @@ from ostinato.core.records import (
     Signal,
     Turn,
 )
-from ostinato.core.report import Report
+from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
 from ostinato.core.weights import Learned, Snapshot, Swap
 
@@ -153,6 +154,14 @@ class WeightStore(Protocol):
         ...
 
 
+class Dealer(Protocol):
+    """Draws the arm of an episode among those that can be had."""
+
+    def draw(self, available: Collection[str], place: float) -> Pick | None:
+        """The arm at a place in [0, 1), chosen at random by the caller, with the odds of that moment; None if no arm is available."""
+        ...
+
+
 class RewardFn(Protocol):
     """Signals -> one scalar, or Pending while the maturity window is open, or NoReward. Pure; independent of signal order."""
 
@@ -234,9 +243,9 @@ class Publisher(Protocol):
 
 
 class Evals(Protocol):
-    """Candidate against live on the same items through the same gateway as people."""
+    """Candidate against live, best and anchor on the same items, through the same gateway as people."""
 
-    async def run(self, candidate: PolicyVersion, *, against: PolicyVersion) -> Report: ...
+    async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report: ...
 
 
 class Releases(Protocol):
@@ -244,5 +253,8 @@ class Releases(Protocol):
 
     @property
     def live(self) -> PolicyVersion: ...
+
+    @property
+    def incumbents(self) -> Incumbents: ...
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent: ...

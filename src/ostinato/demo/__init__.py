@@ -1,1 +1,1 @@
-"""The inline copilot example: its tasks and its simulated users."""
+"""What `ostinato demo` shows: the tasks of its scenarios, and their simulated users."""

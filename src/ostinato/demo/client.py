@@ -1,4 +1,4 @@
-"""What a simulated user's editor plugin does over HTTP: ask for a completion as a stream, and send feedback.
+"""What a simulated user's editor plugin does over HTTP: ask for an answer as a stream, and send feedback.
 
 In the data flow: `users.py` calls these; they speak only the public OpenAI dialect and `POST /v1/feedback`, like any product.
 Every way in which a call can fail becomes a `Failed` with a short kind that can be counted.
@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from ostinato.demo.tasks import MAX_TOKENS, STOP, Task, messages
+from ostinato.demo.prompt import TaskPrompt
 
 MAX_ANSWER_CHARS = 20_000
 
@@ -67,19 +67,19 @@ class Suggestion:
             raise Failed("answer too long")
 
 
-def body(task: Task, user: str, model: str) -> dict[str, Any]:
-    """The chat completion request for a task."""
+def body(prompt: TaskPrompt, user: str, model: str) -> dict[str, Any]:
+    """The chat completion request for a prompt."""
     return {
         "model": model,
         "user": user,
-        "messages": messages(task),
+        "messages": list(prompt.messages),
         "stream": True,
         "continue_final_message": True,
         "add_generation_prompt": False,
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": prompt.max_tokens,
         "temperature": 1.0,
         "top_p": 1.0,
-        "stop": list(STOP),
+        "stop": list(prompt.stop),
     }
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from ostinato.core.errors import BadConfig
 from ostinato.demo.pools import POOLS
+from ostinato.demo.prompt import TaskPrompt
 
 FILE = Path(__file__).with_name("tasks.jsonl")
 TABLES = Path(__file__).with_name("tables.txt")
@@ -48,6 +49,15 @@ class Task:
     solution: str
     tests: str
 
+    @property
+    def prompt(self) -> TaskPrompt:
+        """How it is asked for."""
+        return TaskPrompt(messages=tuple(messages(self)), max_tokens=MAX_TOKENS, stop=STOP)
+
+    def shows(self, text: str) -> bool:
+        """True: the copilot shows whatever the model wrote."""
+        return True
+
 
 def load(path: Path = FILE) -> list[Task]:
     """The shipped tasks. Raises BadConfig if the file is not as `build` wrote it."""
@@ -66,7 +76,7 @@ def split(tasks: Sequence[Task], share: float = HELD_OUT_SHARE) -> tuple[list[Ta
     return [task for task in tasks if task.family not in held], [task for task in tasks if task.family in held]
 
 
-def messages(task: Task) -> list[dict[str, Any]]:
+def messages(task: Task) -> list[dict[str, str]]:
     """The chat that asks for a task's body: the assistant's answer is prefilled with the head, and the model goes on.
 
     The head's last newline is left to the model: tokenizers join it with the indentation that follows.

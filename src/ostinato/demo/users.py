@@ -1,7 +1,7 @@
-"""SIMULATED users of the demo's inline copilot. Nobody in this file is a person, and no figure made with it is about people.
+"""SIMULATED users of the demo. Nobody in this file is a person, and no figure made with it is about people.
 
-In the data flow: each simulated user asks the endpoint for function bodies over HTTP, runs what comes back against the task's
-hidden tests (in the sandbox, through `grade`), and accepts, rejects or ignores it. They differ in what they ask for, how long
+In the data flow: each simulated user asks the endpoint for what a task wants over HTTP, has what comes back judged by `grade` (the
+copilot's: the task's hidden tests, in the sandbox), and accepts, rejects or ignores it. They differ in what they ask for, how long
 they wait, how much they read and how fast they react; they misjudge 5% of the time, and their feedback comes late and sometimes
 twice. What they truly got (`true_pass`) stays on this side: the endpoint only ever sees the noisy feedback.
 """
@@ -14,15 +14,42 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, Field
 
 from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
-from ostinato.demo.tasks import Task
+from ostinato.demo.prompt import TaskPrompt
 
-Grade = Callable[[Task, str], Awaitable[float]]
-"""(task, completion text) -> 1.0 if the function passes its hidden tests, else 0.0."""
+
+class Wanted(Protocol):
+    """What a simulated user can ask for: the copilot's `Task`, Tab's `Line`."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def family(self) -> str:
+        """The group that it belongs to."""
+        ...
+
+    @property
+    def prompt(self) -> TaskPrompt:
+        """How it is asked for."""
+        ...
+
+    def shows(self, text: str) -> bool:
+        """Whether this answer puts anything before the user. What was not shown cannot be judged."""
+        ...
+
+
+W = TypeVar("W", bound=Wanted)
+
+Grade = Callable[[W, str], Awaitable[float]]
+"""(task, answer) -> 1.0 if it is what the user wanted, else 0.0."""
 
 
 class UsersConfig(BaseModel, frozen=True, extra="forbid"):
@@ -73,8 +100,8 @@ class SimulatedUser:
 class Outcome:
     """What became of one request.
 
-    `kind` is accepted, rejected, ignored, abandoned (too slow) or failed; `detail` says how it failed. `true_pass` is the
-    noise-free result of the tests, None where there was no answer to test. `at` is seconds since the start of the run.
+    `kind` is accepted, rejected, ignored, silent (nothing was suggested), abandoned (too slow) or failed; `detail` says how it
+    failed. `true_pass` is the noise-free judgement, None where there was nothing to judge. `at` is seconds since the start of the run.
     """
 
     at: float
@@ -107,7 +134,7 @@ class UserStats:
         return kinds["accepted"] / judged if judged else None
 
 
-def make_users(tasks: Sequence[Task], config: UsersConfig, seed: int) -> list[SimulatedUser]:
+def make_users(tasks: Sequence[Wanted], config: UsersConfig, seed: int) -> list[SimulatedUser]:
     """The crowd: each user prefers a few families; the order of `tasks` is the order of popularity."""
     dice = random.Random(f"{seed}/users")
     families = list(dict.fromkeys(task.family for task in tasks))
@@ -127,14 +154,14 @@ def make_users(tasks: Sequence[Task], config: UsersConfig, seed: int) -> list[Si
     return users
 
 
-class _Crowd:
+class _Crowd(Generic[W]):
     """One run: the shared connection, the grading bound and the statistics."""
 
     def __init__(
         self,
         http: aiohttp.ClientSession,
-        tasks: Sequence[Task],
-        grade: Grade,
+        tasks: Sequence[W],
+        grade: Grade[W],
         seconds: float,
         seed: int,
         config: UsersConfig,
@@ -149,7 +176,7 @@ class _Crowd:
         self._started = time.monotonic()
         self._seconds = seconds
         self._graders = asyncio.Semaphore(config.grading)
-        self._by_family: dict[str, list[Task]] = {}
+        self._by_family: dict[str, list[W]] = {}
         for task in tasks:
             self._by_family.setdefault(task.family, []).append(task)
 
@@ -172,28 +199,30 @@ class _Crowd:
     def _now(self) -> float:
         return time.monotonic() - self._started
 
-    def _pick(self, user: SimulatedUser, dice: random.Random) -> Task:
+    def _pick(self, user: SimulatedUser, dice: random.Random) -> W:
         """A task of a preferred family; the favourite family and each family's first tasks come up more often."""
         family = dice.choices(user.families, [1.0 / (rank + 2) for rank in range(len(user.families))])[0]
         tasks = self._by_family[family]
         return dice.choices(tasks, [1.0 / (rank + 2) for rank in range(len(tasks))])[0]
 
     async def _request(
-        self, user: SimulatedUser, task: Task, key: str, dice: random.Random, background: asyncio.TaskGroup
+        self, user: SimulatedUser, task: W, key: str, dice: random.Random, background: asyncio.TaskGroup
     ) -> Outcome:
         self.stats.asked += 1
         try:
             async with asyncio.timeout(user.patience_s):
-                answer = await ask(self._http, body(task, user.id, self._config.model))
+                answer = await ask(self._http, body(task.prompt, user.id, self._config.model))
         except TimeoutError:
             return Outcome(at=self._now(), user=user.id, task=task.id, kind="abandoned", latency_s=user.patience_s)
         except Failed as failure:
             self.stats.failures[failure.kind] += 1
             return Outcome(at=self._now(), user=user.id, task=task.id, kind="failed", detail=failure.kind)
-        async with self._graders:
-            passed = await self._grade(task, answer.text) >= 1.0
-        kind = self._judge(user, answer, passed, dice)
-        if kind != "ignored":
+        kind, passed = "silent", None
+        if task.shows(answer.text):
+            async with self._graders:
+                passed = await self._grade(task, answer.text) >= 1.0
+            kind = self._judge(user, answer, passed, dice)
+        if kind in ("accepted", "rejected"):
             background.create_task(self._feedback(user, answer.turn, kind, key, dice))
         return Outcome(
             at=self._now(),
@@ -245,8 +274,8 @@ class _Crowd:
 async def run_users(
     base_url: str,
     users: Sequence[SimulatedUser],
-    tasks: Sequence[Task],
-    grade: Grade,
+    tasks: Sequence[W],
+    grade: Grade[W],
     seconds: float,
     seed: int,
     config: UsersConfig,
@@ -258,7 +287,7 @@ async def run_users(
         base_url: the endpoint, such as "http://127.0.0.1:8000".
         users: from `make_users` with the same tasks.
         tasks: what they may ask for (the users' side of `split`).
-        grade: runs a completion against the task's hidden tests.
+        grade: whether an answer is what the user wanted.
         seconds: when to stop asking.
         seed: everything random here; what the endpoint answers is not covered.
         config: the crowd's behaviour.

@@ -40,11 +40,12 @@ def by_arm(rated: Iterable[Rated]) -> dict[Arm, Acceptance]:
 def live_minus_control(rated: Iterable[Rated]) -> Estimate:
     """Acceptance of the live arm minus the frozen control arm's, with a 95% t interval clustered by user.
 
-    Where a side has fewer than two users nothing can be said of how much users differ: the interval is then [-1, 1].
+    Turns that Auto dealt are left out: its shares follow the reward, so they are no random sample. Where a side has fewer than two
+    users nothing can be said of how much users differ: the interval is then [-1, 1].
     """
     tallies: dict[Arm, dict[Person, tuple[float, int]]] = {Arm.LIVE: {}, Arm.CONTROL: {}}
     for turn, reward in rated:
-        if turn.arm in tallies:
+        if turn.arm in tallies and turn.auto is None:
             accepted, count = tallies[turn.arm].get(turn.person, (0.0, 0))
             tallies[turn.arm][turn.person] = accepted + (reward.value > 0), count + 1
     if min(len(tally) for tally in tallies.values()) < 2:

@@ -18,6 +18,14 @@ RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
+class Response:
+    """One sampled text; `formed` if it is not empty and ended by itself. Example: ``Response("return a + b", True)``"""
+
+    text: str
+    formed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """The model's public name and what its slots serve. Example: ``Health("smol", {"live": v3})``"""
 
@@ -25,8 +33,8 @@ class Health:
     slots: dict[str, PolicyVersion]
 
 
-def read_answers(raw: bytes, expected: int) -> tuple[list[str], list[PolicyVersion]]:
-    """The texts in the order of their index, and every version that made a token of them.
+def read_answers(raw: bytes, expected: int) -> tuple[list[Response], list[PolicyVersion]]:
+    """The answers in the order of their index, and every version that made a token of them.
 
     Raises:
         Corrupt: not the promised form, or another number of choices; the message names the part.
@@ -36,13 +44,13 @@ def read_answers(raw: bytes, expected: int) -> tuple[list[str], list[PolicyVersi
         choices = {choice["index"]: choice for choice in body["choices"]}
         if set(choices) != set(range(expected)):
             raise ValueError(f"choices {sorted(choices)} where {expected} were asked for")
-        texts = [_text(choices[i]) for i in range(expected)]
+        responses = [_response(choices[i]) for i in range(expected)]
         policies = [_policy(number, content_hash) for number, content_hash, _ in body["ostinato"]["spans"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt("an answer", error) from error
-    if any(texts) and not policies:
+    if any(response.text for response in responses) and not policies:
         raise Corrupt("an answer has text but names no version; nothing can be concluded from it")
-    return texts, policies
+    return responses, policies
 
 
 def read_health(raw: bytes) -> Health:
@@ -65,11 +73,11 @@ def refusal(status: int, text: str, where: str) -> OstinatoError:
     return BadRequest(message)
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _response(choice: dict[str, Any]) -> Response:
     content = choice["message"]["content"]
     if content is not None and not isinstance(content, str):
         raise TypeError("message.content is not text")
-    return content or ""
+    return Response(content or "", bool(content) and choice["finish_reason"] == "stop")
 
 
 def _policy(number: Any, content_hash: Any) -> PolicyVersion:

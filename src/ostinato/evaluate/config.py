@@ -2,22 +2,88 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field, model_validator
+
+
+class BarConfig(BaseModel, frozen=True, extra="forbid"):
+    """An absolute bar that a candidate must clear, whatever it is compared with, before anybody meets it."""
+
+    suite: str = Field(
+        default="",
+        description="The task file whose answers count; one that is not compared is drawn for the candidate only. Empty: evaluate.suite.",
+    )
+    axis: Literal["score", "format", "latency"] = Field(
+        default="score",
+        description="'score': what the grader says. 'format': share of answers that are not empty and ended by themselves. "
+        "'latency': seconds of a request, as the evaluation sees it.",
+    )
+    at_least: float | None = Field(
+        default=None, gt=0.0, lt=1.0, description="The 99% lower bound of the mean must not lie below this."
+    )
+    at_most: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="The 99% upper bound of the mean must not lie above this; for latency, seconds that `share` of the answers must keep.",
+    )
+    share: float = Field(
+        default=0.95,
+        gt=0.0,
+        lt=1.0,
+        description="Share of the answers that must keep `at_most` seconds (latency only).",
+    )
+
+    @model_validator(mode="after")
+    def _one_side(self) -> BarConfig:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a bar needs one of at_least and at_most; set the one that is meant")
+        if self.axis == "latency" and self.at_most is None:
+            raise ValueError("a latency bar needs at_most, in seconds")
+        if self.axis != "latency" and self.at_most is not None and self.at_most >= 1.0:
+            raise ValueError(f"at_most={self.at_most} is no bar for {self.axis}, which lies in [0, 1]; set it below 1")
+        return self
+
+    @property
+    def wanted(self) -> float:
+        """The share in (0, 1) that the lower bound of what is good must reach."""
+        if self.axis == "latency":
+            return self.share
+        return self.at_least if self.at_least is not None else 1.0 - (self.at_most or 0.0)
 
 
 class GateConfig(BaseModel, frozen=True, extra="forbid"):
     """How much worse a candidate may be, how sure we must be, how long we may look."""
 
+    require: Literal["no_loss", "win"] = Field(
+        default="no_loss",
+        description="'no_loss' ships what is not worse than the margins; 'win' only what is proven better than the best release so far.",
+    )
     margin: float = Field(
-        default=0.05, gt=0.0, lt=1.0, description="Largest tolerated true loss in mean suite score (0.05 = 5 points)."
+        default=0.03,
+        gt=0.0,
+        lt=1.0,
+        description="Largest tolerated true loss against live in mean suite score (0.03 = 3 points).",
+    )
+    total_margin: float = Field(
+        default=0.03,
+        gt=0.0,
+        lt=1.0,
+        description="Largest tolerated true loss against the best release so far and against the anchor: all releases together.",
     )
     alpha: float = Field(
         default=0.05,
         gt=0.0,
         lt=0.5,
-        description="Probability of shipping a candidate that is worse by the margin, all looks together.",
+        description="Probability of shipping a candidate that is worse than live by the margin, all looks together; against best and "
+        "anchor, and for 'better', the probability over a whole week.",
     )
-    first_draws: int = Field(default=2, ge=1, le=1024, description="Samples per item and policy at the first look.")
+    candidates_per_week: int = Field(
+        default=56,
+        ge=1,
+        description="How many candidates are judged in a week; the weekly alpha is shared among them.",
+    )
+    first_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the first look.")
     max_draws: int = Field(default=8, ge=1, le=1024, description="Samples per item and policy at the last look.")
     early_share: float = Field(
         default=0.5,
@@ -25,12 +91,51 @@ class GateConfig(BaseModel, frozen=True, extra="forbid"):
         lt=1.0,
         description="Share of alpha spent on all looks before the last; the rest is kept for the last.",
     )
+    items_per_round: int = Field(
+        default=0,
+        ge=0,
+        description="Items drawn for one candidate, others for the next, where a suite has more; 0: all.",
+    )
+    sealed_share: float = Field(
+        default=0.1,
+        ge=0.0,
+        le=0.5,
+        description="Share of a suite's items, chosen by hash, that stay sealed: few candidates meet them, so nothing is fitted to them.",
+    )
+    sealed_every: int = Field(
+        default=20,
+        ge=1,
+        description="One candidate in so many also meets the sealed items, and is blocked if it is worse on them.",
+    )
+    sample_best: bool = Field(
+        default=True,
+        description="Give the best release a slot of its own while a candidate is compared with it, if it is neither live nor the anchor: "
+        "one more copy of the model. If false it is then left out, and losses are bounded against the anchor only.",
+    )
+    item_spread: float = Field(
+        default=0.122,
+        ge=0.0,
+        description="Assumed before anything is measured: standard deviation of one version's own effect on an item.",
+    )
+    draw_spread: float = Field(
+        default=0.245,
+        gt=0.0,
+        description="Assumed before anything is measured: standard deviation of one draw of an item.",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> GateConfig:
         if self.max_draws < self.first_draws:
             raise ValueError(f"max_draws={self.max_draws} is below first_draws={self.first_draws}; raise it")
+        if self.require == "win" and not self.sample_best:
+            raise ValueError(
+                "require='win' compares with the best release, which sample_best=false leaves out; set it to true"
+            )
         return self
+
+    def total_alpha_at(self, draws: int) -> float:
+        """The part of the weekly alpha that one candidate may spend at the look with this many draws."""
+        return self.alpha_at(draws) / self.candidates_per_week
 
     def schedule(self) -> tuple[int, ...]:
         """Draw counts at which the gate looks: doubling from `first_draws` and ending at `max_draws`.

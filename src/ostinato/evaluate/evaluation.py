@@ -1,4 +1,8 @@
-"""Candidate against live on one suite: the `Evals` seam. Remembers scores, so no (version, item, draw) is sampled twice."""
+"""A candidate beside what it must hold its own against, on all suites: the `Evals` seam.
+
+Every side is drawn afresh for every candidate, on the same items and from the same seeds. Draws that once spoke for a version are never
+used again: those that got it chosen are luckier than it is.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ from typing import Any, Protocol
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.records import PolicyVersion
-from ostinato.core.report import ItemScore, Report
-from ostinato.evaluate.gate import GateConfig, Match, decide
+from ostinato.core.report import BarResult, Incumbent, Incumbents, ItemScore, Report
+from ostinato.evaluate.config import BarConfig, GateConfig
+from ostinato.evaluate.gate.bars import judge_bar
+from ostinato.evaluate.gate.rounds import Selection, seed_of, select
+from ostinato.evaluate.gate.verdict import Match, Paired, decide, pair_up
 from ostinato.evaluate.suites import Item, Suite
 
-KEPT_VERSIONS = 64
-"""Scores of older versions are forgotten; the ledger has them."""
+Scores = dict[tuple[str, int], ItemScore]
+"""(item, draw) -> score."""
 
 
 class Runner(Protocol):
@@ -21,7 +28,7 @@ class Runner(Protocol):
     suite: Suite
 
     async def run(
-        self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None
+        self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None, *, seed: int = 0
     ) -> list[ItemScore]:
         """Scores of every item for each draw."""
         ...
@@ -30,82 +37,151 @@ class Runner(Protocol):
 class Evaluation:
     """One look of the gate per call of `run`; an EXTEND verdict is followed up by calling it again.
 
-    `evidence` and `restore` carry the scores through the ledger, so that a restarted worker goes on where the killed one was.
+    `runners` compare, the first one's suite is the one that a report names; `aside` are those of suites that only bars speak of, and
+    answer for the candidate alone. `bars` name suites by their names. The best release is asked in `best_slot` if it is neither live nor
+    the anchor. `evidence` and `restore` carry unfinished draws through the ledger, so that a restarted worker goes on where the killed one
+    was.
     """
 
     def __init__(
-        self, runner: Runner, gate: GateConfig, *, candidate_slot: str = "candidate", live_slot: str = "live"
+        self,
+        runners: Sequence[Runner],
+        gate: GateConfig,
+        *,
+        bars: Sequence[BarConfig] = (),
+        aside: Sequence[Runner] = (),
+        candidate_slot: str = "candidate",
+        best_slot: str = "best",
     ) -> None:
-        self._runner = runner
-        self._gate = gate
-        self._slots = candidate_slot, live_slot
-        self._scores: dict[str, dict[tuple[str, int], float]] = {}
+        self._runners, self._aside = tuple(runners), tuple(aside)
+        self._gate, self._bars = gate, tuple(bars)
+        self._candidate_slot, self._best_slot = candidate_slot, best_slot
+        self._judged = ("", -1)
+        self._drawn: dict[tuple[str, str], Scores] = {}
 
-    async def run(self, candidate: PolicyVersion, *, against: PolicyVersion) -> Report:
-        """Sample both up to the next look, as far as draws are missing, and judge on equal draws.
+    async def run(self, candidate: PolicyVersion, *, against: Incumbents) -> Report:
+        """Sample every side up to the next look, as far as draws of this round are missing, and judge on equal draws.
 
         Raises:
             Unavailable, Conflict: the gateway could not serve the versions (see `SuiteRunner.run`).
         """
-        suite = self._runner.suite
-        match = Match(suite=suite.name, suite_hash=suite.hash, candidate=candidate, live=against)
-        draws = self._gate.next_draws(min(self._held(candidate), self._held(against)))
-        for slot, policy in zip(self._slots, (candidate, against), strict=True):
-            held = self._held(policy)
-            if held < draws:
-                self._keep(policy.hash, await self._runner.run(slot, policy, range(held, draws)))
-        return decide(self._first(candidate, draws), self._first(against, draws), self._gate, match)
+        if self._judged != (candidate.hash, against.round):
+            self._judged, self._drawn = (candidate.hash, against.round), {}
+        chosen = {runner.suite.name: self._select(runner.suite) for runner in (*self._runners, *self._aside)}
+        slots = self._slots(candidate, against)
+        draws = self._gate.next_draws(min(self._held(runner.suite, hash) for runner in self._runners for hash in slots))
+        for runner in self._runners:
+            for policy, slot in slots.values():
+                await self._draw(runner, slot, policy, draws, chosen[runner.suite.name].items)
+        for runner in self._aside:
+            await self._draw(runner, self._candidate_slot, candidate, draws, runner.suite.items)
+        paired = [
+            pair for runner in self._runners for pair in self._pair(runner.suite, chosen, candidate, against, draws)
+        ]
+        return decide(paired, self._judge_bars(candidate, draws), self._gate, self._match(candidate, against, draws))
 
-    def evidence(self, *policies: PolicyVersion) -> dict[str, Any]:
-        """The scores held of these versions, JSON-ready: per version one list per item (suite order), one number per draw.
+    def evidence(self) -> dict[str, Any]:
+        """What was drawn in the round that is not decided yet, JSON-ready: by suite and version, rows of item, draw, score, whether the
+        answer was well formed, and seconds.
 
-        Example: ``{"suite_hash": "9f", "scores": {"a1...": [[1.0, 0.0], [1.0, 1.0]]}}``
+        Example: ``{"candidate": "bb", "round": 3, "drawn": {"held-out:9f": {"bb": [["a", 0, 1.0, true, 0.4]]}}}``
         """
-        items = self._runner.suite.items
-        scores = {
-            policy.hash: [
-                [self._scores[policy.hash][item.id, draw] for draw in range(self._held(policy))] for item in items
-            ]
-            for policy in policies
-            if self._held(policy)
-        }
-        return {"suite_hash": self._runner.suite.hash, "scores": scores}
+        drawn: dict[str, dict[str, list[list[Any]]]] = {}
+        for (suite, policy_hash), scores in self._drawn.items():
+            rows = [[s.item, s.draw, s.score, s.formed, s.seconds] for s in scores.values()]
+            drawn.setdefault(suite, {})[policy_hash] = rows
+        return {"candidate": self._judged[0], "round": self._judged[1], "drawn": drawn}
 
     def restore(self, evidence: Mapping[str, Any]) -> None:
-        """Take back what `evidence` gave; evidence of another suite is ignored.
+        """Take back what `evidence` gave; evidence of other suites, or in the form of earlier versions, is ignored.
 
         Raises:
-            Corrupt: the lists do not fit the suite.
+            Corrupt: it has not the promised form.
         """
-        suite = self._runner.suite
-        if evidence.get("suite_hash") != suite.hash:
+        if "round" not in evidence:
             return
-        for content_hash, rows in evidence["scores"].items():
-            if len(rows) != len(suite.items):
-                raise Corrupt(f"ledger evidence of {content_hash} has {len(rows)} items, the suite {len(suite.items)}")
-            pairs = (
-                ItemScore(item=item.id, draw=draw, score=float(score))
-                for item, row in zip(suite.items, rows, strict=True)
-                for draw, score in enumerate(row)
-            )
-            self._keep(content_hash, pairs)
+        known = {_key(runner.suite) for runner in (*self._runners, *self._aside)}
+        try:
+            self._judged = str(evidence["candidate"]), int(evidence["round"])
+            self._drawn = {}
+            for suite in known & set(evidence["drawn"]):
+                for policy_hash, rows in evidence["drawn"][suite].items():
+                    self._keep(suite, policy_hash, [_score(*row) for row in rows])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Corrupt(
+                f"the ledger's evidence has not the promised form ({error}); `ostinato ship` ships by hand"
+            ) from error
 
-    def scores(self, policy: PolicyVersion) -> list[ItemScore]:
-        """All scores held of one version."""
-        return self._first(policy, self._held(policy))
+    def scores(self, suite: Suite, policy: PolicyVersion) -> list[ItemScore]:
+        """What was drawn of one version in this round."""
+        return list(self._drawn.get((_key(suite), policy.hash), {}).values())
 
-    def _keep(self, content_hash: str, scores: Iterable[ItemScore]) -> None:
-        # moved to the end: the oldest goes first
-        known = self._scores[content_hash] = self._scores.pop(content_hash, {})
+    def _select(self, suite: Suite) -> Selection:
+        return select(suite, self._gate, *self._judged)
+
+    def _slots(self, candidate: PolicyVersion, against: Incumbents) -> dict[str, tuple[PolicyVersion, str]]:
+        """By hash: whom to ask, and in which slot. A version that stands twice is drawn once."""
+        slots = {Incumbent.LIVE: "live", Incumbent.ANCHOR: "control", Incumbent.BEST: self._best_slot}
+        found = {candidate.hash: (candidate, self._candidate_slot)}
+        for name, policy in against.named().items():
+            found.setdefault(policy.hash, (policy, slots[name]))
+        return found
+
+    async def _draw(
+        self, runner: Runner, slot: str, policy: PolicyVersion, draws: int, items: Sequence[Item]
+    ) -> None:  # fmt: skip
+        held = self._held(runner.suite, policy.hash)
+        if held < draws:
+            seed = seed_of(runner.suite, *self._judged)
+            found = await runner.run(slot, policy, range(held, draws), items, seed=seed)
+            self._keep(_key(runner.suite), policy.hash, found)
+
+    def _keep(self, suite: str, policy_hash: str, scores: Iterable[ItemScore]) -> None:
+        known = self._drawn.setdefault((suite, policy_hash), {})
         for score in scores:
-            known.setdefault((score.item, score.draw), score.score)
-        while len(self._scores) > KEPT_VERSIONS:
-            del self._scores[next(iter(self._scores))]
+            known.setdefault((score.item, score.draw), score)
 
-    def _held(self, policy: PolicyVersion) -> int:
-        """Draws that every item has."""
-        return len(self._scores.get(policy.hash, {})) // len(self._runner.suite.items)
+    def _held(self, suite: Suite, policy_hash: str) -> int:
+        """Draws that are known of a version; every item of the round has as many."""
+        return 1 + max((draw for _, draw in self._drawn.get((_key(suite), policy_hash), {})), default=-1)
 
-    def _first(self, policy: PolicyVersion, draws: int) -> list[ItemScore]:
-        known = self._scores.get(policy.hash, {})
-        return [ItemScore(item=item, draw=draw, score=score) for (item, draw), score in known.items() if draw < draws]
+    def _first(self, suite: Suite, policy: PolicyVersion, draws: int) -> list[ItemScore]:
+        return [score for score in self.scores(suite, policy) if score.draw < draws]
+
+    def _pair(
+        self, suite: Suite, chosen: Mapping[str, Selection], candidate: PolicyVersion, against: Incumbents, draws: int
+    ) -> list[Paired]:  # fmt: skip
+        others = {name: (policy, self._first(suite, policy, draws)) for name, policy in against.named().items()}
+        return pair_up(suite.name, self._first(suite, candidate, draws), others, chosen[suite.name].sealed)
+
+    def _judge_bars(self, candidate: PolicyVersion, draws: int) -> list[BarResult]:
+        suites = {runner.suite.name: runner.suite for runner in (*self._runners, *self._aside)}
+        found: list[BarResult] = []
+        for bar in self._bars:
+            suite = suites[bar.suite] if bar.suite else self._runners[0].suite
+            found.append(judge_bar(bar, suite.name, self._first(suite, candidate, draws)))
+        return found
+
+    def _match(self, candidate: PolicyVersion, against: Incumbents, draws: int) -> Match:
+        suite = self._runners[0].suite
+        return Match(
+            suite=suite.name,
+            suite_hash=suite.hash,
+            candidate=candidate,
+            incumbents=against,
+            candidate_mean=_mean(self._first(suite, candidate, draws)),
+            live_mean=_mean(self._first(suite, against.live, draws)),
+        )
+
+
+def _key(suite: Suite) -> str:
+    """A suite's name and content: two files may hold the same items and be drawn differently."""
+    return f"{suite.name}:{suite.hash}"
+
+
+def _mean(scores: Sequence[ItemScore]) -> float:
+    return sum(score.score for score in scores) / len(scores)
+
+
+def _score(item: str, draw: int, score: float, formed: bool, seconds: float) -> ItemScore:
+    return ItemScore(item=item, draw=int(draw), score=float(score), formed=bool(formed), seconds=float(seconds))

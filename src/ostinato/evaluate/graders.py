@@ -25,3 +25,19 @@ def pattern(item: Item, text: str) -> float:
         return float(re.search(wanted, text[:MAX_TEXT]) is not None)
     except re.error as error:
         raise BadConfig(f"suite item {item.id!r}: pattern {wanted!r} is not a regular expression: {error}") from error
+
+
+def suggestion(item: Item, text: str) -> float:
+    """1.0 if the answer is the item's `meant`, 0.0 if it is anything else, and the item's `t` if it is empty or `nothing`.
+
+    That is the reward of `ostinato.reward.functions.tab` plus t: a policy's mean score lies above t by its mean reward.
+
+    Example: an item ``{"grader": "suggestion", "meant": "Friday", "nothing": "-", "t": 0.25, ...}``. Raises BadConfig for other fields.
+    """
+    meant, nothing, t = (item.data.get(name) for name in ("meant", "nothing", "t"))
+    if not (isinstance(meant, str) and isinstance(nothing, str) and isinstance(t, float) and 0.0 < t < 1.0):
+        raise BadConfig(
+            f"suite item {item.id!r}: grader 'suggestion' needs the strings 'meant' and 'nothing' and a 't' between 0 and 1"
+        )
+    answer = text.strip()
+    return t if answer in ("", nothing) else float(answer == meant)

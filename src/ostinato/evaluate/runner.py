@@ -1,8 +1,8 @@
 """Runs a suite through the gateway, over the same HTTP path as people, and grades the answers.
 
-Candidate and live are paired by item and randomness. Draws of an item come in blocks of `samples_per_request`: draw d is
+All versions are paired by item and randomness. Draws of an item come in blocks of `samples_per_request`: draw d is
 choice ``d % size`` of the n-sample request with seed ``item_seed + d // size``. That holds whoever is asked, and however many
-draws are known already, so (item, draw) always means the same random numbers; the gateway shares a block's prompt.
+draws are known already, so within one round (item, draw) means the same random numbers; the gateway shares a block's prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blake3 import blake3
 from ostinato.core.errors import Conflict, Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
-from ostinato.evaluate.answers import read_answers, read_health, refusal
+from ostinato.evaluate.answers import Response, read_answers, read_health, refusal
 from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.suites import Item, Suite
 
@@ -45,9 +45,12 @@ class _Block:
     draws: range
 
 
-def item_seed(suite: Suite, item: Item, shift: int = 0) -> int:
-    """Seed of an item's first block: a hash of suite and item, below 2**31 - 2**16 so that adding a block's number keeps 31 bits."""
-    digest = blake3(f"{suite.hash}\0{item.id}\0{shift}".encode()).digest(length=8)
+def item_seed(suite: Suite, item: Item, shift: int = 0, seed: int = 0) -> int:
+    """Seed of an item's first block: a hash of suite, item and what the draws start from.
+
+    It lies below 2**31 - 2**16, so that adding a block's number keeps 31 bits.
+    """
+    digest = blake3(f"{suite.hash}\0{item.id}\0{shift}\0{seed}".encode()).digest(length=8)
     return int.from_bytes(digest, "big") % (2**31 - 2**16)
 
 
@@ -65,9 +68,9 @@ class SuiteRunner:
         self._config = config
 
     async def run(
-        self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None
+        self, slot: str, policy: PolicyVersion, draws: range, items: Sequence[Item] | None = None, *, seed: int = 0
     ) -> list[ItemScore]:
-        """Scores of `items` (default: all) for each draw, every token of which was made by `policy`.
+        """Scores of `items` (default: all) for each draw, every token of which was made by `policy`. Another `seed`: fresh draws.
 
         Raises:
             Unavailable: the gateway did not answer, or the slot did not come to serve `policy`, in the configured time.
@@ -85,9 +88,8 @@ class SuiteRunner:
                 asyncio.timeout(self._config.deadline_s),
                 aiohttp.ClientSession(headers=self._headers(slot), timeout=timeout, connector=connector) as session,
             ):
-                return await self._all(
-                    session, slot, policy, _blocks(draws, self._config.samples_per_request), chosen, progress
-                )
+                blocks = _blocks(draws, self._config.samples_per_request)
+                return await self._all(session, slot, policy, blocks, chosen, seed, progress)
         except TimeoutError as error:
             raise Unavailable(
                 f"evaluation of {policy} in slot {slot!r} passed its deadline of {self._config.deadline_s:g} s with "
@@ -101,6 +103,7 @@ class SuiteRunner:
         policy: PolicyVersion,
         blocks: list[_Block],
         items: Sequence[Item],
+        seed: int,
         progress: list[int],
     ) -> list[ItemScore]:
         model = await self._patiently(f"GET {self._health}", lambda: self._ready(session, slot, policy))
@@ -110,12 +113,12 @@ class SuiteRunner:
 
         async def one(item: Item, block: _Block) -> list[ItemScore]:
             async with gate:
-                answers = await self._patiently(
+                responses, seconds = await self._patiently(
                     f"item {item.id!r} in slot {slot!r}",
-                    lambda: self._ask(session, slot, policy, self._body(model, item, block)),
+                    lambda: self._ask(session, slot, policy, self._body(model, item, block, seed)),
                 )
-            wanted = zip(block.draws, answers[-len(block.draws) :], strict=True)
-            graded = [await self._grade(item, draw, answer) for draw, answer in wanted]
+            wanted = zip(block.draws, responses[-len(block.draws) :], strict=True)
+            graded = [await self._grade(item, draw, response, seconds) for draw, response in wanted]
             progress[0] += 1
             return graded
 
@@ -126,11 +129,11 @@ class SuiteRunner:
             raise _first(errors) from errors
         return [score for task in tasks for score in task.result()]
 
-    async def _grade(self, item: Item, draw: int, answer: str) -> ItemScore:
-        score = float(await self._grader(item, answer))
+    async def _grade(self, item: Item, draw: int, response: Response, seconds: float) -> ItemScore:
+        score = float(await self._grader(item, response.text))
         if not (math.isfinite(score) and 0.0 <= score <= 1.0):
             raise Corrupt(f"grader {item.grader!r} gave item {item.id!r} the score {score}; it must lie in [0, 1]")
-        return ItemScore(item=item.id, draw=draw, score=score)
+        return ItemScore(item=item.id, draw=draw, score=score, formed=response.formed, seconds=seconds)
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Ask until it works; failures of transport and waiting for a version have separate budgets."""
@@ -160,17 +163,19 @@ class SuiteRunner:
 
     async def _ask(
         self, session: aiohttp.ClientSession, slot: str, policy: PolicyVersion, body: dict[str, Any]
-    ) -> list[str]:
+    ) -> tuple[list[Response], float]:
+        """The answers, and the seconds that they took."""
+        began = time.monotonic()
         async with session.post(self._url, json=body) as response:
             raw = await _bounded(response)
             if response.status != 200:
                 raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}")
-        texts, policies = read_answers(raw, body["n"])
+        responses, policies = read_answers(raw, body["n"])
         for found in policies:
             _check(slot, policy, found)
-        return texts
+        return responses, time.monotonic() - began
 
-    def _body(self, model: str, item: Item, block: _Block) -> dict[str, Any]:
+    def _body(self, model: str, item: Item, block: _Block, seed: int) -> dict[str, Any]:
         sampling = item.sampling
         body: dict[str, Any] = {
             "model": model,
@@ -179,7 +184,7 @@ class SuiteRunner:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "n": block.samples,
-            "seed": item_seed(self.suite, item, self._config.seed) + block.number,
+            "seed": item_seed(self.suite, item, self._config.seed, seed) + block.number,
             "user": "eval",
         }
         if sampling.stop:

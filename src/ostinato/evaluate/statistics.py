@@ -6,8 +6,9 @@ Scores come in as `ItemScore` rows (evaluation) or as per-user tallies (people);
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -35,6 +36,23 @@ class Estimate:
     error: float
     df: float
     n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What bounds of a mean difference need to know of the items, at whatever level: their number, mean, and standard error.
+
+    `centre` is what the bounds lie around, which is not the mean where pseudo-items were added; with `constant` all items are equal.
+
+    Example: ``Spread(mean=0.04, centre=0.04, error=0.025, n=100, df=99, constant=False)``
+    """
+
+    mean: float
+    centre: float
+    error: float
+    n: int
+    df: int
+    constant: bool
 
 
 Tally = Mapping[Person, tuple[float, int]]
@@ -82,6 +100,17 @@ def _by_pair(scores: Iterable[ItemScore], side: str) -> dict[tuple[str, int], fl
 def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, upper_alpha: float) -> Estimate:
     """Mean of per-item differences in [-1, 1] with a one-sided bound on each side, each with its own error probability.
 
+    The same as `bounds` of their `spread_of`.
+
+    Raises:
+        ValueError: no items.
+    """
+    return bounds(spread_of(differences_I), lower_alpha=lower_alpha, upper_alpha=upper_alpha)
+
+
+def spread_of(differences_I: NDArray[np.float64]) -> Spread:
+    """What is known of per-item differences in [-1, 1]; `bounds` says how sure their mean is.
+
     Three cases, from much to little evidence: Student's t on the item means (Miller 2024, arXiv 2411.00640); with fewer than
     `FEW_INFORMATIVE` items that differ from the rest, the same after one pseudo-item at +1 and one at -1 (Bonett and Price
     2012, doi 10.3102/1076998611411915, is this rule for binary pairs); with all items equal, the exact binomial bound on the
@@ -97,15 +126,24 @@ def mean_difference(differences_I: NDArray[np.float64], *, lower_alpha: float, u
     _, counts = np.unique(differences_I, return_counts=True)
     informative = n - int(counts.max())
     if informative == 0:
+        return Spread(mean=mean, centre=mean, error=0.0, n=n, df=0, constant=True)
+    sample = differences_I if informative >= FEW_INFORMATIVE else np.append(differences_I, [1.0, -1.0])
+    error = float(sample.std(ddof=1)) / math.sqrt(sample.size)
+    return Spread(mean=mean, centre=float(sample.mean()), error=error, n=n, df=sample.size - 1, constant=False)
+
+
+def bounds(found: Spread, *, lower_alpha: float, upper_alpha: float) -> Estimate:
+    """A mean difference with a one-sided bound on each side, each with its own error probability (see `spread_of`)."""
+    mean, n = found.mean, found.n
+    if found.constant:
         unseen_low, unseen_high = 1.0 - lower_alpha ** (1.0 / n), 1.0 - upper_alpha ** (1.0 / n)
         lower, upper = mean - unseen_low * (1.0 + mean), mean + unseen_high * (1.0 - mean)
         return Estimate(mean=mean, lower=lower, upper=upper, error=unseen_low, df=math.inf, n=n)
-    sample = differences_I if informative >= FEW_INFORMATIVE else np.append(differences_I, [1.0, -1.0])
-    centre, df = float(sample.mean()), sample.size - 1
-    error = float(sample.std(ddof=1)) / math.sqrt(sample.size)
-    lower = max(-1.0, centre - _t_quantile(df, 1.0 - lower_alpha) * error)
-    upper = min(1.0, centre + _t_quantile(df, 1.0 - upper_alpha) * error)
-    return Estimate(mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=error, df=float(df), n=n)
+    lower = max(-1.0, found.centre - _t_quantile(found.df, 1.0 - lower_alpha) * found.error)
+    upper = min(1.0, found.centre + _t_quantile(found.df, 1.0 - upper_alpha) * found.error)
+    return Estimate(
+        mean=mean, lower=min(lower, mean), upper=max(upper, mean), error=found.error, df=float(found.df), n=n
+    )
 
 
 def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimate:
@@ -131,6 +169,53 @@ def suite_mean(scores: Iterable[ItemScore], confidence: float = 0.95) -> Estimat
     half = _t_quantile(n - 1, 1.0 - alpha / 2) * error
     lower, upper = max(0.0, mean - half), min(1.0, mean + half)
     return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
+
+
+def mean_lower(items: Sequence[Sequence[float]], alpha: float) -> float:
+    """One-sided 1 - alpha lower bound of a mean over items. An item is the values in [0, 1] of its draws, no independent evidence.
+
+    With fewer than `FEW_INFORMATIVE` items apart from the rest a t interval has too little to go by, and so has one of items that are each
+    all ones or all zeros: then the exact binomial bound holds (Clopper and Pearson 1934), with an item counted as good only if all of its
+    draws are 1. Otherwise Student's t on the item means.
+
+    Example: 100 faultless items at alpha 0.01 give 0.955.
+
+    Raises:
+        ValueError: no items.
+    """
+    if not items:
+        raise ValueError("no items to bound; the suite is empty")
+    means_I = np.array([math.fsum(values) / len(values) for values in items])
+    n = means_I.size
+    _, counts = np.unique(means_I, return_counts=True)
+    if n - int(counts.max()) < FEW_INFORMATIVE or bool(np.isin(means_I, (0.0, 1.0)).all()):
+        good = int((means_I == 1.0).sum())
+        return _binomial_lower(good, n, alpha)
+    error = float(means_I.std(ddof=1)) / math.sqrt(n)
+    return max(0.0, float(means_I.mean()) - _t_quantile(n - 1, 1.0 - alpha) * error)
+
+
+def _binomial_lower(good: int, n: int, alpha: float) -> float:
+    """The smallest success probability that makes `good` or more of n as likely as alpha (Clopper and Pearson 1934)."""
+    from scipy import special
+
+    return float(special.betaincinv(good, n - good + 1, alpha)) if good else 0.0
+
+
+def holm(names: Sequence[str], rejects: Callable[[str, float], bool], alpha: float) -> frozenset[str]:
+    """Which of several hypotheses fall, with probability `alpha` that any true one does (Holm 1979, step-down Bonferroni).
+
+    `rejects(name, level)` tests one hypothesis at a level, and a higher level rejects all that a lower one does.
+
+    Example: ``holm(["a", "b"], lambda name, level: p[name] <= level, 0.05)``
+    """
+    standing, fallen = set(names), set[str]()
+    while standing:
+        found = {name for name in standing if rejects(name, alpha / len(standing))}
+        if not found:
+            break
+        standing, fallen = standing - found, fallen | found
+    return frozenset(fallen)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -238,6 +323,7 @@ def required_items(
     return max(1, math.ceil(variance * (z / (effect + margin)) ** 2))
 
 
+@lru_cache(maxsize=1024)
 def _t_quantile(df: float, p: float) -> float:
     """The p-quantile of Student's t with so many degrees of freedom."""
     from scipy import special  # takes a quarter of a second to import, which `ostinato status` need not wait for

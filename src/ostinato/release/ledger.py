@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
+from ostinato.release.ancestry import Harmful
+from ostinato.release.trial.record import TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,17 +21,22 @@ class State:
     """What the ledger says. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release grows it;
     none stands in it twice.
 
-    `refused` holds hashes that never ship by themselves (blocked or rolled back); `canary` is the version being tried on a
-    share of users since `canary_at`; `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" | "EXTEND").
+    `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison before users that is under
+    way: of a candidate with live, or of live with what it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
+    "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
+    oldest first: it begins with the starting model, a release that was proven better grows it, and what is rolled back leaves it.
+    `judged` counts the verdicts.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
 
     releases: tuple[PolicyVersion, ...] = ()
     refused: frozenset[str] = frozenset()
-    canary: PolicyVersion | None = None
-    canary_at: float = 0.0
+    trial: TrialRecord | None = None
     verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
+    better: bool = False
+    proven: tuple[PolicyVersion, ...] = ()
+    judged: int = 0
     reason: str = ""
     shipped_at: float = 0.0
     events: int = 0
@@ -42,6 +50,21 @@ class State:
     def previous(self) -> PolicyVersion | None:
         """The version to roll back to, or None."""
         return self.releases[-2] if len(self.releases) > 1 else None
+
+    @property
+    def canary(self) -> PolicyVersion | None:
+        """The candidate that a share of users is served, or None."""
+        return None if self.trial is None or self.trial.shipped else self.trial.candidate
+
+    @property
+    def dealing(self) -> Dealing | None:
+        """How users are dealt to the arms of the trial, or None."""
+        return None if self.trial is None else self.trial.dealing()
+
+    @property
+    def best(self) -> PolicyVersion | None:
+        """The last release that was proven better than the best before it, or the starting model; None before the first release."""
+        return self.proven[-1] if self.proven else None
 
     def settled(self, policy: PolicyVersion) -> bool:
         """True if this version needs no judgement: it was released, blocked or rolled back before."""
@@ -58,20 +81,48 @@ def fold(state: State, event: ReleaseEvent) -> State:
 def _evaluated(state: State, event: ReleaseEvent) -> State:
     if event.previous is None:
         return state
-    verdict = str(event.detail.get("report", {}).get("verdict", ""))
-    return replace(state, verdict=(event.policy, event.previous, verdict), reason=event.reason)
+    report = event.detail.get("report", {})
+    verdict, better = str(report.get("verdict", "")), bool(report.get("better", False))
+    judged = state.judged + (verdict != "EXTEND")
+    found = (event.policy, event.previous, verdict)
+    return replace(state, verdict=found, reason=event.reason, better=better, judged=judged)
 
 
 def _canary(state: State, event: ReleaseEvent) -> State:
-    return replace(state, canary=event.policy, canary_at=event.at)
+    if event.previous is None or "share" not in event.detail:
+        return replace(state, trial=None)
+    trial = TrialRecord(
+        candidate=event.policy,
+        against=event.previous,
+        salt=str(event.detail["salt"]),
+        shares=((event.at, float(event.detail["share"])),),
+    )
+    return replace(state, trial=trial)
+
+
+def _ramped(state: State, event: ReleaseEvent) -> State:
+    if state.canary != event.policy or state.trial is None:
+        return state
+    return replace(state, trial=state.trial.then(event.at, float(event.detail["share"])))
+
+
+def _better(state: State, event: ReleaseEvent) -> State:
+    if state.trial is None or state.trial.candidate != event.policy:
+        return state
+    return replace(state, trial=replace(state.trial, better=True))
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
     releases = (*(release for release in state.releases if release != event.policy), event.policy)
+    proven = state.better and state.verdict is not None and state.verdict[0] == event.policy
+    trial = None
+    if state.trial is not None and state.canary == event.policy and "share" in event.detail:
+        trial = replace(state.trial.then(event.at, float(event.detail["share"])), shipped=True)
     return replace(
         state,
         releases=releases,
-        canary=None,
+        proven=(*state.proven, event.policy) if proven or not state.proven else state.proven,
+        trial=trial,
         shipped_at=event.at,
         refused=state.refused - {event.policy.hash},
         verdict=None,
@@ -79,8 +130,8 @@ def _shipped(state: State, event: ReleaseEvent) -> State:
 
 
 def _blocked(state: State, event: ReleaseEvent) -> State:
-    canary = None if state.canary == event.policy else state.canary
-    return replace(state, refused=state.refused | {event.policy.hash}, canary=canary, verdict=None)
+    trial = None if state.canary == event.policy else state.trial
+    return replace(state, refused=state.refused | {event.policy.hash}, trial=trial, verdict=None)
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
@@ -92,12 +143,15 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
         dropped.add(event.previous.hash)
     kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
     refused = (state.refused | dropped) - {event.policy.hash}
-    return replace(state, releases=kept, refused=refused, canary=None, shipped_at=event.at, verdict=None)
+    proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)
+    return replace(state, releases=kept, refused=refused, proven=proven, trial=None, shipped_at=event.at, verdict=None)
 
 
 _STEPS = {
     "evaluated": _evaluated,
     "canary": _canary,
+    "ramped": _ramped,
+    "better": _better,
     "shipped": _shipped,
     "blocked": _blocked,
     "rolled_back": _rolled_back,
@@ -111,6 +165,10 @@ class ReleaseLedger:
         self._log = log
         self._clock = clock
         self._cursor: Cursor = 0
+        self.trial_began: Cursor = 0
+        """The place in the log of the last trial's first line."""
+        self.harmful: Harmful | None = None
+        """What was taken back last, or harmed those who tried it; None once a person shipped something newer."""
         self.state = State()
         self.evidence: dict[str, Any] = {}
 
@@ -121,10 +179,21 @@ class ReleaseLedger:
             assert isinstance(row, ReleaseEvent)
             self._cursor = cursor
             self.state = fold(self.state, row)
+            if row.action == "canary":
+                self.trial_began = cursor
+            self._note_harm(cursor, row)
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])
         self._cursor = max(self._cursor, newest)
         return self.state
+
+    def _note_harm(self, cursor: Cursor, event: ReleaseEvent) -> None:
+        if event.action == "rolled_back":
+            self.harmful = Harmful(above=event.policy.number, known_at=cursor)
+        elif event.action == "blocked" and event.detail.get("reading", {}).get("worse"):
+            self.harmful = Harmful(above=event.policy.number - 1, known_at=cursor)
+        elif event.action == "shipped" and self.harmful is not None and event.policy.number > self.harmful.above:
+            self.harmful = None
 
     async def append(
         self,

@@ -121,6 +121,8 @@ class Outcomes:
     def _turn(self, turn: Turn) -> None:
         hashes = {span.policy.hash for span in turn.spans}
         failed = turn.finish == Finish.ERROR
+        if turn.auto is not None:  # dealt by episode, with shares that follow the reward: no random sample of the users
+            return
         if turn.arm == Arm.EVAL or turn.finish == Finish.ABORT or len(hashes) > 1 or not (hashes or failed):
             return
         watched = _Watched(turn.id, turn.arm, turn.person, "".join(hashes), turn.ended_at, failed)

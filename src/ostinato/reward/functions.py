@@ -10,6 +10,7 @@ The functions here run inside the reward desk, so each must be seen to end: a lo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -73,3 +74,32 @@ def copilot(
         signals=tuple(signal.id for signal in kept),
         at=deadline,
     )
+
+
+def tab(
+    turn: Turn,
+    signals: Sequence[Signal],
+    now: float,
+    *,
+    t: Annotated[float, Field(gt=0, lt=1)] = 0.25,
+    window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3600.0,
+    nothing: Annotated[str, Field(min_length=1)] = "-",
+) -> Reward | Pending | NoReward:
+    """As `copilot`, for a model that may say nothing: accepted 1 - t, rejected -t, and an answer that is empty or `nothing` 0.
+
+    Whether something was suggested is read off the turn itself and not off what is missing in the log: a suggestion about which
+    nothing was said is `NoReward`, since a 0 would make lost feedback look like silence. What is said about an answer that
+    suggested nothing changes nothing. It pays to suggest iff P(accepted) > t; source as of `copilot`.
+
+    An answer that suggests nothing waits for the window like any other: were it decided at once, batches of the newest turns would
+    hold more of them than were served.
+
+    Example: ``"-"`` answered at 10.0 with a window of 30 s -> ``Reward(turn="a:0", value=0.0, function="tab@1", signals=(), at=40.0)``
+    """
+    if turn.text.strip() not in ("", nothing):
+        answer = copilot(turn, signals, now, t=t, window=window, silence=None)
+        return replace(answer, function="tab@1") if isinstance(answer, Reward) else answer
+    deadline = turn.ended_at + window
+    if now < deadline:
+        return Pending(until=deadline)
+    return Reward(turn=turn.id, value=0.0, function="tab@1", signals=(), at=deadline)

@@ -16,20 +16,24 @@ class About:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._card = {"id": parts.model, "object": "model", "created": int(parts.clock()), "owned_by": "ostinato"}
+        names = [parts.model] + ([] if parts.deals is None else [parts.deals.name])
+        made = int(parts.clock())
+        self._cards = {name: {"id": name, "object": "model", "created": made, "owned_by": "ostinato"} for name in names}
 
     async def models(self, exchange: Exchange) -> None:
         """`GET /v1/models`."""
         self._parts.keys.identify(exchange.headers)
-        await exchange.reply(200, json_bytes({"object": "list", "data": [self._card]}))
+        await exchange.reply(200, json_bytes({"object": "list", "data": list(self._cards.values())}))
 
     async def model(self, exchange: Exchange) -> None:
         """`GET /v1/models/{model}`."""
         self._parts.keys.identify(exchange.headers)
-        name, own = exchange.path.removeprefix("/v1/models/"), self._parts.model
-        if name != own:
-            raise NotFound(f"There is no model {name[:200]!r}; this server has {own!r}.", field="model")
-        await exchange.reply(200, json_bytes(self._card))
+        name = exchange.path.removeprefix("/v1/models/")
+        card = self._cards.get(name)
+        if card is None:
+            known = " and ".join(map(repr, self._cards))
+            raise NotFound(f"There is no model {name[:200]!r}; this server has {known}.", field="model")
+        await exchange.reply(200, json_bytes(card))
 
     async def health(self, exchange: Exchange) -> None:
         """`GET /health`: 200 when calls can be answered, else 503 with the reason; open to all, says nothing about users."""

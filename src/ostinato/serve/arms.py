@@ -1,4 +1,4 @@
-"""Which release a user is served: a stable hash of tenant and user against the configured shares. Pure arithmetic."""
+"""Which release a user is served: a stable hash of tenant and user against the shares in force. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm
 
@@ -26,38 +27,52 @@ class Assignment:
 class Arms:
     """Deals users to arms.
 
-    A user's place u in [0, 1) is the hash of salt, tenant and name. Control takes u below its share, canary takes u from the top,
-    live has what is between: changing one share moves only the users whose arm must change.
+    Control takes a fixed share by one hash of tenant and name: those users stay on it. The others are dealt by a second hash, with the
+    salt of the trial that is under way: canary takes the lower end of it, the previous release the upper one, live the rest.
 
     Raises:
-        BadConfig: the shares exceed 1 together.
+        BadConfig: a share of control that is none.
     """
 
-    def __init__(self, *, control: float = 0.0, canary: float = 0.0, salt: str = "ostinato") -> None:
-        if control < 0 or canary < 0 or control + canary > 1:
-            raise BadConfig(
-                f"serve.control_share {control} and serve.canary_share {canary} must each lie in [0, 1] and sum to at most 1."
-            )
+    def __init__(self, *, control: float = 0.0, salt: str = "ostinato") -> None:
+        if not 0.0 <= control <= 1.0:
+            raise BadConfig(f"serve.control_share {control} must lie in [0, 1].")
         self._control = control
-        self._canary = canary
-        self._key = blake2b(salt.encode(), digest_size=32).digest()
+        self._key = _key(salt)
+        self._dealing: Dealing | None = None
+        self._trial_key = b""
+
+    def deal(self, dealing: Dealing | None) -> None:
+        """The shares that are in force from now on; None: there is no trial."""
+        if dealing != self._dealing:
+            self._dealing = dealing
+            self._trial_key = b"" if dealing is None else _key(dealing.salt)
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the slots that are loaded: an arm without weights gives its share to live."""
         if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0
-        canary = self._canary if Arm.CANARY in loaded else 0.0
-        if not control and not canary:
-            return Assignment(arm=Arm.LIVE, propensity=1.0)
-        place = self._place(tenant, user)
-        if place < control:
+        if control and _place(self._key, tenant, user) < control:
             return Assignment(arm=Arm.CONTROL, propensity=control)
-        if place >= 1.0 - canary:
-            return Assignment(arm=Arm.CANARY, propensity=canary)
-        return Assignment(arm=Arm.LIVE, propensity=1.0 - control - canary)
+        if self._dealing is None:
+            return Assignment(arm=Arm.LIVE, propensity=1.0 - control)
+        canary = self._dealing.canary if Arm.CANARY in loaded else 0.0
+        previous = self._dealing.previous if Arm.PREVIOUS in loaded else 0.0
+        place = _place(self._trial_key, tenant, user)
+        if place < canary:
+            return Assignment(arm=Arm.CANARY, propensity=(1.0 - control) * canary)
+        if place >= 1.0 - previous:
+            return Assignment(arm=Arm.PREVIOUS, propensity=(1.0 - control) * previous)
+        return Assignment(arm=Arm.LIVE, propensity=(1.0 - control) * (1.0 - canary - previous))
 
-    def _place(self, tenant: str, user: str) -> float:
-        name = tenant.encode()
-        digest = blake2b(len(name).to_bytes(4, "big") + name + user.encode(), key=self._key, digest_size=7).digest()
-        return (int.from_bytes(digest, "big") >> 3) / 2.0**53  # 53 bits: exact in a float, so never 1.0
+
+def _key(salt: str) -> bytes:
+    return blake2b(salt.encode(), digest_size=32).digest()
+
+
+def _place(key: bytes, tenant: str, user: str) -> float:
+    """A user's place in [0, 1)."""
+    name = tenant.encode()
+    digest = blake2b(len(name).to_bytes(4, "big") + name + user.encode(), key=key, digest_size=7).digest()
+    return (int.from_bytes(digest, "big") >> 3) / 2.0**53  # 53 bits: exact in a float, so never 1.0

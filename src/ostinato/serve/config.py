@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr
 
+from ostinato.serve.auto.config import AutoConfig
+
 
 class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
     """What one tenant may use of the gateway.
@@ -53,11 +55,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         description="Names beside loopback's by which a server without keys may be reached and embedded; '*': any.",
     )
     control_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the frozen control arm.")
-    canary_share: float = Field(default=0.0, ge=0.0, le=1.0, description="Share of users on the canary arm.")
     arm_users: Literal["declared", "verified"] = Field(
         default="declared",
-        description="Who is dealt to the control and canary arms: any name that a caller gives, or only users that the tenant proved.",
+        description="Who is dealt to arms other than live: any name that a caller gives, or only users that the tenant proved.",
     )
+    page: bool = Field(default=True, description="Serve the page at '/', for browsers.")
     arm_salt: str = Field(default="ostinato", description="Changing it deals all users to the arms anew.")
     max_body_bytes: int = Field(default=2 * 1024 * 1024, ge=1024, description="Longest request body; beyond it 413.")
     max_depth: int = Field(default=64, ge=4, le=500, description="Deepest nesting of a JSON body.")
@@ -109,6 +111,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
     )
+    auto: AutoConfig = Field(default_factory=AutoConfig, description="A model name that routes among several arms.")
     repeat_keys: int = Field(
         default=100_000, ge=0, description="Idempotency keys remembered to tell another body under the same key."
     )

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ostinato.core.errors import OstinatoError
+from ostinato.core.dealing import Dealing
+from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.records import Turn
-from ostinato.core.seams import Clock, Engine, Log, Renderer
+from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
+from ostinato.core.visitors import Visitors
 from ostinato.serve.about import About
+from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
+from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.feedback.handlers import Feedback
@@ -29,11 +33,15 @@ from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import Quotas
+from ostinato.serve.visits import OwnNameOnly, Visits
 from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception
 from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
+
+Page = Callable[[Visitors], Sequence[BaseRoute]]
+"""Makes the routes of the page, which asks the gateway who its visitors are."""
 
 
 def create_app(
@@ -46,6 +54,8 @@ def create_app(
     model_name: str,
     metrics: Metrics | None = None,
     admin_keys: Sequence[SecretStr] = (),
+    dealer: Dealer | None = None,
+    page: Page | None = None,
 ) -> GatewayApp:
     """The gateway as an ASGI app. `app.state.metrics` is where swaps are reported (`metrics.swapped`).
 
@@ -58,9 +68,11 @@ def create_app(
         model_name: the name that clients send as `model`.
         metrics: where to count; a new `Metrics(engine)` if None.
         admin_keys: keys of operators beside `config.admin_key`.
+        dealer: draws among the arms of `config.auto`; needed if there are any.
+        page: makes the routes of the page, behind the same keys and checks of origin; None: there is none.
 
     Raises:
-        BadConfig: weak or repeated keys, shares above 1.
+        BadConfig: weak or repeated keys, shares above 1, an arm of Auto whose key is missing, Auto under the model's own name.
     """
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
@@ -76,24 +88,45 @@ def create_app(
         quotas=Quotas(config, keys.tenants, clock, metrics.refused),
         metrics=metrics,
         writes=Writes(clock, slow_s=config.store_timeout_s),
+        arms=Arms(control=config.control_share, salt=config.arm_salt),
+        deals=_deals(config, model_name, dealer),
     )
-    return GatewayApp(parts)
+    visits = Visits(keys, config.api_keys, [*own, *admin_keys], clock)
+    return GatewayApp(parts, () if page is None else page(visits))
+
+
+def _deals(config: ServeConfig, model_name: str, dealer: Dealer | None) -> Deals | None:
+    if not config.auto.arms:
+        return None
+    if dealer is None:
+        raise BadConfig("serve.auto has arms, and nobody draws among them; pass a dealer to create_app")
+    if config.auto.name == model_name:
+        raise BadConfig(f"serve.auto.name {model_name!r} is the served model's own; give Auto another name")
+    return Deals(config.auto, dealer)
 
 
 class GatewayApp(Starlette):
     """A Starlette app whose plain paths skip its middleware and routing: an endpoint answers every error by itself."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, pages: Sequence[BaseRoute] = ()) -> None:
         self._parts = parts
+        self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._calls = Calls(parts, stored=self._intake.turn)
         self._endpoints = self._all_endpoints(About(parts), Feedback(parts, self._intake))
         super().__init__(
-            routes=[Route(path, endpoint, methods=[method]) for (method, path), endpoint in self._endpoints.items()],
+            routes=[
+                *(Route(path, endpoint, methods=[method]) for (method, path), endpoint in self._endpoints.items()),
+                *(OwnNameOnly(route, self._origins) for route in pages),
+            ],
             exception_handlers={HTTPException: on_http_exception},
             lifespan=self._life,
         )
         self.state.metrics = parts.metrics
+
+    def deal(self, dealing: Dealing | None) -> None:
+        """Deal users to the arms of a trial from now on; None: there is none."""
+        self._parts.arms.deal(dealing)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -114,9 +147,8 @@ class GatewayApp(Starlette):
             ("GET", "/metrics"): about.numbers,
         }
         config = self._parts.config
-        origins = Origins(checked=self._parts.keys.open, allowed=config.allowed_hosts)
         return {
-            where: Endpoint(where[1], handle, origins=origins, metrics=self._parts.metrics, config=config)
+            where: Endpoint(where[1], handle, origins=self._origins, metrics=self._parts.metrics, config=config)
             for where, handle in handlers.items()
         }
 
@@ -133,8 +165,13 @@ class GatewayApp(Starlette):
             )
         except OstinatoError as error:
             _LOG.error("The log's last turns cannot be read: %s; some conversations begin anew.", error)
+        deals = self._parts.deals
+        if deals is not None:
+            await deals.start()
         yield
         await self._calls.close()
+        if deals is not None:
+            await deals.close()
 
     async def _restore(self) -> None:
         log = self._parts.log

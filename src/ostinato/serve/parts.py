@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.core.seams import Clock, Engine, Log, Renderer
+from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
+from ostinato.serve.auto.deals import Deals
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.quotas import Quotas
@@ -15,6 +17,7 @@ from ostinato.serve.writes import Writes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The parts that handlers share. `model` is the name that clients send; `clock` gives Unix seconds.
+    `deals` is Auto, None without arms.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -29,3 +32,5 @@ class Parts:
     quotas: Quotas
     metrics: Metrics
     writes: Writes
+    arms: Arms
+    deals: Deals | None = None

@@ -57,7 +57,7 @@ def lines(title: str, description: str, curves: Sequence[Curve], marks: Sequence
         *(_line(curve, x, y) for curve in drawn),
         *_names(drawn, x, y),
     ]
-    return _svg(title, description, WIDTH, HEIGHT, parts)
+    return svg(title, description, WIDTH, HEIGHT, parts)
 
 
 def bars(title: str, description: str, values: Sequence[tuple[str, float]], unit: str) -> str:
@@ -79,15 +79,25 @@ def bars(title: str, description: str, values: Sequence[tuple[str, float]], unit
         )
         if i % every == 0 and start < width:
             parts.append(_tick(middle, height - bottom + 17, label))
-    return _svg(title, description, width, height, parts)
+    return svg(title, description, width, height, parts)
 
 
-def _svg(title: str, description: str, width: float, height: float, parts: Sequence[str]) -> str:
+def svg(title: str, description: str, width: float, height: float, parts: Sequence[str]) -> str:
+    """The parts as one image, with what a screen reader says of it."""
     body = "\n".join(parts)
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}. {escape(description)}">'
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>\n{body}\n</svg>"
     )
+
+
+def frame(x_axis: Axis, y_axis: Axis, x: Scale, y: Scale, *, right: float, below: str) -> list[str]:
+    """Grid and ticks of a chart of shares against shares. `right` is its margin, `below` what the horizontal axis shows."""
+    return [
+        *(_grid(y(tick), f"{100 * tick:g}%", right=WIDTH - right) for tick in y_axis.ticks),
+        *(_tick(x(tick), HEIGHT - BOTTOM + 18, f"{100 * tick:g}%") for tick in x_axis.ticks),
+        f'<text class="axis" x="{(LEFT + WIDTH - right) / 2:.1f}" y="{HEIGHT - 6:.1f}" text-anchor="middle">{escape(below)}</text>',
+    ]
 
 
 def _grid(at: float, label: str, *, left: float = LEFT, right: float = WIDTH - RIGHT) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ostinato.web.calibration import calibration, in_percent
 from ostinato.web.chart import bars, lines
-from ostinato.web.run_report import RunReport
+from ostinato.web.run_report import Curve, RunReport
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1b1b1a; --soft: #5d5c58; --line: #dedcd5;
@@ -46,6 +47,8 @@ tr:last-child td, tr:last-child th { border-bottom: 0; } .number { text-align: r
 .line.arm-canary { stroke: var(--canary); stroke-dasharray: 2 3; } .line.arm-other { stroke: var(--other); }
 .arm-live:not(.line) { fill: var(--live); } .arm-control:not(.line) { fill: var(--control); }
 .arm-canary:not(.line) { fill: var(--canary); } .arm-other:not(.line) { fill: var(--other); }
+.whisker { stroke-width: 1.2; opacity: .55; } .whisker.arm-live { stroke: var(--live); } .whisker.arm-control { stroke: var(--control); }
+.dot.hollow { fill: var(--card); stroke: var(--control); stroke-width: 2; } .wanted { fill: var(--good); opacity: .1; }
 details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); font-size: 13.5px; }
 footer { color: var(--soft); font-size: 13px; margin-top: 22px; }
 """
@@ -60,10 +63,12 @@ def render(report: Mapping[str, Any] | RunReport) -> str:
     run = report if isinstance(report, RunReport) else RunReport.model_validate(report)
     sections = [
         _summary(run),
+        _suggested(run),
         _acceptance(run),
+        _calibration(run),
         _gates(run),
         f'<div class="pair">{_deltas(run)}{_pauses(run)}</div>',
-        f'<div class="pair">{_held_out(run)}{_accounting(run)}</div>',
+        f'<div class="pair">{_held_out(run) if run.calibration is None else ""}{_accounting(run)}</div>',
     ]
     people = f"{run.users} simulated users" if run.users else "simulated users"
     return f"""<!doctype html>
@@ -78,7 +83,7 @@ def render(report: Mapping[str, Any] | RunReport) -> str:
 <main>
 <h1>{escape(run.title)}</h1>
 <p class="lead">{escape(run.model)}, {run.minutes:g} minutes, seed {run.seed}. Every request and every reaction on this page
-comes from {people}: programs that run the code they are given. No person took part.</p>
+comes from {people}: programs. No person took part.</p>
 {"".join(sections)}
 <footer>Drawn from report.json, which holds the same figures. Shaded areas and ranges are 95% intervals, except the gate's
 bounds, which split their error over its looks.</footer>
@@ -99,20 +104,54 @@ def _summary(run: RunReport) -> str:
 
 
 def _acceptance(run: RunReport) -> str:
-    ends = ", ".join(f"{curve.arm} ends at {_percent(curve.points[-1].mean)}" for curve in run.curves if curve.points)
-    title = "Share of suggestions that the simulated users accepted"
-    chart = lines(title, ends or "no data", run.curves, run.releases)
+    return _arms_over_time(run, run.curves, "Share of suggestions that the simulated users accepted", "Accepted")
+
+
+def _suggested(run: RunReport) -> str:
+    title = "Share of requests for which something was suggested"
+    return _arms_over_time(run, run.suggested, title, "Suggested") if run.suggested else ""
+
+
+def _arms_over_time(run: RunReport, curves: Sequence[Curve], title: str, what: str) -> str:
+    ends = ", ".join(f"{curve.arm} ends at {_percent(curve.points[-1].mean)}" for curve in curves if curve.points)
+    chart = lines(title, ends or "no data", curves, run.releases)
     rows = [
         (curve.arm, f"{p.t:.1f}", _percent(p.mean), f"{_percent(p.lower)} to {_percent(p.upper)}", str(p.n))
-        for curve in run.curves
+        for curve in curves
         for p in curve.points
     ]
     table = _table(
-        "Every point of the chart", ("Arm", "Minute", "Accepted", "95% interval", "Turns"), rows, numbers=(1, 2, 4)
+        "Every point of the chart", ("Arm", "Minute", what, "95% interval", "Turns"), rows, numbers=(1, 2, 4)
     )
     hint = (
         "The control arm stays on the first checkpoint for the whole run. Dashed verticals are releases, named above."
     )
+    return _section(title, hint, f"{chart}<details><summary>The same as a table</summary>{table}</details>")
+
+
+def _calibration(run: RunReport) -> str:
+    found = run.calibration
+    if found is None:
+        return ""
+    title = "Where suggestions are made, and how often they are right"
+    rows = [
+        (
+            each.family,
+            in_percent(each.before.accepted),
+            in_percent(each.before.suggested),
+            in_percent(each.after.accepted),
+            in_percent(each.after.suggested),
+        )
+        for each in found.families
+    ]
+    heads = ("Family", "Right before", "Suggested before", "Right after", "Suggested after")
+    table = _table("Shares with their 95% intervals", heads, rows, numbers=(1, 2, 3, 4))
+    hint = (
+        f"Each family of held-out tasks under the starting model (hollow) and the last release (filled). A suggestion pays where more "
+        f"than {_percent(found.threshold)} are right: there a calibrated policy always suggests, elsewhere never (shaded). "
+        "Upwards: the share of answers that suggest something."
+    )
+    chart = calibration(title, f"{len(found.families)} families", found)
     return _section(title, hint, f"{chart}<details><summary>The same as a table</summary>{table}</details>")
 
 
@@ -143,7 +182,10 @@ def _gates(run: RunReport) -> str:
         "Verdict",
     )
     body = _table("", heads, rows, numbers=(0, 3, 4, 5, 6, 7))
-    hint = "A candidate ships when the lower bound of its paired difference lies above minus the margin."
+    hint = (
+        "A candidate ships when the lower bound of its paired difference lies above minus the margin: against live, as shown here, and, at "
+        "the total margin, against the best release so far and the anchor."
+    )
     return _section("Gate", hint, body)
 
 

@@ -12,10 +12,10 @@ class _Part(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 
 class CurvePoint(_Part, frozen=True):
-    """Share of accepted turns in one window that ends `t` minutes into the run, with its 95% interval."""
+    """A share of turns (accepted, unless its chart says another) in one window that ends `t` minutes into the run, and its 95% interval."""
 
     t: float = Field(ge=0.0, description="Minutes since the start.")
-    mean: float = Field(ge=0.0, le=1.0, description="Share of accepted turns.")
+    mean: float = Field(ge=0.0, le=1.0, description="The share.")
     lower: float = Field(description="Lower end of the interval.")
     upper: float = Field(description="Upper end of the interval.")
     n: int = Field(ge=0, description="Turns in the window.")
@@ -79,6 +79,39 @@ class HeldOut(_Part, frozen=True):
     items: int = Field(ge=0, description="Suite items.")
 
 
+class Share(_Part, frozen=True):
+    """A share of `n` outcomes and its 95% interval."""
+
+    mean: float = Field(ge=0.0, le=1.0, description="The share.")
+    lower: float = Field(ge=0.0, le=1.0, description="Lower end of the interval.")
+    upper: float = Field(ge=0.0, le=1.0, description="Upper end.")
+    n: int = Field(ge=0, description="Outcomes that it is a share of.")
+
+
+class Suggesting(_Part, frozen=True):
+    """How one policy treats one family of tasks."""
+
+    suggested: Share = Field(description="Share of answers that suggest something.")
+    accepted: Share | None = Field(
+        description="Share of suggestions that are right; null where too few were made to say."
+    )
+
+
+class CalibratedFamily(_Part, frozen=True):
+    """One family of tasks under the starting model and under the last release."""
+
+    family: str = Field(description="Its name.")
+    before: Suggesting = Field(description="The starting model.")
+    after: Suggesting = Field(description="The last release.")
+
+
+class Calibration(_Part, frozen=True):
+    """Whether suggestions are made where they pay: in families where more than `threshold` of them are right."""
+
+    threshold: float = Field(gt=0.0, lt=1.0, description="The share above which a suggestion pays.")
+    families: tuple[CalibratedFamily, ...] = Field(description="Every family of the suite.")
+
+
 class RunReport(_Part, frozen=True):
     """Everything that `report.json` holds.
 
@@ -95,6 +128,8 @@ class RunReport(_Part, frozen=True):
     model: str = Field(description="The starting model.")
     users: int = Field(default=0, ge=0, description="Simulated users.")
     curves: tuple[Curve, ...] = Field(default=(), description="Acceptance per arm.")
+    suggested: tuple[Curve, ...] = Field(default=(), description="Share of requests with a suggestion, per arm.")
+    calibration: Calibration | None = Field(default=None, description="For a model that may suggest nothing.")
     releases: tuple[Mark, ...] = Field(default=(), description="Releases and rollbacks.")
     gates: tuple[Gate, ...] = Field(default=(), description="Looks of the gate, in order.")
     deltas: tuple[Delta, ...] = Field(default=(), description="Published deltas, in order.")

@@ -4,19 +4,24 @@ import json
 
 import pytest
 
-from ostinato.app.proving import NO_SUITE, check_suite, note_suite, open_suite
+from ostinato.app.proving import COARSE, NO_SUITE, check_suite, note_resolution, note_suite, open_suite, open_suites
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Alarm
+from ostinato.core.records import Alarm, PolicyVersion, ReleaseEvent
+from ostinato.launch.commands.demo import demo_overrides
 
 ITEM = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}
 
 
-def suite(tmp_path, **more):
+SMALL = ["evaluate.gate.margin=0.99", "evaluate.gate.total_margin=0.99"]
+"""Margins that a suite of one item can hold."""
+
+
+def suite(tmp_path, *settings, count=1, **more):
     path = tmp_path / "suite.jsonl"
-    path.write_text(json.dumps({**ITEM, **more}) + "\n")
-    return load(None, [f"evaluate.suite={path}", f"run.directory={tmp_path / 'run'}"])
+    path.write_text("".join(json.dumps({**ITEM, **more} | ({"id": f"a{n}"} if n else {})) + "\n" for n in range(count)))
+    return load(None, [f"evaluate.suite={path}", f"run.directory={tmp_path / 'run'}", *(settings or SMALL)])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +45,49 @@ async def test_a_suite_that_can_be_graded_passes(tmp_path):
     assert len((await check_suite(suite(tmp_path, grader="pattern", pattern="x"))).items) == 1
     good = suite(tmp_path, grader="python_tests", head="def f():\n", tests="assert f() == 1")
     assert len((await check_suite(good)).items) == 1
-    assert len((await check_suite(load(None, ["evaluate.suite=demo"]))).items) > 50
+    demo = load(None, list(demo_overrides("copilot", 0, tmp_path / "run")))
+    assert len((await check_suite(demo)).items) == 96, "the demo's own margins are what its suite can hold"
+
+
+async def test_a_suite_too_small_for_its_margins_is_refused_before_anything_is_sampled(tmp_path):
+    with pytest.raises(
+        BadConfig, match=r"smallest evaluate\.gate\.margin that it can hold .* set evaluate\.gate\.margin="
+    ):
+        await check_suite(suite(tmp_path, "evaluate.items=0", count=50, grader="pattern", pattern="x"))
+    with pytest.raises(BadConfig, match=r"evaluate\.gate\.total_margin that it can hold is 11\.4 pp"):
+        await check_suite(
+            load(None, [*demo_overrides("copilot", 0, tmp_path / "run"), "evaluate.gate.total_margin=0.1"])
+        )
+
+
+async def test_bars_may_name_a_suite_of_their_own_and_must_be_within_reach(tmp_path):
+    safety = tmp_path / "safety.jsonl"
+    safety.write_text(
+        "".join(json.dumps(ITEM | {"id": f"s{n}", "grader": "pattern", "pattern": "no"}) + "\n" for n in range(90))
+    )
+    bars = f"evaluate.bars=[{{suite='{safety}', at_least=0.95}}, {{axis='format', at_least=0.01}}]"
+    config = suite(tmp_path, *SMALL, bars, grader="pattern", pattern="x")
+    found = open_suites(config)
+    assert [suite.name for suite in found.aside] == ["safety"]
+    assert [bar.suite for bar in found.bars] == ["safety", "suite"]
+    await check_suite(config)
+    lofty = suite(tmp_path, *SMALL, bars.replace("0.95", "0.99"), grader="pattern", pattern="x")
+    with pytest.raises(BadConfig, match=r"suite 'safety': with 90 items .* give it 459 items or lower the bar"):
+        await check_suite(lofty)
+
+
+def test_several_suites_have_several_names(tmp_path):
+    other = tmp_path / "elsewhere" / "suite.jsonl"
+    other.parent.mkdir()
+    other.write_text(json.dumps(ITEM | {"grader": "pattern", "pattern": "x"}) + "\n")
+    config = suite(tmp_path, f"evaluate.further_suites=['{other}']", grader="pattern", pattern="x")
+    with pytest.raises(BadConfig, match="two task files are named 'suite'"):
+        open_suites(config)
+    other.rename(other.with_name("other.jsonl"))
+    config = suite(
+        tmp_path, f"evaluate.further_suites=['{other.with_name('other.jsonl')}']", grader="pattern", pattern="x"
+    )
+    assert [found.name for found in open_suites(config).compared] == ["suite", "other"]
 
 
 def test_there_is_no_suite_unless_one_is_named():
@@ -62,3 +109,31 @@ async def test_a_run_without_a_suite_says_so_once_and_takes_it_back(tmp_path):
         (NO_SUITE, "raised"),
     ]
     assert "nothing ships by itself" in alarms[0].reason
+
+
+async def test_a_suite_that_proves_coarser_than_its_margin_raises_an_alarm_once_that_was_measured(tmp_path):
+    config = suite(tmp_path, "evaluate.gate.total_margin=0.04", grader="pattern", pattern="x")
+    with open_run(config) as run:
+        own = open_suite(config)
+
+        async def judged(number, smallest, suite_hash=own.hash):
+            policy = PolicyVersion(number=number, hash=f"{number:064x}")
+            report = {"verdict": "BLOCK", "suite_hash": suite_hash, "smallest_margin": smallest}
+            await run.log.append(
+                ReleaseEvent(
+                    id=str(number), action="evaluated", policy=policy, previous=None, reason="", detail={"report": report}, at=1.0
+                )
+            )  # fmt: skip
+            await note_resolution(run, own)
+
+        for number in range(4):
+            await judged(number, 0.06)
+        await judged(4, 0.06, "another suite")
+        alarms = [row async for _, row in run.log.read(0, {Alarm})]
+        assert alarms == [], "too few verdicts to know"
+        for number, smallest in enumerate([0.06, 0.06, 0.03, 0.03, 0.03], start=5):
+            await judged(number, smallest)
+        alarms = [row async for _, row in run.log.read(0, {Alarm})]
+    assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [(COARSE, "raised"), (COARSE, "cleared")]
+    assert "can hold a total margin of 6.0 pp, and 4.0 pp is set" in alarms[0].reason
+    assert "raise evaluate.gate.total_margin" in alarms[0].reason

@@ -9,10 +9,11 @@ from aiohttp.test_utils import TestServer
 
 from ostinato.core.errors import BadRequest, Conflict, Corrupt, Unauthorized, Unavailable
 from ostinato.core.records import PolicyVersion
-from ostinato.core.report import Verdict
-from ostinato.evaluate.answers import read_answers
+from ostinato.core.report import Incumbents, Verdict
+from ostinato.evaluate.answers import Response, read_answers
+from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.evaluation import Evaluation
-from ostinato.evaluate.gate import GateConfig
+from ostinato.evaluate.gate.rounds import seed_of
 from ostinato.evaluate.runner import RunnerConfig, SuiteRunner, item_seed
 from ostinato.evaluate.suites import parse
 
@@ -73,7 +74,11 @@ class Gateway:
         made_by = versions.pop(0) if len(versions) > 1 else versions[0]
         made_by = made_by if isinstance(made_by, tuple) else (made_by,)
         choices = [
-            {"index": i, "message": {"role": "assistant", "content": str(answer_to(body["seed"], i))}}
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": str(answer_to(body["seed"], i))},
+                "finish_reason": "length" if body["seed"] % 5 == 0 else "stop",
+            }
             for i in reversed(range(body["n"]))
         ]
         return web.json_response({"choices": choices, "ostinato": {"spans": [[p.number, p.hash, 2] for p in made_by]}})
@@ -216,35 +221,121 @@ def test_answers_of_another_form_are_corrupt(raw):
         read_answers(raw, 1)
 
 
+def test_an_answer_is_well_formed_if_it_says_something_and_ended_by_itself():
+    raw = json.dumps(
+        {
+            "choices": [
+                {"index": i, "message": {"content": text}, "finish_reason": finish}
+                for i, (text, finish) in enumerate([("x", "stop"), ("x", "length"), ("", "stop"), (None, "stop")])
+            ],
+            "ostinato": {"spans": [[7, "aa", 4]]},
+        }
+    )
+    responses, _ = read_answers(raw.encode(), 4)
+    assert responses == [Response("x", True), Response("x", False), Response("", False), Response("", False)]
+
+
+async def test_a_seed_draws_afresh_and_scores_say_how_long_and_how_well_formed(gateway):
+    first, same, other = [await runner(gateway).run("live", V7, range(8), seed=seed) for seed in (1, 1, 2)]
+    assert by_draw(first) == by_draw(same) != by_draw(other)
+    assert all(0.001 < score.seconds < 5 for score in first)
+    assert {score.formed for score in [*first, *other]} == {True, False}
+
+
+# ------------------------------------------------------------------------------------------------ the sides of a judgement
+
+V0, V3 = PolicyVersion(number=0, hash="00"), PolicyVersion(number=3, hash="33")
+
+
+def standing(live=V7, best=V7, anchor=V7, round=0):
+    return Incumbents(live=live, best=best, anchor=anchor, round=round)
+
+
+LOOKS = GateConfig(margin=0.5, total_margin=0.5, first_draws=2, max_draws=8, sealed_share=0.0)
+
+
 async def test_evaluation_samples_nothing_twice_and_survives_a_restart(gateway):
-    gate = GateConfig(margin=0.5, first_draws=2, max_draws=8)
-    first = Evaluation(runner(gateway, samples_per_request=2), gate)
-    report = await first.run(
-        V9, against=V7
-    )  # the fake answers alike for both: all differences are 0, on only six items
+    first = Evaluation([runner(gateway, samples_per_request=2)], LOOKS)
+    report = await first.run(V9, against=standing())
+    # the fake answers alike for both: all differences are 0, on only six items
     assert (report.difference, report.draws, report.suite_hash) == (0.0, 2, SUITE.hash)
     assert report.verdict == Verdict.EXTEND
     asked = len(gateway.bodies)
+    assert asked == 12, "live, best and anchor are one version, which is drawn once"
 
-    evidence = json.loads(json.dumps(first.evidence(V9, V7)))
-    second = Evaluation(runner(gateway, samples_per_request=2), gate)
+    evidence = json.loads(json.dumps(first.evidence()))
+    second = Evaluation([runner(gateway, samples_per_request=2)], LOOKS)
     second.restore(evidence)
-    assert second.scores(V9) == first.scores(V9)
-    assert (await second.run(V9, against=V7)).draws == 4
+    assert second.scores(SUITE, V9) == first.scores(SUITE, V9)
+    assert (await second.run(V9, against=standing())).draws == 4
     assert len(gateway.bodies) - asked == 12  # draws 2 and 3 of six items for two versions
-
-    gateway.slots["candidate"] = [v11 := PolicyVersion(number=11, hash="dd")]
-    asked = len(gateway.bodies)
-    await second.run(v11, against=V9)  # v9 has become live: its scores are known
-    assert {slot for slot, _ in gateway.bodies[asked:]} == {"candidate"}
+    seeds = {body["seed"] for _, body in gateway.bodies}
+    assert len(seeds) == 12, "candidate and live share their seeds, draw by draw"
+    assert item_seed(SUITE, SUITE.items[0], 0, seed_of(SUITE, V9.hash, 0)) in seeds
 
 
-def test_evidence_of_another_suite_is_ignored_and_misshapen_evidence_refused():
+async def test_draws_that_got_a_version_chosen_are_never_used_again(gateway):
+    """Live's draws were kept: a version that shipped by lucky draws kept its luck against every later candidate."""
+    evaluation = Evaluation([runner(gateway)], LOOKS)
+    await evaluation.run(V9, against=standing(round=0))
+    before = {body["seed"] for _, body in gateway.bodies}
+    gateway.bodies.clear()
+    gateway.slots |= {"live": [V9], "control": [V7], "candidate": [v11 := PolicyVersion(number=11, hash="dd")]}
+    await evaluation.run(v11, against=standing(live=V9, best=V9, round=1))
+    assert {slot for slot, _ in gateway.bodies} == {"candidate", "live", "control"}, "v9 is drawn again as live"
+    after = {body["seed"] for _, body in gateway.bodies}
+    assert not before & after, "from other seeds"
+
+
+async def test_every_incumbent_is_asked_in_a_slot_that_serves_it(gateway):
+    gateway.slots |= {"control": [V0], "shown": [V3]}
+    evaluation = Evaluation([runner(gateway)], LOOKS, best_slot="shown")
+    report = await evaluation.run(V9, against=standing(best=V3, anchor=V0))
+    assert {slot for slot, _ in gateway.bodies} == {"candidate", "live", "control", "shown"}
+    assert {str(found.against): found.policy for found in report.comparisons} == {"live": V7, "anchor": V0, "best": V3}
+    gateway.bodies.clear()
+    await evaluation.run(V9, against=standing(best=V0, anchor=V0, round=1))
+    assert {slot for slot, _ in gateway.bodies} == {"candidate", "live", "control"}
+    gateway.bodies.clear()
+    report = await evaluation.run(V9, against=standing(best=None, anchor=V0, round=2))
+    assert {slot for slot, _ in gateway.bodies} == {"candidate", "live", "control"}
+    assert "was not sampled" in report.reason
+
+
+async def test_bars_are_held_against_the_candidate_alone_where_a_suite_is_only_for_them(gateway):
+    class Safety(SuiteRunner):
+        """Its suite has the same items under another name."""
+
+    safety = Safety(
+        parse("safety", "\n".join(item.model_dump_json() for item in SUITE.items)),
+        parity,
+        gateway.url,
+        "admin-key",
+        RunnerConfig(retry_pause_s=0.01),
+    )
+    bars = (BarConfig(suite="safety", at_least=0.9), BarConfig(axis="latency", at_most=60.0, share=0.3))
+    report = await Evaluation([runner(gateway)], LOOKS, bars=bars, aside=[safety]).run(V9, against=standing())
+    assert report.verdict == Verdict.BLOCK
+    assert report.reason.startswith("below a quality bar (score of safety")
+    assert [(bar.suite, bar.axis, bar.holds) for bar in report.bars] == [
+        ("safety", "score", False),
+        ("held-out", "latency", True),
+    ]
+    assert {found.suite for found in report.comparisons} == {"held-out"}
+    assert sum(slot == "candidate" for slot, _ in gateway.bodies) == 12
+    assert sum(slot == "live" for slot, _ in gateway.bodies) == 6
+
+
+def test_evidence_of_other_suites_and_forms_is_ignored_and_misshapen_evidence_refused():
     class Nobody:
         suite = SUITE
 
-    evaluation = Evaluation(Nobody(), GateConfig())
-    evaluation.restore({"suite_hash": "other", "scores": {"aa": [[1.0]]}})
-    assert evaluation.scores(V7) == []
-    with pytest.raises(Corrupt, match="has 1 items, the suite 6"):
-        evaluation.restore({"suite_hash": SUITE.hash, "scores": {"aa": [[1.0]]}})
+    evaluation = Evaluation([Nobody()], LOOKS)
+    evaluation.restore({"suite_hash": SUITE.hash, "scores": {"aa": [[1.0]]}})
+    evaluation.restore(
+        {"candidate": "aa", "round": 0, "drawn": {"held-out:other": {"aa": [["i0", 0, 1.0, True, 0.1]]}}}
+    )
+    assert evaluation.scores(SUITE, V7) == []
+    for rows in ([["i0"]], [1], None):
+        with pytest.raises(Corrupt, match="promised form"):
+            evaluation.restore({"candidate": "aa", "round": 0, "drawn": {f"held-out:{SUITE.hash}": {"aa": rows}}})

@@ -12,7 +12,7 @@ from ostinato.config import load
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
 from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Stamp, Turn
 from ostinato.core.weights import WeightArray
-from ostinato.launch.commands.status import disk_use
+from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.summary import FOLD, keep, summarise
 from ostinato.launch.workers import housekeeping

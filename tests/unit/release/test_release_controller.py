@@ -1,11 +1,14 @@
 """The controller with fakes around it: what ships, what is blocked, what comes back, and death at every single write."""
 
 import asyncio
+import random
+from dataclasses import replace
 
 import pytest
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
-from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Arm, Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import Report, Verdict
 from ostinato.core.seams import Releases
 from ostinato.evaluate.statistics import clustered_difference
@@ -13,8 +16,10 @@ from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.release.outcomes import OutcomeConfig
+from ostinato.release.trial.config import TrialConfig
+from ostinato.serve.arms import Arms
 from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_turn
+from ostinato.testing.records import a_signal, a_turn
 
 
 def version(number):
@@ -22,6 +27,7 @@ def version(number):
 
 
 V0, V3, V5, V8 = (version(n) for n in (0, 3, 5, 8))
+ALONE = "because SHIP; on the gate alone, without a canary"
 
 
 class Killed(BaseException):
@@ -99,21 +105,24 @@ class FakeJudge:
 
     def __init__(self, verdicts=None):
         self.verdicts = {number: list(v) for number, v in (verdicts or {}).items()}
-        self.asked, self.restored = [], []
+        self.asked, self.against, self.restored = [], [], []
+        self.better = set()
         self.on_run = lambda candidate: None
 
     async def run(self, candidate, *, against):
-        self.asked.append((candidate.number, against.number))
+        self.asked.append((candidate.number, against.live.number))
+        self.against.append(against)
         self.on_run(candidate)
         queue = self.verdicts.get(candidate.number, [Verdict.SHIP])
         verdict = queue.pop(0) if len(queue) > 1 else queue[0]
         return Report(
-            suite="s", suite_hash="9f", candidate=candidate, live=against, candidate_mean=0.5, live_mean=0.4, difference=0.1,
+            suite="s", suite_hash="9f", candidate=candidate, live=against.live, candidate_mean=0.5, live_mean=0.4, difference=0.1,
             lower=0.0, upper=0.2, items=9, draws=2, margin=0.05, power=0.9, verdict=verdict, reason=f"because {verdict}",
+            better=candidate.number in self.better,
         )  # fmt: skip
 
-    def evidence(self, *policies):
-        return {"scores": {p.hash: [[1.0]] for p in policies}}
+    def evidence(self):
+        return {"drawn for": self.asked[-1][0]}
 
     def restore(self, evidence):
         self.restored.append(evidence)
@@ -127,18 +136,29 @@ class Time:
         return self.now
 
 
-def controller(disk, judge=None, time=None, compare=None, *, evaluation_ref="candidate", canary=False, **config):
+def controller(
+    disk,
+    judge=None,
+    time=None,
+    compare=None,
+    *,
+    evaluation_ref="candidate",
+    best_ref=None,
+    paused=lambda: False,
+    **config,
+):
     judge = judge if judge is not None else FakeJudge()
     return ReleaseController(
         disk,
         disk,
         disk,
         judge,
-        ReleaseConfig(**config),
+        ReleaseConfig(**({"poll_s": 0.001} | config)),
         time or Time(),
         compare,
         evaluation_ref=evaluation_ref,
-        canary=canary,
+        best_ref=best_ref,
+        paused=paused,
     )
 
 
@@ -153,6 +173,11 @@ async def started(disk, judge=None, **config):
     control = controller(disk, judge, **config)
     await control.bootstrap(V0)
     return control
+
+
+async def went_back(disk, base, *, step):
+    """The trainer took this step from the weights of a standing release."""
+    await disk.rows.append(Batch(step=step, turns=(), credits=(), reference=base, at=1.0, base=base))
 
 
 async def settle(control, steps=20):
@@ -189,14 +214,35 @@ async def test_bootstrap_moves_nothing_that_stands(disk):
 
 
 def test_a_version_that_is_blocked_ends_its_own_trial_only():
-    def event(action, policy, at=1.0):
-        return ReleaseEvent(id=action, action=action, policy=policy, previous=None, reason="", detail={}, at=at)
+    def event(action, policy, at=1.0, **detail):
+        return ReleaseEvent(id=action, action=action, policy=policy, previous=V0, reason="", detail=detail, at=at)
 
-    trying = fold(fold(State(), event("shipped", V0)), event("canary", V3))
+    trying = fold(fold(State(), event("shipped", V0)), event("canary", V3, share=0.05, salt="a"))
     assert fold(trying, event("blocked", V5)).canary == V3
     assert fold(trying, event("blocked", V3)).canary is None
     back = fold(fold(trying, event("shipped", V3, at=5.0)), event("rolled_back", V0, at=9.0))
     assert (back.releases, back.shipped_at, back.canary) == ((V0,), 9.0, None)
+
+
+def test_the_ledger_says_who_is_dealt_what_at_every_stage_of_a_trial():
+    def event(action, policy, at, **detail):
+        return ReleaseEvent(id=action, action=action, policy=policy, previous=V0, reason="", detail=detail, at=at)
+
+    state = fold(fold(State(), event("shipped", V0, 0.0)), event("canary", V3, 1.0, share=0.05, salt="a"))
+    assert state.dealing == Dealing(salt="a", canary=0.05)
+    state = fold(state, event("ramped", V3, 2.0, share=0.25))
+    assert state.dealing == Dealing(salt="a", canary=0.25)
+    assert [state.trial.share(at) for at in (1.0, 1.5, 2.0, 2.5)] == [0.05, 0.05, 0.05, 0.25]
+    assert fold(state, event("ramped", V5, 3.0, share=0.5)) == replace(state, events=4), "of another trial"
+    live = fold(state, event("shipped", V3, 3.0, share=0.75))
+    assert (live.dealing, live.canary) == (Dealing(salt="a", previous=0.25), None)
+    better = fold(live, event("better", V3, 4.0))
+    assert better.trial.better
+    assert fold(better, event("canary", V5, 5.0, share=0.01, salt="b")).dealing == Dealing(salt="b", canary=0.01)
+    for end in (event("rolled_back", V0, 5.0), event("shipped", V8, 5.0)):
+        assert fold(better, end).dealing is None
+    assert fold(state, event("shipped", V3, 3.0)).dealing is None, "shipped by hand: nobody stays behind"
+    assert fold(State(), event("canary", V3, 1.0)).dealing is None, "a line from before there were shares"
 
 
 async def test_before_bootstrap_nothing_is_live(disk):
@@ -212,7 +258,7 @@ async def test_good_candidate_ships_and_bad_one_does_not(disk):
     assert await control.step() is None  # the candidate is what is live
     disk.publish(V3)
     event = await control.step()
-    assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, "because SHIP")
+    assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, ALONE)
     assert disk.refs["live"] == "m3"
     disk.publish(V5)
     event = await control.step()
@@ -270,6 +316,7 @@ async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(dis
     assert disk.refs["live"] == "m3"
     await settle(control)
     assert disk.refs["live"] == "m3"  # v5 is still the newest candidate
+    await went_back(disk, V3, step=8)
     disk.publish(V8)
     await settle(control)
     assert disk.refs["live"] == "m8"
@@ -316,6 +363,29 @@ async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
     assert trial.live == V8
 
 
+async def test_the_reason_of_who_moves_live_by_hand_stands_however_soon_another_process_looks(disk):
+    """The ref moves before its line is written: a look in between waits for the line."""
+    control = await started(disk, poll_s=0.2)
+    disk.publish(V3)
+    await settle(control)
+    looker, by_hand = controller(disk, poll_s=0.2), controller(disk)
+    await looker.watch()
+    append = disk.append
+    looked = []
+
+    async def slow(*rows):
+        if rows and not looked:
+            looked.append(asyncio.create_task(looker.watch()))
+            await asyncio.sleep(0.05)
+        return await append(*rows)
+
+    disk.append = slow
+    await by_hand.rollback(None, "people complain")
+    await looked[0]
+    told = [row.reason for row in disk.rows.rows if isinstance(row, ReleaseEvent) and row.action == "rolled_back"]
+    assert told == ["people complain"]
+
+
 async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk):
     judge = FakeJudge()
     control = await started(disk, judge)
@@ -329,7 +399,7 @@ async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk)
     run = judge.run
 
     async def slow(candidate, *, against):
-        if against == V3:
+        if against.live == V3:
             await other.rollback(None, "now")
         return await run(candidate, against=against)
 
@@ -337,8 +407,12 @@ async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk)
     with pytest.raises(Conflict, match="evaluate again"):
         await control.step()
     assert disk.refs["live"] == "m0"
-    assert (await control.step()).policy == V5  # judged anew, against what is live now
-    assert judge.asked[-1] == (5, 0)
+    event = await control.step()
+    assert (event.action, event.policy) == ("blocked", V5)  # it was learned from what was taken back
+    await went_back(disk, V0, step=8)
+    disk.publish(V8)
+    assert (await control.step()).policy == V8
+    assert judge.asked[-1] == (8, 0)
 
 
 async def test_live_moved_by_hand_is_written_down(disk):
@@ -445,13 +519,20 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
         disk = Disk()
         disk.publish(V0)
         judge_state = {3: [Verdict.EXTEND, Verdict.SHIP], 5: [Verdict.BLOCK], 8: [Verdict.SHIP]}
-        return disk, lambda: controller(disk, FakeJudge(judge_state), evaluation_ref="judged")
+
+        def factory():
+            judge = FakeJudge(judge_state)
+            judge.better = {3}
+            return controller(disk, judge, evaluation_ref="judged", best_ref="shown")
+
+        return disk, factory
 
     disk, factory = fresh()
     assert await story(disk, factory) == 0
     writes, truth = disk.fuse.writes, ReleaseLedger(disk, Time())
     expected = await truth.refresh()
     assert expected.releases == (V0, V3, V8)
+    assert expected.proven == (V0, V3)
     for at in range(1, writes + 1):
         disk, factory = fresh()
         disk.fuse.at, disk.fuse.after = at, after
@@ -459,6 +540,8 @@ async def test_killed_at_every_write_the_story_ends_alike(after):
         state = await ReleaseLedger(disk, Time()).refresh()
         assert state.releases == expected.releases, f"killed at write {at}"
         assert state.refused == expected.refused
+        assert state.proven == expected.proven, "whoever was proven better stays so, and nobody else"
+        assert disk.refs["best"] == "m3"
         shipped = [number for action, number in disk.events() if action == "shipped"]
         assert shipped == [0, 3, 8], f"killed at write {at}: each release is written once"
         assert disk.refs["live"] == "m8"
@@ -489,7 +572,79 @@ async def test_restart_takes_back_the_scores_of_the_ledger(disk):
     await control.step()
     judge = FakeJudge()
     await controller(disk, judge).step()
-    assert judge.restored == [{"scores": {V3.hash: [[1.0]], V0.hash: [[1.0]]}}]
+    assert judge.restored == [{"drawn for": 3}]
+
+
+async def test_the_ledger_keeps_draws_only_while_they_are_needed(disk):
+    control = await started(disk, FakeJudge({3: [Verdict.EXTEND, Verdict.SHIP]}))
+    disk.publish(V3)
+    await settle(control)
+    looks = [row for row in disk.rows.rows if isinstance(row, ReleaseEvent) and row.action == "evaluated"]
+    assert ["evidence" in look.detail for look in looks] == [True, False]
+
+
+# ------------------------------------------------------------------------------------------------ live, best and anchor
+
+
+async def test_best_moves_only_to_what_was_proven_better_and_leaves_with_a_rollback(disk):
+    judge = FakeJudge()
+    judge.better = {3}
+    control = await started(disk, judge, best_ref="shown")
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+    stood = [(a.live.number, a.best.number, a.anchor.number, a.round) for a in judge.against]
+    assert stood == [(0, 0, 0, 0), (3, 3, 0, 1), (5, 3, 0, 2)]
+    assert control.incumbents.best == V3
+    await control.rollback(V3, "people complain")
+    assert control.incumbents.best == V3, "what came after it is gone, not it"
+    await control.rollback(V0, "start over")
+    assert control.incumbents.best == V0, "a release that users were harmed by is the best no more"
+
+
+async def test_the_best_is_kept_in_the_store_and_has_a_slot_only_while_it_is_needed(disk):
+    judge = FakeJudge()
+    judge.better = {3}
+    control = await started(disk, judge, best_ref="shown")
+    shown = []
+    judge.on_run = lambda candidate: shown.append((candidate.number, disk.refs.get("shown"), disk.refs.get("best")))
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+    assert shown == [(3, None, "m0"), (5, None, "m3"), (8, "m3", "m3")], "live and anchor have slots of their own"
+    assert disk.refs["shown"] == "m0", "parked on weights that are loaded anyway"
+    disk.refs["shown"] = "m3"  # killed before it was parked
+    await settle(controller(disk, judge, best_ref="shown"))
+    assert disk.refs["shown"] == "m0"
+
+
+async def test_a_best_that_cannot_be_sampled_is_left_out_aloud(disk):
+    judge = FakeJudge()
+    judge.better = {3}
+    control = await started(disk, judge)
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+    assert [None if a.best is None else a.best.number for a in judge.against] == [0, 3, None]
+
+
+async def test_what_a_person_ships_is_not_proven_better(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    await control.ship(V3, "a hunch")
+    assert (control.incumbents.live, control.incumbents.best) == (V3, V0)
+
+
+def test_a_ledger_from_before_there_was_a_best_still_folds():
+    def event(action, policy, previous, detail):
+        return ReleaseEvent(
+            id=action, action=action, policy=policy, previous=previous, reason="", detail=detail, at=1.0
+        )
+
+    old = {"report": {"verdict": "SHIP", "difference": 0.02}, "evidence": {"suite_hash": "9f", "scores": {}}}
+    state = fold(fold(State(), event("shipped", V0, None, {})), event("evaluated", V3, V0, old))
+    state = fold(state, event("shipped", V3, V0, {"manifest": "m3"}))
+    assert (state.live, state.best, state.judged) == (V3, V0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- people's outcomes
@@ -520,20 +675,20 @@ async def guarded(disk, loss):
     time = Time()
     control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
     await control.bootstrap(V0)
-    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now - 10)
     disk.publish(V3)
     await control.step()
     time.now += 50
+    await serve(disk, Arm.CONTROL, V0, RATES, 20, time.now)
     await serve(disk, Arm.LIVE, V3, [rate - loss for rate in RATES], 20, time.now)
     assert await control.watch() is None  # not one outcome is mature yet
     time.now += 10
     return control, await control.watch()
 
 
-async def test_live_that_lost_thirty_points_rolls_back_by_itself(disk):
+async def test_live_that_is_thirty_points_below_control_rolls_back_by_itself(disk):
     control, event = await guarded(disk, 0.30)
     assert (event.action, event.policy, event.previous) == ("rolled_back", V0, V3)
-    assert "acceptance against the previous release worse by" in event.reason
+    assert "acceptance against the control arm worse by" in event.reason
     assert disk.refs["live"] == "m0"
     await settle(control)
     assert disk.refs["live"] == "m0"
@@ -545,50 +700,292 @@ async def test_live_that_is_as_good_stays(disk):
     assert disk.refs["live"] == "m3"
 
 
-async def canary(disk, loss):
+async def test_an_outage_of_the_product_rolls_nothing_back(disk):
+    """Everybody accepts less from one moment on, whatever answers them: release after release stays."""
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, canary=True, canary_outcomes=150, **GUARDED)
+    control = controller(disk, FakeJudge(), time, clustered_difference, **GUARDED)
     await control.bootstrap(V0)
+    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now - 10)
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await control.step()
+        time.now += 50
+        for arm, served in ((Arm.CONTROL, V0), (Arm.LIVE, policy)):
+            await serve(disk, arm, served, [rate - 0.35 for rate in RATES], 20, time.now, start=100 * policy.number)
+        time.now += 10
+        assert await control.watch() is None
+    assert disk.refs["live"] == "m8"
+
+
+# ------------------------------------------------------------------------------------------------------------- trials
+
+QUICK = {
+    "canary": True,
+    "trial": TrialConfig(
+        slot_s=10.0, limit_s=200.0, margin=0.1, first_people=60, holdback=0.5, better_after_s=60.0, most_turns_a_day=1e4
+    ),
+    "outcomes": OutcomeConfig(maturity_s=5.0),
+}
+CROWD = 200
+
+
+class Crowd:
+    """Simulated users who meet what the gateway would deal them by the ledger, one slot at a time."""
+
+    def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=4):
+        self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
+        self.arms, self.turns = Arms(), 0
+        self.loaded = {"live", "canary", "previous"}
+        self.people, self.each = range(int(CROWD * share)), each
+        self.random = random.Random(3)
+        self.fails = {}
+
+    async def slot(self):
+        self.time.now += 9.0
+        self.arms.deal(self.control.ledger.state.dealing)
+        held = {arm: self.disk.known[self.disk.refs[arm]] for arm in self.loaded}
+        rows = []
+        for i in self.people:
+            arm = self.arms.assign("t", f"u{i}", self.loaded).arm
+            policy = held[arm.value]
+            for _ in range(self.each):
+                self.turns += 1
+                failed = self.turns % 100 < 100 * self.fails.get(policy, 0.0)
+                name = f"{self.turns}"
+                turn = Turn(
+                    id=name, episode=name, parent=None, user=f"u{i}", tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+                    sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
+                    finish=Finish.ERROR if failed else Finish.STOP, text="", started_at=self.time.now, ended_at=self.time.now,
+                )  # fmt: skip
+                rows.append(turn)
+                if self.said and not failed:
+                    good = self.random.random() < self.worth[policy]
+                    rows.append(a_signal(turn, "accepted" if good else "rejected", at=self.time.now, id=name))
+        await self.disk.rows.append(*rows)
+        self.time.now += 1.0
+
+    async def until(self, *actions, slots=60):
+        """Go on until the controller writes one of these lines."""
+        for _ in range(slots):
+            await self.slot()
+            for what in (self.control.step, self.control.watch):
+                event = await what()
+                if event is not None and event.action in actions:
+                    return event
+        raise AssertionError(f"no {actions} in {slots} slots: {self.disk.events()}")
+
+
+async def on_trial(disk, worth, **settings):
+    time = Time()
+    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    await control.bootstrap(V0)
+    crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
+    await crowd.slot()
+    await control.step()
     disk.publish(V3)
-    assert (await control.step()).action == "canary"
+    event = await control.step()
+    assert event.action == "canary"
+    assert event.detail["share"] == pytest.approx(min(0.5, 60 / len(crowd.people)))
+    return control, crowd
+
+
+async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_better(disk):
+    control, crowd = await on_trial(disk, {V3: 0.75})
     assert (disk.refs["canary"], disk.refs["live"]) == ("m3", "m0")
     disk.refs["canary"] = "m0"  # somebody moved it, or it was killed before it did
-    assert await control.step() is None  # nobody has reacted yet
+    await control.step()
     assert disk.refs["canary"] == "m3"
-    await serve(disk, Arm.LIVE, V0, RATES, 20, time.now)
-    await serve(disk, Arm.CANARY, V3, [rate - loss for rate in RATES], 20, time.now)
-    time.now += 6
-    return control, await controller(
-        disk, FakeJudge(), time, clustered_difference, canary=True, canary_outcomes=150, **GUARDED
-    ).step()  # fmt: skip
+    event = await crowd.until("shipped")
+    assert "canary not worse than 10.0 pp" in event.reason
+    assert (disk.refs["live"], disk.refs["previous"]) == ("m3", "m0")
+    assert control.ledger.state.dealing.previous == pytest.approx(0.5)
+    event = await crowd.until("better")
+    assert (event.policy, event.previous) == (V3, V0)
+    assert event.reason.startswith("better (provisional): +")
+    assert event.detail["reading"]["better"]
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("better", "rolled_back", slots=5)
 
 
-async def test_harmless_canary_becomes_live(disk):
-    control, event = await canary(disk, 0.0)
-    assert event.action == "shipped"
-    assert "canary without harm in 240 outcomes" in event.reason
-    assert disk.refs["live"] == "m3"
-    await settle(control)
-    assert disk.refs["canary"] == "m3"
-
-
-async def test_harmful_canary_is_taken_back(disk):
-    control, event = await canary(disk, 0.30)
-    assert event.action == "blocked"
-    assert "canary acceptance worse by" in event.reason
-    assert event.detail["guard"]["measure"] == "canary acceptance"
+async def test_a_harmful_canary_is_blocked(disk):
+    control, crowd = await on_trial(disk, {V3: 0.1})
+    event = await crowd.until("blocked")
+    assert event.reason.startswith("canary: worse: -")
+    assert event.detail["reading"]["worse"]
     assert (disk.refs["live"], disk.refs["canary"]) == ("m0", "m0")
     await settle(control)
     assert disk.events()[-1] == ("blocked", 3)
 
 
-async def test_canary_that_nobody_meets_ends_at_its_deadline(disk):
-    time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, canary=True, canary_timeout_s=60)
+async def test_a_canary_that_fails_is_blocked_though_nobody_says_so(disk):
+    _, crowd = await on_trial(disk, {V3: 0.5})
+    crowd.fails = {V3: 0.5}
+    event = await crowd.until("blocked")
+    assert event.reason.startswith("canary: success rate worse: -")
+
+
+async def test_a_release_that_turns_bad_is_taken_back_beside_those_who_stayed(disk):
+    control, crowd = await on_trial(disk, {V3: 0.55})
+    await crowd.until("shipped")
+    crowd.worth[V3] = 0.1
+    event = await crowd.until("rolled_back")
+    assert (event.policy, event.previous) == (V0, V3)
+    assert event.reason.startswith(f"beside {V0}: worse: -")
+    assert disk.refs["live"] == "m0"
+    assert V3.hash in control.ledger.state.refused
+
+
+async def test_an_outage_moves_neither_a_trial_nor_a_release(disk):
+    _, crowd = await on_trial(disk, {V3: 0.5})
+    await crowd.until("shipped")
+    crowd.worth = dict.fromkeys(crowd.worth, 0.1)
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("rolled_back", slots=12)
+
+
+async def test_four_users_never_ship(disk):
+    _, crowd = await on_trial(disk, {V3: 1.0}, share=0.02)
+    event = await crowd.until("blocked", "shipped")
+    assert event.action == "blocked"
+    assert "not enough evidence" in event.reason
+
+
+async def test_nothing_said_never_ships(disk):
+    _, crowd = await on_trial(disk, {V3: 0.5}, said=False)
+    event = await crowd.until("blocked", "shipped")
+    assert event.action == "blocked"
+    assert "not enough evidence: nobody has said anything" in event.reason
+
+
+async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):
+    control, crowd = await on_trial(disk, {V3: 0.5})
+    for _ in range(3):
+        await crowd.slot()
+        await control.step()
+    crowd.time.now += 6.0
+    again = controller(disk, FakeJudge(), crowd.time, clustered_difference, **QUICK)
+    await again.ledger.refresh()
+    record, began = again.ledger.state.trial, again.ledger.trial_began
+    readings = []
+    for each in (control, again):
+        await crowd_free_look(each, record, began, crowd.time.now)
+        readings.append(each._trials._trial._contrast.effect())
+    assert readings[0].difference == pytest.approx(readings[1].difference, abs=1e-12)
+    assert readings[0].variance == pytest.approx(readings[1].variance)
+
+
+async def crowd_free_look(control, record, began, now):
+    """What a look does, without acting on it."""
+    await control._trials.look(record, began, now)
+
+
+async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk):
+    await on_trial(disk, {V3: 0.5})
+    off = controller(disk, FakeJudge(), Time(), clustered_difference)
+    event = await off.step()
+    assert (event.action, event.policy) == ("blocked", V3)
+    assert "switched off" in event.reason
+
+
+async def test_while_an_alarm_stands_nothing_ships_and_no_share_grows(disk):
+    alarm = [True]
+    control = controller(disk, FakeJudge({5: [Verdict.BLOCK]}), paused=lambda: alarm[0])
     await control.bootstrap(V0)
     disk.publish(V3)
-    await control.step()
-    time.now += 59
+    assert (await control.step()).action == "evaluated"
     assert await control.step() is None
-    time.now += 1
+    assert disk.refs["live"] == "m0"
+    alarm[0] = False
     assert (await control.step()).action == "shipped"
+    alarm[0] = True
+    disk.publish(V5)
+    await settle(control)
+    assert disk.events()[-1] == ("blocked", 5), "what is refused is refused at once"
+
+
+async def test_a_trial_waits_at_its_share_while_an_alarm_stands(disk):
+    control, crowd = await on_trial(disk, {V3: 0.6})
+    control._paused = lambda: True
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("shipped", "ramped", slots=15)
+    control._paused = lambda: False
+    await crowd.until("shipped")
+
+
+async def test_what_descends_from_a_version_that_was_taken_back_does_not_ship_until_training_went_back(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    await settle(control)
+    await control.rollback(None, "people complain")
+    disk.publish(V5)
+    event = await control.step()
+    assert (event.action, event.policy) == ("blocked", V5)
+    assert "may descend from a version that was taken back" in event.reason
+    await disk.rows.append(Batch(step=6, turns=(), credits=(), reference=V0, at=1.0))
+    assert await control._ancestry.carried_on(V8, control.ledger.harmful), "an ordinary step is built on the one before"
+    await went_back(disk, V0, step=7)
+    disk.publish(V8)
+    await settle(control)
+    assert disk.refs["live"] == "m8"
+
+
+async def test_a_person_may_ship_what_descends_from_it(disk):
+    control = await started(disk)
+    disk.publish(V3)
+    await settle(control)
+    await control.rollback(None, "people complain")
+    disk.publish(V5)
+    await control.ship(V5, "it was the product, not the model")
+    disk.publish(V8)
+    await settle(control)
+    assert disk.refs["live"] == "m8"
+
+
+async def told_with_deaths(disk):
+    """A trial from its first share to the rollback, going on after each death; the lines of the ledger."""
+    time = Time()
+
+    def fresh():
+        return controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+
+    control = fresh()
+    crowd = Crowd(disk, control, time, {V0: 0.5, V3: 0.95}, share=0.8, each=2)
+    disk.refs |= {"live": "m0", "control": "m0"}
+    disk.publish(V3)
+    for _ in range(90):
+        if {"live", "canary", "previous"} <= disk.refs.keys():
+            await crowd.slot()
+        for _ in range(3):
+            try:
+                await control.step()
+                await control.watch()
+            except Killed:
+                disk.fuse.at = None
+                control = crowd.control = fresh()
+                await control.ledger.refresh()
+        if disk.events()[-1][0] == "better":
+            crowd.worth[V3] = 0.1
+        if disk.events()[-1][0] == "rolled_back":
+            return disk.events()
+    raise AssertionError(f"it never ended: {disk.events()}")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_a_trial_that_is_killed_at_every_write_ends_alike(after):
+    def fresh():
+        disk = Disk()
+        disk.publish(V0)
+        return disk
+
+    whole = fresh()
+    expected = await told_with_deaths(whole)
+    assert [action for action, _ in expected if action != "ramped"] == [
+        *("shipped", "evaluated", "canary", "shipped", "better", "rolled_back")
+    ]
+    for at in range(1, whole.fuse.writes + 1):
+        disk = fresh()
+        disk.fuse.at, disk.fuse.after = at, after
+        told = await told_with_deaths(disk)
+        assert [line for line in told if line[0] != "ramped"] == [line for line in expected if line[0] != "ramped"], at
+        state = await ReleaseLedger(disk, Time()).refresh()
+        assert (state.live, state.refused, state.dealing) == (V0, frozenset({V3.hash}), None)

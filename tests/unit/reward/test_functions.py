@@ -8,7 +8,7 @@ import pytest
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.reward.asking.loader import load
-from ostinato.reward.functions import copilot
+from ostinato.reward.functions import copilot, tab
 from ostinato.testing.records import a_turn
 
 TURN = a_turn("r:0")
@@ -113,6 +113,50 @@ def test_showing_pays_iff_the_chance_of_acceptance_is_above_t():
         for p in (t - 0.01, t + 0.01):
             shown = p * (1 - t) + (1 - p) * -t
             assert (shown > 0) == (p > t)
+
+
+# ---------------------------------------------------------------- a model that may suggest nothing
+
+
+@pytest.mark.parametrize(
+    ("text", "signals", "expected"),
+    [
+        ("Friday", [said("accepted", 11)], 0.75),
+        ("Friday", [said("rejected", 11)], -0.25),
+        ("Friday", [said("accepted", 11), said("undone", 12)], -0.25),
+        ("Friday", [], None),  # shown, and nothing heard: not the 0 of silence
+        ("Friday", [said("accepted", 11, id="a"), said("oops", 12, retracts="a")], None),
+        ("-", [], 0.0),
+        (" - \n", [], 0.0),
+        ("", [], 0.0),
+        ("-", [said("accepted", 11)], 0.0),  # nobody can accept what was not shown
+        ("", [said("rejected", 11)], 0.0),
+        ("-1", [said("rejected", 11)], -0.25),  # begins like silence
+    ],
+)
+def test_silence_is_read_off_the_turn(text: str, signals: list[Signal], expected: float | None):
+    turn = replace(TURN, text=text)
+    answers = {tab(turn, order, 40.0, window=30.0) for order in permutations((*signals, *signals[:1]))}
+    (answer,) = answers
+    if expected is None:
+        assert answer == NoReward(reason="silence")
+    else:
+        assert isinstance(answer, Reward)
+        assert (answer.value, answer.at, answer.function) == (expected, 40.0, "tab@1")
+
+
+@pytest.mark.parametrize("text", ["-", "Friday"])
+def test_silence_is_decided_no_sooner_than_a_suggestion(text: str):
+    turn = replace(TURN, text=text)
+    assert tab(turn, [said("accepted", 11)], 39.999, window=30.0) == Pending(until=40.0)
+
+
+def test_another_word_may_stand_for_nothing():
+    answer = load("ostinato.reward.functions:tab", {"nothing": "pass", "window": 1})(
+        replace(TURN, text="pass"), [], 11.0
+    )
+    assert isinstance(answer, Reward)
+    assert answer.value == 0.0
 
 
 # ---------------------------------------------------------------- the loader

@@ -4,9 +4,11 @@ import json
 import re
 from pathlib import Path
 
-from ostinato.core.records import Pending, Reward, Signal, Source
+from ostinato import config
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.suites import parse
+from ostinato.reward.asking.loader import load
 from ostinato.testing.records import a_turn
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
@@ -41,6 +43,30 @@ def test_the_reward_function_works():
     ]
 
 
+def test_the_settings_for_a_model_that_may_suggest_nothing_are_taken(tmp_path):
+    found = re.search(r"## Let the model suggest nothing.*?```toml\n(.*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "ostinato.toml").write_text(found[1])
+    settings = config.load(tmp_path / "ostinato.toml").reward
+    answer = load(settings.function, settings.options)(a_turn("a:0", ended_at=10.0), [], 4000.0)
+    assert answer == NoReward(reason="silence")
+
+
 def test_the_suite_item_parses_and_is_graded():
     (item,) = parse("guide", json.dumps(json.loads(block("json"))) + "\n").items
     assert (pattern(item, "Hello Ann!"), pattern(item, "Hello!")) == (1.0, 0.0)
+
+
+def test_the_settings_of_the_gate_are_accepted_and_survive_the_way_to_the_workers(tmp_path):
+    found = re.search(r"```toml\n([^`]*\[\[evaluate\.bars\]\].*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "ostinato.toml").write_text(found[1])
+    settings = config.load(tmp_path / "ostinato.toml")
+    assert [(bar.axis, bar.wanted) for bar in settings.evaluate.bars] == [
+        ("score", 0.99),
+        ("format", 0.9),
+        ("latency", 0.95),
+    ]
+    assert settings.evaluate.further_suites == ("tools.jsonl",)
+    config.save(settings, tmp_path / "config.json")
+    assert config.load(tmp_path / "config.json") == settings

@@ -21,7 +21,7 @@ ADMIN = "admin-0123456789abcdef"
 
 
 class World:
-    def __init__(self, engine, log, config, renderer, admin_keys=()):
+    def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None):
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
         self.app = create_app(
@@ -32,6 +32,7 @@ class World:
             clock=lambda: self.now,
             model_name="m",
             admin_keys=[SecretStr(key) for key in admin_keys],
+            dealer=dealer,
         )
 
     async def post(self, path, body=None, *, data=None, headers=None):
@@ -82,11 +83,11 @@ class World:
 
 @asynccontextmanager
 async def world(
-    script="hello", *, engine=None, log=None, renderer=None, real=False, wrap=None, admin_keys=(), **config
+    script="hello", *, engine=None, log=None, renderer=None, real=False, wrap=None, admin_keys=(), dealer=None, **config
 ):
     """A gateway and a client: in memory, or with `real` over a socket, there in an app that `wrap` puts around it."""
     engine = engine or FakeEngine(lambda request: script)
-    w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer(), admin_keys)
+    w = World(engine, log or MemoryLog(), ServeConfig(**config), renderer or ByteRenderer(), admin_keys, dealer)
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
             w.url, w.http = url, http

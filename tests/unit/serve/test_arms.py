@@ -1,30 +1,63 @@
 import pytest
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm
 from ostinato.serve.arms import Arms
 
-ALL = {"live", "canary", "control"}
+ALL = {"live", "canary", "control", "previous"}
 PINNED = ["live", "control", "live", "control", "control", "live", "control", "live"]
 USERS = [f"user-{i}" for i in range(5_000)]
 
 
-def test_shares_are_met_and_propensities_are_the_shares():
-    arms = Arms(control=0.2, canary=0.05)
-    got = [arms.assign("acme", user, ALL) for user in USERS]
-    for arm, share in ((Arm.CONTROL, 0.2), (Arm.CANARY, 0.05), (Arm.LIVE, 0.75)):
-        mine = [a for a in got if a.arm is arm]
-        assert len(mine) / len(USERS) == pytest.approx(share, abs=0.02)
-        assert {round(a.propensity, 12) for a in mine} == {share}
+def arms_of(control=0.0, salt="ostinato", **dealing):
+    arms = Arms(control=control, salt=salt)
+    if dealing:
+        arms.deal(Dealing(**({"salt": "trial"} | dealing)))
+    return arms
 
 
-def test_a_user_stays_and_one_share_never_moves_the_other_arm():
-    before = {u: Arms(control=0.2, canary=0.0).assign("acme", u, ALL).arm for u in USERS}
-    after = {u: Arms(control=0.2, canary=0.3).assign("acme", u, ALL).arm for u in USERS}
-    assert all(after[u] is Arm.CONTROL for u in USERS if before[u] is Arm.CONTROL)
-    assert all(after[u] is not Arm.CONTROL for u in USERS if before[u] is Arm.LIVE)
-    wider = {u: Arms(control=0.2, canary=0.5).assign("acme", u, ALL).arm for u in USERS}
-    assert all(wider[u] is Arm.CANARY for u in USERS if after[u] is Arm.CANARY)
+def dealt(loaded=ALL, **shares):
+    arms = arms_of(**shares)
+    return {user: arms.assign("acme", user, loaded) for user in USERS}
+
+
+@pytest.mark.parametrize(("trial", "arm"), [({"canary": 0.05}, Arm.CANARY), ({"previous": 0.1}, Arm.PREVIOUS)])
+def test_shares_are_met_and_propensities_are_the_shares(trial, arm):
+    got = dealt(control=0.2, **trial).values()
+    (share,) = trial.values()
+    for which, expected in ((Arm.CONTROL, 0.2), (arm, 0.8 * share), (Arm.LIVE, 0.8 * (1 - share))):
+        mine = [a for a in got if a.arm is which]
+        assert len(mine) / len(USERS) == pytest.approx(expected, abs=0.02)
+        assert {round(a.propensity, 12) for a in mine} == {round(expected, 12)}
+
+
+def test_a_user_stays_while_a_share_grows_and_control_never_moves():
+    before, after, wider = dealt(control=0.2), dealt(control=0.2, canary=0.3), dealt(control=0.2, canary=0.5)
+    assert all((after[u].arm is Arm.CONTROL) == (before[u].arm is Arm.CONTROL) for u in USERS)
+    assert all(wider[u].arm is Arm.CANARY for u in USERS if after[u].arm is Arm.CANARY)
+
+
+def test_who_tried_a_release_first_is_not_who_stays_behind_it():
+    canary, proving = dealt(canary=0.3), dealt(previous=0.1)
+    assert not [u for u in USERS if canary[u].arm is Arm.CANARY and proving[u].arm is Arm.PREVIOUS]
+
+
+def test_each_trial_asks_other_users():
+    one, two = dealt(canary=0.2, salt="a"), dealt(canary=0.2)
+    again, other = dealt(canary=0.2, salt="a"), arms_of(canary=0.2)
+    assert [a.arm for a in one.values()] == [a.arm for a in again.values()] == [a.arm for a in two.values()]
+    other.deal(Dealing(salt="the next trial", canary=0.2))
+    both = sum(other.assign("acme", u, ALL).arm is Arm.CANARY for u in USERS if one[u].arm is Arm.CANARY)
+    first = sum(a.arm is Arm.CANARY for a in one.values())
+    assert both / first == pytest.approx(0.2, abs=0.05)
+
+
+def test_the_end_of_a_trial_gives_everybody_live():
+    arms = arms_of(canary=1.0)
+    assert arms.assign("acme", "ann", ALL).arm is Arm.CANARY
+    arms.deal(None)
+    assert arms.assign("acme", "ann", ALL).arm is Arm.LIVE
 
 
 def test_the_assignment_is_pinned():
@@ -33,14 +66,13 @@ def test_the_assignment_is_pinned():
 
 
 def test_an_arm_without_weights_gives_its_share_to_live():
-    arms = Arms(control=0.3, canary=0.3)
-    got = [arms.assign("acme", user, {"live", "control"}) for user in USERS]
-    assert {(a.arm, a.propensity) for a in got} == {(Arm.CONTROL, 0.3), (Arm.LIVE, 0.7)}
+    got = dealt({"live", "control"}, control=0.3, canary=0.3).values()
+    assert {(a.arm, round(a.propensity, 12)) for a in got} == {(Arm.CONTROL, 0.3), (Arm.LIVE, 0.7)}
 
 
 def test_whole_shares_leave_nobody_out_and_anonymous_is_live():
-    assert {Arms(control=1.0).assign("acme", u, ALL).arm for u in USERS} == {Arm.CONTROL}
-    assert {Arms(canary=1.0).assign("acme", u, ALL).arm for u in USERS} == {Arm.CANARY}
+    assert {a.arm for a in dealt(control=1.0).values()} == {Arm.CONTROL}
+    assert {a.arm for a in dealt(canary=1.0).values()} == {Arm.CANARY}
     assert Arms(control=1.0).assign("acme", "anonymous", ALL).arm is Arm.LIVE
 
 
@@ -48,8 +80,8 @@ def test_the_salt_deals_anew_and_bad_shares_are_refused():
     one = [Arms(control=0.5, salt="a").assign("acme", u, ALL).arm for u in USERS]
     two = [Arms(control=0.5, salt="b" * 200).assign("acme", u, ALL).arm for u in USERS]
     assert 0.4 < sum(x is y for x, y in zip(one, two, strict=True)) / len(USERS) < 0.6
-    with pytest.raises(BadConfig, match="sum"):
-        Arms(control=0.7, canary=0.4)
+    with pytest.raises(BadConfig, match="must lie in"):
+        Arms(control=1.1)
 
 
 def test_namesakes_of_different_tenants_are_dealt_apart():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from gateway_world import ADMIN, ASK, V0, V1, events, eventually, world
 
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Finish
@@ -428,12 +429,26 @@ async def test_at_most_so_many_calls_at_once():
 
 async def test_arms_are_dealt_and_recorded():
     slots = {"live": V1, "control": V0}
-    async with world(engine=FakeEngine(lambda r: "x", slots=slots), control_share=0.5, canary_share=0.2) as w:
+    async with world(engine=FakeEngine(lambda r: "x", slots=slots), control_share=0.5) as w:
         for i in range(40):
             _, headers, body = await w.chat(user=f"u{i}")
             assert headers["x-ostinato-policy"] == {"live": "1", "control": "0"}[body["ostinato"]["arm"]]
         arms = {t.arm: t.propensity for t in w.log.turns()}
         assert arms == {Arm.LIVE: 0.5, Arm.CONTROL: 0.5}
+
+
+async def test_a_trial_is_dealt_while_the_gateway_runs_and_ends_again():
+    slots = {"live": V0, "canary": V1, "previous": V0}
+    async with world(engine=FakeEngine(lambda r: "x", slots=slots)) as w:
+        for dealing, arm in (
+            (Dealing(salt="a", canary=1.0), "canary"),
+            (Dealing(salt="a", previous=1.0), "previous"),
+            (None, "live"),
+        ):
+            w.app.deal(dealing)
+            _, headers, body = await w.chat(user="ann")
+            assert (headers["x-ostinato-arm"], body["ostinato"]["arm"]) == (arm, arm)
+        assert [turn.arm.value for turn in w.log.turns()] == ["canary", "previous", "live"]
 
 
 async def test_a_slot_needs_the_admin_key():

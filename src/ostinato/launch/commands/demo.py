@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import aiohttp
 from rich.console import Console
@@ -16,38 +16,35 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.proving import open_runner
-from ostinato.app.storage import Home, home, open_follower, open_log
+from ostinato.app.storage import Home, home, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, Conflict, Unavailable
-from ostinato.core.records import PolicyVersion
+from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Log
-from ostinato.demo import tasks as demo_tasks
-from ostinato.demo.users import Outcome, UserStats, make_users, run_users
-from ostinato.demo.users import UsersConfig as UsersConfig
-from ostinato.evaluate.statistics import Estimate, mean_difference, paired_items, suite_mean
+from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
-from ostinato.launch.commands.status import DEMO_MARKER
+from ostinato.launch.commands.scenarios.copilot import Copilot
+from ostinato.launch.commands.scenarios.scenario import Scenario, measure_held_out
+from ostinato.launch.commands.scenarios.tab import Tab
 from ostinato.launch.commands.up import Launched, launch
 from ostinato.launch.views import report as figures
-from ostinato.launch.views.observe import RunObserver
+from ostinato.launch.views.observe import DEMO_MARKER, RunObserver
 from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
 from ostinato.web.report import render
 from ostinato.web.run_report import RunReport
-from ostinato.worlds.grader import python_tests
-from ostinato.worlds.sandbox import Sandbox
 
-FINAL_DRAWS = 2
-FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not be the one that chose
+Name = Literal["copilot", "tab"]
+
+SCENARIOS: dict[Name, Scenario] = {"copilot": Copilot(), "tab": Tab()}
 
 
-def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
+def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[str, ...]:
     """The demo's settings, as `--set` words; the command line's own come after and win."""
-    place = directory or Path("runs") / f"demo-{seed}"
+    shown = SCENARIOS[scenario]
+    place = directory or Path("runs") / f"{shown.directory}-{seed}"
     return (
         f"run.directory='{place}'",
         "listen.port=0",
@@ -57,18 +54,18 @@ def demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "reward.max_staleness=8",
         "release.outcomes.maturity_s=10.0",
         "engine.block=16",
-        "learn.batch=96",
         "learn.publish_every=3",
         "learn.max_lead=8",
         "train.learning_rate=3e-5",
-        "train.turn_tokens=40",
-        "evaluate.suite=demo",
-        "evaluate.items=96",
         "evaluate.gate.margin=0.1",
+        "evaluate.gate.total_margin=0.115",  # 96 items resolve no less than 11.4 points, and the demo says so
+        "evaluate.gate.candidates_per_week=20",  # the demo's whole life
+        "evaluate.gate.sealed_share=0.0",  # too few items to keep any back
         "evaluate.gate.first_draws=2",
         "evaluate.gate.max_draws=4",
         "evaluate.runner.concurrency=48",
         f"evaluate.runner.seed={seed}",
+        *shown.settings(seed),
     )
 
 
@@ -94,17 +91,7 @@ def is_lock(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".lock")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutResult:
-    """Base and final model on the held-out suite, same items, same seeds."""
-
-    base: tuple[PolicyVersion, Estimate]
-    final: tuple[PolicyVersion, Estimate]
-    difference: Estimate
-    items: int
-
-
-async def demo(config: Config, *, seed: int, minutes: float, out: Path, console: Console) -> None:
+async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out: Path, console: Console) -> None:
     """Run the whole loop for `minutes` of simulated traffic and write report.html and report.json into `out`.
 
     Raises Conflict if the same demo is running, WorkerFailed if a worker fails for good.
@@ -125,7 +112,9 @@ async def demo(config: Config, *, seed: int, minutes: float, out: Path, console:
                 url = await launched.during(_served(launched, status))
             with open_log(config) as log:
                 observer = RunObserver(home(config), log)
-                await launched.during(_run(config, seed, minutes, out, console, observer, url, log))
+                await launched.during(
+                    _run(config, SCENARIOS[scenario], seed, minutes, out, console, observer, url, log)
+                )
     for end in ends:
         console.print(Text(end, "red"))
 
@@ -153,49 +142,50 @@ async def ready(place: Home, slots: tuple[str, ...]) -> str:
 
 
 async def _run(
-    config: Config, seed: int, minutes: float, out: Path, console: Console, observer: RunObserver, url: str, log: Log
+    config: Config,
+    scenario: Scenario,
+    seed: int,
+    minutes: float,
+    out: Path,
+    console: Console,
+    observer: RunObserver,
+    url: str,
+    log: Log,
 ) -> None:
     start = wall_clock()
-    stats = await traffic(config, seed, url, minutes, observer, console)
+    stats = await traffic(config, scenario, seed, url, minutes, observer, console)
     end = wall_clock()
     with console.status("waiting for the last feedback to mature"):
         await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
     with console.status("measuring base and final model on the held-out suite, with draws the gate never saw"):
-        result = await measure_held_out(config, seed, url)
+        scores = await measure_held_out(config, seed, url, scenario.draws)
     seen = await observer.look()
     found = await account(log, config=config.reward)
-    difference = result.difference
+    findings = scenario.findings(seen, start, end, scores, config)
     extra = [
-        (
-            "held-out suite, final minus base",
-            f"{100 * difference.mean:+.1f} pp, 95% [{100 * difference.lower:+.1f}, {100 * difference.upper:+.1f}], {result.items} items",
-        ),
+        *findings.suite,
         ("user requests, failed", f"{stats.asked}, {sum(outcome.kind == 'failed' for outcome in stats.outcomes)}"),
         ("given up by impatient users", str(sum(outcome.kind == "abandoned" for outcome in stats.outcomes))),
         ("failed tries by kind", ", ".join(f"{count} {kind}" for kind, count in stats.failures.items()) or "none"),
         ("turns accounted for", "all, once each" if found.balanced else f"NOT BALANCED: {found}"),
     ]
     page = RunReport(
-        title="Inline copilot with simulated users",
+        title=scenario.title,
         seed=seed,
         minutes=round((end - start) / 60, 1),
         model=config.model.served_as,
         users=len({outcome.user for outcome in stats.outcomes}),
-        curves=figures.curves(seen, start, end),
+        curves=findings.curves,
+        suggested=findings.suggested,
+        calibration=findings.calibration,
         releases=figures.marks(seen, start),
         gates=figures.gates(seen, start),
         deltas=figures.deltas(seen),
         pauses=figures.pauses(seen),
-        held_out=tuple(
-            figures.held_out(f"{name} (v{policy.number})", score, result.items)
-            for name, (policy, score) in (("base", result.base), ("final", result.final))
-        ),
+        held_out=findings.held_out,
         accounting=figures.accounting_rows(found),
-        summary=figures.summary(seen, start, end, extra),
-        notes=(
-            "The users are simulated: programs that run the suggested body against hidden tests, with 5% wrong labels.",
-            "The held-out families are never asked for by users; base and final are measured with fresh seeds.",
-        ),
+        summary=figures.summary(seen, findings.arms, extra),
+        notes=findings.notes,
     )
     (out / "report.json").write_text(page.to_json(), encoding="utf-8")
     (out / "report.html").write_text(render(page), encoding="utf-8")
@@ -203,67 +193,33 @@ async def _run(
 
 
 async def traffic(
-    config: Config, seed: int, url: str, minutes: float, observer: RunObserver, console: Console
+    config: Config,
+    scenario: Scenario,
+    seed: int,
+    url: str,
+    minutes: float,
+    observer: RunObserver,
+    console: Console,
 ) -> UserStats:
     """Simulated users at work, and the screen that follows them."""
-    tasks, _ = demo_tasks.split(demo_tasks.load())
-    sandbox = Sandbox(config.sandbox)
-    await sandbox.check()
-
-    async def grade(task: demo_tasks.Task, text: str) -> float:
-        return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
-
-    def happened(_: Outcome) -> None:
-        """The screen reads the log instead: it shows what the platform knows, not what the users know."""
-
-    crowd = UsersConfig(model=config.model.served_as)
     started = time.monotonic()
-    working = asyncio.ensure_future(
-        run_users(url, make_users(tasks, crowd, seed), tasks, grade, minutes * 60, seed, crowd, happened)
-    )
+    working = asyncio.ensure_future(scenario.crowd(config, url, minutes * 60, seed))
     try:
         with Live(console=console, refresh_per_second=2, transient=False) as live:
             while not working.done():
                 seen = await observer.look()
                 passed = (time.monotonic() - started) / 60
-                head = f"{passed:.1f} of {minutes:g} min, {crowd.count} simulated users on {url}"
-                live.update(panel(seen, wall_clock(), head))
+                head = f"{passed:.1f} of {minutes:g} min, {scenario.users} simulated users on {url}"
+                live.update(panel(seen, head, scenario.arms(seen, wall_clock())))
                 await asyncio.wait({working}, timeout=1.0)
     finally:
         working.cancel()
     return working.result()
 
 
-async def measure_held_out(config: Config, seed: int, url: str) -> HeldOutResult:
-    """Base (the frozen control slot) and the live release on the same items and fresh seeds."""
-    follower = open_follower(config)
-    settings = config.evaluate.model_copy(
-        update={"runner": config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})}
-    )
-    runner = open_runner(config.model_copy(update={"evaluate": settings}), url)
-    base = await follower.resolve("control")
-    assert base is not None
-    base_scores = await runner.run("control", base, range(FINAL_DRAWS))
-    for _ in range(5):
-        final = await follower.resolve("live")
-        assert final is not None
-        with contextlib.suppress(Conflict, Unavailable):  # a release may still move live while it is being measured
-            final_scores = await runner.run("live", final, range(FINAL_DRAWS))
-            break
-    else:
-        raise Unavailable("live kept moving while the final model was measured; run `ostinato eval` by hand")
-    _, differences, _ = paired_items(final_scores, base_scores)
-    return HeldOutResult(
-        base=(base, suite_mean(base_scores)),
-        final=(final, suite_mean(final_scores)),
-        difference=mean_difference(differences, lower_alpha=0.025, upper_alpha=0.025),
-        items=len(differences),
-    )
-
-
 def show(page: RunReport, out: Path, console: Console) -> None:
     """The summary table."""
-    table = Table(title="Inline copilot with simulated users", show_header=False, title_justify="left")
+    table = Table(title=page.title, show_header=False, title_justify="left")
     for label, value in page.summary:
         table.add_row(label, value)
     console.print(table)

@@ -56,7 +56,9 @@ def _described(row: Row) -> tuple[str, str]:
         case Turn():
             text = " ".join(row.text.split())[:SHOWN]
             said = f"{row.finish}  {len(row.sampled_ids)} tokens  {text!r}"
-            return "turn", f"{row.id}  {row.user}  {row.arm}  v{row.oldest}  {said}"
+            made = row.arm.value if row.oldest is None else f"{row.arm}  v{row.oldest}"
+            drawn = "" if row.auto is None else f"auto={row.auto.arm}  "
+            return "turn", f"{row.id}  {row.user}  {made}  {drawn}{said}"
         case Signal():
             return "signal", f"{row.turn}  {row.name}={row.value:g}  {row.source}  ({row.id})"
         case Delivered():

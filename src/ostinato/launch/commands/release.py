@@ -22,7 +22,9 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
         raise Unavailable("no gateway is running for this run; start one with `ostinato up`")
     policy = await open_follower(config).resolve(slot)
     if policy is None:
-        raise NotFound(f"no ref {slot!r} in the weight store; use live, canary, control or evaluation", field="slot")
+        raise NotFound(
+            f"no ref {slot!r} in the weight store; use live, canary, previous, control or evaluation", field="slot"
+        )
     runner = open_runner(config, url)
     with console.status(f"{len(runner.suite.items)} items x {draws} draws against {slot} = {policy}"):
         scores = await runner.run(slot, policy, range(draws))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-from pathlib import Path
 
 from rich.console import Console
 
@@ -19,14 +17,13 @@ from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.board import read_board
 from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
+from ostinato.launch.views.disk import disk_use
+from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.overview import Overview, overview
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.status_json import as_json
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
-
-DEMO_MARKER = "demo"
-"""A file of this name says that the run was made by `ostinato demo`: its users are programs."""
 
 _WORTH_KEEPING = 10_000  # rows: having read more, the next look shall not do so again
 
@@ -73,25 +70,6 @@ async def _look(config: Config, place: Home, seen: summary.Summary, accounting: 
         disk={name: disk_use(path) for name, path in held.items()},
         free=shutil.disk_usage(place.root).free,
     )
-
-
-def disk_use(path: Path) -> int:
-    """Bytes on disk of a file, or of all that lies below a directory; what goes meanwhile counts for nothing."""
-    with contextlib.suppress(FileNotFoundError):
-        if not path.is_dir():
-            return path.stat().st_blocks * 512
-        with os.scandir(path) as entries:
-            return sum(
-                disk_use(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else _blocks(entry)
-                for entry in entries
-            )
-    return 0
-
-
-def _blocks(entry: os.DirEntry[str]) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return entry.stat(follow_symlinks=False).st_blocks * 512
-    return 0
 
 
 def _contracts(seen: summary.Summary) -> list[str]:

@@ -126,7 +126,7 @@ async def up(config: Config, console: Console) -> None:
             )
         async with launch(config, say, front="serve") as launched:
             _show(console, f"taken {launched.url}; it answers once the model is loaded")
-            announcing = asyncio.create_task(_announce(launched, config.model.served_as, console))
+            announcing = asyncio.create_task(_announce(launched, config, console))
             try:
                 await launched.during(_set(stopping))
             finally:
@@ -143,7 +143,7 @@ async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def _announce(launched: Launched, model: str, console: Console) -> None:
+async def _announce(launched: Launched, config: Config, console: Console) -> None:
     """Show what the serving worker does until it answers, however long that takes."""
     shown, started, url = "", asyncio.get_running_loop().time(), None
     with contextlib.suppress(OSError), console.status("starting") as status:
@@ -156,5 +156,6 @@ async def _announce(launched: Launched, model: str, console: Console) -> None:
             shown = doing
             await asyncio.sleep(0.2)
     if url is not None:
-        _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{model}[/]  (Ctrl-C stops)")
-        _show(console, "`ostinato status`, with the same options, says how it learns\n")
+        _show(console, f"\nserving [bold]{url}/v1[/]  model [bold]{config.model.served_as}[/]  (Ctrl-C stops)")
+        page = f"; so does the page at [bold]{url}/[/]" if config.serve.page else ""
+        _show(console, f"`ostinato status`, with the same options, says how it learns{page}\n")

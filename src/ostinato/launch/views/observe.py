@@ -12,6 +12,9 @@ from ostinato.core.seams import Log
 from ostinato.evaluate.acceptance import Rated
 from ostinato.launch.views.progress import Lines
 
+DEMO_MARKER = "demo"
+"""A file of this name says that the run was made by `ostinato demo`: its users are programs."""
+
 
 @dataclass(slots=True)
 class Observed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ostinato.core.records import Arm, ReleaseEvent
-from ostinato.evaluate.acceptance import by_arm, live_minus_control
+from ostinato.evaluate.acceptance import Rated, by_arm, live_minus_control
 from ostinato.evaluate.statistics import Estimate
 from ostinato.launch.views.observe import Observed
 from ostinato.reward.accounting import Accounting
@@ -56,6 +56,21 @@ def _gate(event: ReleaseEvent, start: float) -> Gate:
     return Gate(t=max(0.0, event.at - start) / 60, candidate=f"v{event.policy.number}", live=live, **numbers)
 
 
+def proven(seen: Observed) -> list[ReleaseEvent]:
+    """Releases that the gate called better than the best before them."""
+    better: dict[str, bool] = {}
+    for event in seen.releases:
+        if event.action == "evaluated":
+            better[event.policy.hash] = bool(event.detail["report"].get("better", False))
+    return [event for event in seen.shipped() if better.get(event.policy.hash, False)]
+
+
+def resolution(seen: Observed) -> float | None:
+    """The smallest total margin of the suite, at the spread of the last look; None before the first, or where none was noted."""
+    looks = [event.detail["report"] for event in seen.releases if event.action == "evaluated"]
+    return looks[-1].get("smallest_margin") if looks else None
+
+
 def deltas(seen: Observed) -> tuple[Delta, ...]:
     """What each published delta sent."""
     return tuple(
@@ -85,27 +100,42 @@ def accounting_rows(found: Accounting) -> tuple[tuple[str, int], ...]:
     return (("served turns", found.ingested), ("trained on", found.trained), *held, ("still waiting", found.waiting))
 
 
-def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """The table that ends the demo: label, value."""
-    last = seen.between(end - (end - start) / 3, end)
-    points = by_arm(last)
+def acceptance_rows(seen: Observed, start: float, end: float) -> list[tuple[str, str]]:
+    """Acceptance per arm and their difference over the last third of the run: label, value."""
+    last = last_third(seen, start, end)
     gap = live_minus_control(last)
+    rows = [
+        (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
+        for arm, point in sorted(by_arm(last).items(), key=lambda pair: pair[0] is Arm.CONTROL)
+    ]
+    gap_text = f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters"
+    return [*rows, ("live minus control, last third", gap_text)]
+
+
+def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
+    """The rated turns that the demo's result is about."""
+    return seen.between(end - (end - start) / 3, end)
+
+
+def summary(
+    seen: Observed, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """The table that ends the demo: label, value. `arms` says how the arms stand, as the scenario measures it."""
     sizes = [delta.full_bytes / max(1, delta.bytes) for delta in deltas(seen)]
     waits = sorted(pause.seconds for pause in pauses(seen))
     rows = [
-        (f"acceptance, {arm.value} arm, last third", f"{100 * point.acceptance:.1f}% of {point.turns}")
-        for arm, point in sorted(points.items(), key=lambda pair: pair[0] is Arm.CONTROL)
-    ]
-    rows += [
         (
-            "live minus control, last third",
-            f"{100 * gap.mean:+.1f} pp, 95% [{100 * gap.lower:+.1f}, {100 * gap.upper:+.1f}], users as clusters",
+            "releases shipped",
+            f"{len(seen.shipped())}, of these proven better than the best before: {len(proven(seen))}",
         ),
-        ("releases shipped", str(len(seen.shipped()))),
         ("candidates blocked", str(sum(event.action == "blocked" for event in seen.releases))),
         ("optimizer steps", str(len(seen.steps))),
         ("turns, tokens sampled", f"{seen.turns}, {seen.tokens}"),
     ]
+    if resolved := resolution(seen):
+        rows.append(
+            ("smallest total loss that the gate can rule out", f"{100 * resolved:.1f} pp, at the spread measured last")
+        )
     if sizes:
         rows.append(
             (
@@ -117,4 +147,4 @@ def summary(seen: Observed, start: float, end: float, extra: Sequence[tuple[str,
         rows.append(
             ("swap pause, median and longest", f"{1e3 * waits[len(waits) // 2]:.2f} ms, {1e3 * waits[-1]:.2f} ms")
         )
-    return (*rows, *extra)
+    return (*arms, *rows, *extra)

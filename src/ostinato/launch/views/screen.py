@@ -55,7 +55,7 @@ def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.CONTROL.value, Arm.EVAL.value)
+_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.CONTROL.value, Arm.EVAL.value, Arm.OUTSIDE.value)
 
 
 def recent_arms(seen: Observed, now: float) -> list[ArmRow]:
@@ -89,12 +89,14 @@ def swap_line(line: dict[str, Any]) -> str:
     return f"last swap: v{line['number']}, pause {1e3 * line['pause_s']:.2f} ms, {line['streams']} streams"
 
 
-def panel(seen: Observed, now: float, head: str) -> RenderableType:
-    """The demo's whole screen."""
-    parts: list[RenderableType] = [
-        Text(head, "bold"),
-        arms_table(recent_arms(seen, now), "simulated users of", "last 2 min"),
-    ]
+def recent_acceptance(seen: Observed, now: float) -> Table:
+    """Acceptance per arm over the last two minutes."""
+    return arms_table(recent_arms(seen, now), "simulated users of", "last 2 min")
+
+
+def panel(seen: Observed, head: str, arms: RenderableType) -> RenderableType:
+    """The demo's whole screen. `arms`: how they stand, as the scenario measures it."""
+    parts: list[RenderableType] = [Text(head, "bold"), arms]
     if seen.steps:
         parts.append(Text("\n".join(step_line(step) for step in seen.steps[-3:]), "dim"))
     if seen.published:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ostinato.app.proving import check_suite, note_suite, open_evaluation, open_releases
+from ostinato.app.proving import (
+    check_suite,
+    note_resolution,
+    note_suite,
+    open_evaluation,
+    open_monitors,
+    open_releases,
+)
 from ostinato.app.storage import Home, home, open_run
 from ostinato.config import Config
 from ostinato.launch.placing.address import read_address
@@ -32,12 +39,15 @@ async def release(config: Config, life: Life) -> None:
         if suite is None:
             life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
         else:
+            await note_resolution(run, suite)
             life.pulse.begin("waiting for the gateway")
             evaluation = open_evaluation(config, await unless(life.stopping, gateway(run.home)))
             life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
-        controller = open_releases(run, evaluation)
-        life.pulse.trouble = lambda: controller.trouble
-        await controller.run(life.stopping)
+        monitors = open_monitors(run)
+        controller = open_releases(run, evaluation, monitors)
+        life.pulse.trouble = lambda: "; ".join(filter(None, (controller.trouble, monitors.trouble))) or None
+        await monitors.refresh()  # an alarm that stands pauses the first step already
+        await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
 
 
 async def gateway(place: Home) -> str:

@@ -7,15 +7,17 @@ import contextlib
 import logging
 import socket
 
+from ostinato.app.proving import open_ledger
 from ostinato.app.serving import Serving, open_serving
 from ostinato.app.storage import SERVED_REFS, Run, home, open_run
 from ostinato.config import Config
-from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
+from ostinato.launch.views.page.opening import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.descriptors import room_for_connections
 from ostinato.launch.workers.life import Life
@@ -23,7 +25,9 @@ from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
+from ostinato.release.ledger import ReleaseLedger
 from ostinato.serve.auth import check_bind
+from ostinato.serve.gateway import GatewayApp
 from ostinato.serve.wire.connections import Connections
 
 logger = logging.getLogger(__name__)
@@ -51,11 +55,12 @@ async def serve(config: Config, life: Life) -> None:
         run = stack.enter_context(open_run(config))
         path = await unless(life.stopping, prepare(run, life.starting(config)))
         life.starting(config)("loading the model")
-        serving = await unless(life.stopping, open_serving(run, path))
-        await _run(run, serving, listener, life)
+        page = stack.enter_context(open_page(run)) if config.serve.page else None
+        serving = await unless(life.stopping, open_serving(run, path, page and page.routes))
+        await _run(run, serving, listener, life, page)
 
 
-async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) -> None:
+async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None) -> None:
     engine, address = serving.engine, run.home.address
     contract = engine.contract()
     if contract is not None:
@@ -78,7 +83,11 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
                 group.create_task(follow(serving, Progress(run.home.progress("serve"), kept_bytes(run.config)))),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
+                group.create_task(follow_trial(open_ledger(run), serving.gateway)),
+                *([] if page is None else [group.create_task(page.keep(life.stopping))]),
             ]
+            if serving.router is not None:
+                beside.append(group.create_task(serving.router.run()))
             await listen(
                 serving.gateway,
                 listener,
@@ -90,6 +99,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life) 
             )
             for task in beside:
                 task.cancel()
+        if serving.router is not None:
+            await serving.router.save()
     finally:
         remove_address(address)
         with contextlib.suppress(TimeoutError):
@@ -105,6 +116,14 @@ async def follow(serving: Serving, progress: Progress) -> None:
         progress.swapped(swap)
 
     await serving.follower.watch(SERVED_REFS, load)
+
+
+async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp) -> None:
+    """Deal users as the ledger says, now and whenever it says otherwise. Until cancelled."""
+    while True:
+        with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
+            gateway.deal((await ledger.refresh()).dealing)
+        await asyncio.sleep(_LOOK_S)
 
 
 async def attend(engine: Engine, longest_s: float) -> None:

@@ -116,13 +116,26 @@ class TrainWorker:
         with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
             await self.parts.stored.settle()
 
+    async def _leave_harm(self, live: PolicyVersion) -> None:
+        """Start the next step from what is live, if the last ones were built on a version that was taken back from people."""
+        parts = self.parts
+        await parts.releases.refresh()
+        harmful = parts.releases.harmful
+        if harmful is None or parts.trainer.step_count <= harmful.above or parts.source.base is not None:
+            return
+        if await parts.ancestry.clean_from(harmful) is None:
+            logger.warning("what came after v%d was taken back: training goes back to %s", harmful.above, live)
+            parts.source.base = live
+
     async def may_learn(self) -> bool:
         """False while the trainer is as far ahead of what is live as allowed; goes back when all that is newer was refused.
 
-        Before it waits it offers what it learned last, whether or not a candidate is due, or nobody could ever let it go on.
+        What was taken back from people is not built upon. Before it waits it offers what it learned last, whether or not a candidate is
+        due, or nobody could ever let it go on.
         """
         parts = self.parts
         live = await parts.released.refresh()
+        await self._leave_harm(live)
         ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
         if ahead < self._settings.max_lead:
             return True

@@ -26,6 +26,7 @@ from ostinato.core.records import (
     Finish,
     Holdback,
     Identity,
+    Pick,
     PolicyVersion,
     Quarantine,
     ReleaseEvent,
@@ -101,6 +102,15 @@ def _to_sampling(value: Any) -> Sampling:
     return Sampling(max_tokens=value[0], temperature=value[1], top_p=value[2], stop=tuple(value[3]), seed=value[4])
 
 
+def _pick(pick: Pick) -> list[Any]:
+    odds = {text(arm): real(chance) for arm, chance in pick.odds.items()}
+    return [text(pick.arm), odds, None if pick.cost is None else real(pick.cost)]
+
+
+def _to_pick(value: Any) -> Pick:
+    return Pick(arm=value[0], odds=value[1], cost=value[2])
+
+
 def _or_none(form: Form) -> Form:
     load = form.load
     return Form(
@@ -121,6 +131,7 @@ FORMS: Mapping[str, Form] = {
     "PolicyVersion": _POLICY,
     "PolicyVersion | None": _or_none(_POLICY),
     "bool": Form(bool),
+    "Pick | None": _or_none(Form(_pick, _to_pick)),
     "Arm": Form(str, Arm),
     "Finish": Form(str, Finish),
     "Sampling": Form(_sampling, _to_sampling),
@@ -183,6 +194,7 @@ TURNS = Kind(
         "numerics",
         "group",
         "verified",
+        "auto",
     ),
 )
 """A turn's tokens, text and spans do not lie in its JSON: `codec.turns` packs them."""

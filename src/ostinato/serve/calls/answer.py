@@ -62,6 +62,7 @@ class Answer:
         self._remember = remember
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
+        self._opened = False
         self._began = asyncio.get_running_loop().time()
 
     async def send(self, *, stream: bool, count_usage: bool) -> None:
@@ -84,7 +85,8 @@ class Answer:
             await capture.close(Finish.ERROR if late else Finish.ABORT, self._config.store_timeout_s)
             raise
         except (BadRequest, Unavailable):
-            if capture.tokens:  # refused before any token: nothing was served, so there is no turn
+            # refused before any token: nothing was served, so there is no turn; but what Auto drew is told, whatever came of it
+            if capture.tokens or capture.call.auto is not None:
                 await capture.close(Finish.ERROR, self._config.store_timeout_s)
             raise
         except Exception:
@@ -166,8 +168,8 @@ class Answer:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
             raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
-        if self._policy is None:
-            self._policy = chunk.policy
+        if not self._opened:
+            self._opened, self._policy = True, chunk.policy
             self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
         return chunk
@@ -191,7 +193,7 @@ class Answer:
         )
 
     def _usage(self) -> Json:
-        return usage(len(self._capture.call.prompt_ids), self._capture.tokens)
+        return usage(self._capture.prompt_tokens, self._capture.tokens)
 
     def _ostinato(self) -> Json:
         """What Ostinato adds: the turns, the arm, and who made the tokens, choice after choice."""
@@ -201,7 +203,8 @@ class Answer:
             for choice in self._capture.choices
             for span in choice.spans
         ]
-        return {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
+        auto = {} if call.auto is None else {"auto": call.auto.arm}
+        return {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans} | auto
 
     def _headers(self) -> Headers:
         call = self._capture.call
@@ -210,6 +213,8 @@ class Answer:
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
         ]
+        if call.auto is not None:
+            headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
         if self._policy is not None:
             headers.append((b"x-ostinato-policy", str(self._policy.number).encode()))
             headers.append((b"x-ostinato-weights", self._policy.hash.encode()))

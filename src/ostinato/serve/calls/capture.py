@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.core.generation import Chunk, Generate
-from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.generation import Chunk, Generate, Usage
+from ostinato.core.records import Arm, Finish, Pick, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
+from ostinato.serve.auto.config import AutoArm
 from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class Call:
     numerics: str = ""
     group: str | None = None
     verified: bool = False
+    auto: Pick | None = None
+    auto_arm: AutoArm | None = None  # of a call that Auto dealt, which it may cost something
 
     def request(self) -> Generate:
         """The same call in the engine's words."""
@@ -98,6 +101,7 @@ class Choice:
     finish: Finish | None = None
     seed: int | None = None
     routes: bytes = b""
+    usage: Usage | None = None
     written: bool = False
 
 
@@ -137,11 +141,12 @@ class Capture:
         choice.ids += chunk.ids
         choice.logprobs += chunk.logprobs
         choice.text.append(chunk.text)
-        choice.seed = chunk.seed
-        _extend(choice.spans, chunk.policy, len(chunk.ids))
+        if chunk.policy is not None:
+            choice.seed = chunk.seed
+            _extend(choice.spans, chunk.policy, len(chunk.ids))
         if chunk.finish is None:
             return
-        choice.finish, choice.routes = chunk.finish, chunk.routes
+        choice.finish, choice.routes, choice.usage = chunk.finish, chunk.routes, chunk.usage
         self._open -= 1
         if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
@@ -153,8 +158,14 @@ class Capture:
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled in all choices."""
-        return sum(len(choice.ids) for choice in self.choices)
+        """Tokens sampled in all choices, or counted by a model outside."""
+        return round(sum(choice.usage.answer if choice.usage else len(choice.ids) for choice in self.choices))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, as counted by who answered."""
+        usage = self.choices[0].usage
+        return len(self.call.prompt_ids) if usage is None else usage.prompt
 
     async def store(self, *indices: int) -> list[Turn]:
         """Write the turns of ended choices, durable on return; none if they are in the log already. Raises StorageFull."""
@@ -200,7 +211,16 @@ class Capture:
             routes=choice.routes,
             group=call.group,
             verified=call.verified,
+            auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
         )
+
+    def _cost(self, choice: Choice) -> float | None:
+        """Of one choice, with its share of the prompt; None for an answer from outside that nobody counted."""
+        call = self.call
+        if call.auto_arm is None or (call.arm is Arm.OUTSIDE and choice.usage is None):
+            return None
+        usage = choice.usage or Usage(prompt=len(call.prompt_ids), answer=len(choice.ids))
+        return call.auto_arm.cost(usage.prompt / call.n, usage.answer)
 
     async def _write(self, indices: Sequence[int], turns: list[Turn]) -> None:
         if not turns:
@@ -240,6 +260,7 @@ def again(turns: Sequence[Turn]) -> Call:
         numerics=first.numerics,
         group=first.group,
         verified=first.verified,
+        auto=first.auto,
     )
 
 
@@ -247,6 +268,8 @@ async def played(turns: Sequence[Turn]) -> AsyncGenerator[Chunk]:
     """Stored turns as the chunks that an engine would send: one for each policy version, the text with the first."""
     for index, turn in enumerate(turns):
         start, text = 0, turn.text
+        if not turn.spans:  # from outside
+            yield Chunk(index=index, ids=(), logprobs=(), policy=None, text=text, finish=turn.finish)
         for number, span in enumerate(turn.spans, 1):
             end, last = start + span.tokens, number == len(turn.spans)
             yield Chunk(

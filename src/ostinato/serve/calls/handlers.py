@@ -16,14 +16,17 @@ from typing import Any
 
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Turn
+from ostinato.core.records import Arm, Turn
+from ostinato.serve.arms import Assignment
+from ostinato.serve.auto.deals import Deal, Deals
+from ostinato.serve.auto.outside import Conversation
 from ostinato.serve.calls.answer import Answer
 from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.rendering import Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
 from ostinato.serve.calls.sender import Caller, Placement, Senders
-from ostinato.serve.calls.sessions import Prompt, Sessions
+from ostinato.serve.calls.sessions import AUTO, Prompt, Scope, Sessions
 from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ostinato.serve.dialects.openai_reply import Chat, Completion, Dialect
 from ostinato.serve.metrics import Metrics
@@ -48,14 +51,21 @@ _Request = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """A call in progress."""
+    """A call in progress. `placement` is None where Auto is to deal, once the episode is known."""
 
     body: dict[str, Any]
     request: _Request
     caller: Caller
-    placement: Placement
+    placement: Placement | None
     exchange: Exchange
     watch: Watch
+
+    @property
+    def scope(self) -> Scope:
+        """Whose conversations may be continued."""
+        if self.placement is not None:
+            return self.placement.scope(self.caller)
+        return Scope(tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +111,7 @@ class Calls:
         self._observer = _Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
-        self._senders = Senders(parts.engine, config, parts.clock)
+        self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
         budget = config.session_tokens // len(tenants)
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._rendering = Rendering()
@@ -127,6 +137,8 @@ class Calls:
         if turn.tenant in self._sessions:
             self._sessions[turn.tenant].restore(turn)
         self._repeats.restore(turn)
+        if self._parts.deals is not None:
+            self._parts.deals.restore(turn)
 
     async def close(self) -> None:
         """Finish writes, and wait for them no longer than a caller would."""
@@ -155,8 +167,7 @@ class Calls:
         chars = sum(len(message["content"]) for message in request.messages)
         self._check_length(chars, "messages")
         sessions = self._sessions[tenant]
-        scope = asked.placement.scope(asked.caller)
-        question = sessions.look(scope, request.messages, continued=request.continue_final_message)
+        question = sessions.look(asked.scope, request.messages, continued=request.continue_final_message)
         cost = chars + _MESSAGE_CHARS * len(request.messages)
         prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
         return _Question(prompt=prompt, remember=partial(sessions.remember, question))
@@ -183,17 +194,14 @@ class Calls:
         quotas.count_call(who.tenant)  # before the body is read
         body = await exchange.json(partial(quotas.count_bytes, who.tenant))
         request = parse(body)
-        if request.model != self._parts.model:
-            raise NotFound(
-                f"There is no model {request.model!r}; this server has {self._parts.model!r}.", field="model"
-            )
         caller = self._senders.caller(exchange, who, request.asker)
+        deals = self._deals_of(request, caller)
         with quotas.places(who.tenant, request.n or 1):
             self._parts.metrics.calls(+1)
             try:
                 async with Watch(exchange.receive) as watch:
                     exchange.watch = watch
-                    placement = await self._senders.place(caller)
+                    placement = None if deals is not None else await self._senders.place(caller)
                     asked = _Asked(
                         body=body,
                         request=request,
@@ -206,6 +214,27 @@ class Calls:
             finally:
                 exchange.watch = None  # an error is sent without it
                 self._parts.metrics.calls(-1)
+
+    def _deals_of(self, request: _Request, caller: Caller) -> Deals | None:
+        """Auto, if the request is for it. Raises NotFound for a model that there is not, BadRequest for what not every arm can do."""
+        model, deals = self._parts.model, self._parts.deals
+        if deals is None or request.model != deals.name:
+            if request.model == model:
+                return None
+            raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
+        if not isinstance(request, ChatRequest):
+            raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
+        for field, wanted in (
+            ("logprobs", request.wants_logprobs),
+            ("continue_final_message", request.continue_final_message),
+        ):
+            if wanted:
+                raise BadRequest(
+                    f"{field}: not every arm of {deals.name} can do it; ask {model!r} instead.", field=field
+                )
+        if caller.slot is not None:
+            raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
+        return deals
 
     async def _once(self, asked: _Asked, route: _Route) -> None:
         """Answer, from the log if the call is a repeat."""
@@ -234,15 +263,22 @@ class Calls:
 
     async def _sample(self, asked: _Asked, route: _Route, attempt: Try) -> None:
         question = await route.ask(asked)
-        call = self._call(asked, route, attempt.id, question.prompt)
+        call, deal = self._call(asked, route, attempt.id, question.prompt)
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
         try:
-            await self._send(asked, route, capture, self._parts.engine.generate(call.request()), question.remember)
+            await self._send(asked, route, capture, self._chunks(asked, call, deal), question.remember)
         finally:
             attempt.writes += capture.begun
             self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+
+    def _chunks(self, asked: _Asked, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
+        """What is sampled, here or outside."""
+        deals, request = self._parts.deals, asked.request
+        if deals is None or deal is None or deal.release is not Arm.OUTSIDE or not isinstance(request, ChatRequest):
+            return self._parts.engine.generate(call.request())
+        return deals.chunks(deal, Conversation(messages=request.messages, sampling=call.sampling, n=call.n))
 
     async def _repeat(self, asked: _Asked, route: _Route, turns: list[Turn]) -> None:
         capture = self._capture(again(turns), stored=True)
@@ -261,7 +297,7 @@ class Calls:
         shape = route.dialect(
             id=call.id,
             created=call.started_at,
-            model=self._parts.model,
+            model=request.model,
             renderer=self._parts.renderer if request.wants_logprobs else None,
         )
         answer = Answer(
@@ -279,8 +315,9 @@ class Calls:
         self._deliveries.note(call.turn_ids())
         self._parts.metrics.delivered(call.tenant, call.n)
 
-    def _call(self, asked: _Asked, route: _Route, id: str, prompt: Prompt) -> Call:
-        request, caller, placement = asked.request, asked.caller, asked.placement
+    def _call(self, asked: _Asked, route: _Route, id: str, prompt: Prompt) -> tuple[Call, Deal | None]:
+        """The call, and what Auto dealt it. Whatever can be refused is refused before: every draw is of a call that is made."""
+        request, caller = asked.request, asked.caller
         room = self._context - len(prompt.ids)
         wanted = request.budget
         if room < 1 or (wanted is not None and wanted > room):
@@ -289,9 +326,11 @@ class Calls:
                 f"this model's context holds {self._context}. Shorten the prompt or ask for less.",
                 field=route.field,
             )
-        return Call(
+        episode = caller.episode or prompt.episode or f"ep-{secrets.token_hex(16)}"
+        placement, deal = self._placed(asked, episode)
+        call = Call(
             id=id,
-            episode=caller.episode or prompt.episode or f"ep-{secrets.token_hex(16)}",
+            episode=episode,
             parent=prompt.parent,
             user=caller.user,
             tenant=caller.tenant,
@@ -302,10 +341,23 @@ class Calls:
             sampling=request.sampling(wanted or min(route.default_tokens, room)),
             n=request.n or 1,
             started_at=self._parts.clock(),
-            numerics=self._numerics,
+            numerics="" if placement.assignment.arm is Arm.OUTSIDE else self._numerics,
             group=caller.group,
             verified=caller.verified,
+            auto=None if deal is None else deal.pick,
+            auto_arm=None if deal is None else deal.arm,
         )
+        return call, deal
+
+    def _placed(self, asked: _Asked, episode: str) -> tuple[Placement, Deal | None]:
+        """Who answers. Raises Unavailable."""
+        if asked.placement is not None:
+            return asked.placement, None
+        deals = self._parts.deals
+        assert deals is not None, "without Auto every call has its placement"
+        deal = deals.deal(asked.caller.tenant, episode, self._parts.engine.slots())
+        assignment = Assignment(arm=deal.release, propensity=deal.propensity)
+        return Placement(slot=deal.release.value, assignment=assignment), deal
 
     def _capture(self, call: Call, *, stored: bool) -> Capture:
         return Capture(

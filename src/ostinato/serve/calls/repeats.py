@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Conflict
-from ostinato.core.records import Turn
+from ostinato.core.records import Arm, Turn
 from ostinato.core.seams import Log
 from ostinato.serve.dialects.openai_reply import json_bytes
 
@@ -97,7 +97,7 @@ class Repeats:
             turns = await self._log.find(Turn, [(f"{id}:{index}",) for index in range(n)])
             if not turns:
                 return id, []
-            if len(turns) == n and all(turn.finish.trainable and turn.spans for turn in turns):
+            if len(turns) == n and all(_whole(turn) for turn in turns):
                 return id, turns
         raise Conflict(f"{_MOST_TRIES} tries under this Idempotency-Key ended without an answer; make a new key.")
 
@@ -109,6 +109,11 @@ class Repeats:
         del self._open[name]
         if not ended.done():
             ended.set_result(None)
+
+
+def _whole(turn: Turn) -> bool:
+    """True if the turn is an answer that can be given again."""
+    return turn.finish.trainable and (bool(turn.spans) or turn.arm is Arm.OUTSIDE)
 
 
 def _canonical(body: Any) -> bytes:

@@ -57,12 +57,12 @@ class Placement:
 class Senders:
     """Reads callers from headers and bodies, and finds their weights."""
 
-    def __init__(self, engine: Engine, config: ServeConfig, clock: Clock) -> None:
+    def __init__(self, engine: Engine, config: ServeConfig, clock: Clock, arms: Arms) -> None:
         self._engine = engine
         self._config = config
         self._clock = clock
         self._users = UserKeys(config.user_keys)
-        self._arms = Arms(control=config.control_share, canary=config.canary_share, salt=config.arm_salt)
+        self._arms = arms
 
     def caller(self, exchange: Exchange, who: Principal, user: str | None) -> Caller:
         """Who asks; `user` is what the body says. Raises BadRequest, Unauthorized."""

@@ -19,6 +19,7 @@ from ostinato.core.records import Finish, Turn
 from ostinato.core.seams import Renderer
 from ostinato.serve.arms import ANONYMOUS
 
+AUTO = "auto"  # the arm of all scopes in which Auto deals: a conversation is found whichever of its arms answered
 _OVERHEAD = 32  # what an entry costs besides its ids, in ids
 _GUESSES = 8  # turns of a user that are tried where a message may begin with words that the client put there
 
@@ -167,7 +168,8 @@ class Sessions:
         if not turn.finish.trainable:
             return
         entry = self._entry(turn, text=turn.text)
-        self._cold[_place(turn.tenant, turn.user, turn.arm)].append(entry)
+        arm = turn.arm if turn.auto is None else AUTO
+        self._cold[_place(turn.tenant, turn.user, arm)].append(entry)
         self._hold(entry)
 
     # ------------------------------------------------------------ finding
@@ -245,7 +247,8 @@ class Sessions:
             episode=turn.episode,
             ids=array("i", turn.prompt_ids + turn.sampled_ids),
             ended=ended,
-            known=ended or turn.finish is not Finish.STOP,  # a stop string was sampled, and nobody has seen it
+            # a stop string was sampled, and nobody has seen it; or the tokens are another model's
+            known=bool(turn.sampled_ids) and (ended or turn.finish is not Finish.STOP),
             prompt=len(turn.prompt_ids),
             text=text,
         )

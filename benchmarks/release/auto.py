@@ -1,0 +1,340 @@
+"""Auto on simulated users: what finding the best arm costs, whether a wrong propensity is caught, whether intervals hold what they promise.
+
+    python -m benchmarks.release.auto            # about two minutes of one core
+    python -m benchmarks.release.auto --quick    # does it run? writes nothing
+
+*Regret* of a turn is how much likelier the best fixed arm's answer was to be liked by that user than that of the arm that was dealt, in
+points (hundredths). Rewards reach the router 100 turns late, 50 turns at once. *Coverage*: of 1,000 runs, in how many the 95% interval
+held the true value of the changed router; the truth is known, because the users are simulated (`benchmarks/release/crowd.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from benchmarks.contender import RESULTS, machine
+from benchmarks.release.crowd import RHO, TURNS, Crowd, Feed, Served, traffic
+
+from ostinato.release.auto.config import RouterConfig
+from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, ips, snips
+from ostinato.release.auto.propensities import PropensityTest
+from ostinato.release.auto.router import Router
+from ostinato.release.auto.thompson import drawn
+
+RESULT = RESULTS / "release_auto.json"
+QUALITIES = {"small": 0.50, "live": 0.55, "large": 0.60}
+LATE = 100  # turns until a reward is known
+EVERY = 50  # turns between two looks of the router at the log
+USERS = 2_000
+CURVE = (250, 500, 1_000, 2_000, 5_000)
+SETTINGS = RouterConfig(low=0.0, high=1.0)
+
+
+class Fixed(Router):
+    """Deals by odds that never change."""
+
+    def __init__(self, odds: Mapping[str, float]) -> None:
+        super().__init__(list(odds), SETTINGS)
+        self._fixed = dict(odds)
+
+    def odds(self, available: Iterable[str]) -> Mapping[str, float]:
+        return self._fixed
+
+
+def learned(served: Iterable[Served], router: Router, *, clustered: bool = True) -> list[Served]:
+    """All turns, after the router heard of each and, `LATE` turns on, of its reward."""
+    feed, all_turns = Feed(router, late=LATE, every=EVERY, clustered=clustered), list[Served]()
+    for each in served:
+        feed.take(each)
+        all_turns.append(each)
+    return all_turns
+
+
+# ---------------------------------------------------------------- regret
+
+
+def regrets(served: list[Served], qualities: Mapping[str, float]) -> np.ndarray:
+    best = max(qualities, key=lambda arm: qualities[arm])
+    return np.array([each.chances[best] - each.chances[each.arm] for each in served])
+
+
+def regret_of(make: Callable[[], Router], runs: int, turns: int, *, clustered: bool = True) -> dict[str, Any]:
+    """Mean regret per turn up to each point of the curve, over all turns, and of the last tenth; with the spread over runs."""
+    rows: list[np.ndarray] = []
+    shares: list[float] = []
+    for seed in range(runs):
+        rng, router = np.random.default_rng([1, seed]), make()
+        dealt = traffic(Crowd(USERS, rng), QUALITIES, router, turns, rng)
+        served = list(dealt) if isinstance(router, Fixed) else learned(dealt, router, clustered=clustered)
+        rows.append(regrets(served, QUALITIES))
+        shares.append(float(np.mean([each.arm == "large" for each in served[-turns // 10 :]])))
+    points_RT = 100 * np.array(rows)
+    totals_R = points_RT.mean(axis=1)
+    return {
+        "points per turn": float(totals_R.mean()),
+        "standard error": float(totals_R.std(ddof=1) / np.sqrt(runs)),
+        "last tenth": float(points_RT[:, -turns // 10 :].mean()),
+        "best arm's share of the last tenth": float(np.mean(shares)),
+        "worst run": float(totals_R.max()),
+        "curve": {str(t): float(points_RT[:, :t].mean()) for t in CURVE if t <= turns},
+    }
+
+
+def entering(runs: int, turns: int) -> dict[str, Any]:
+    """A release that is better by five points becomes an arm beside two that are known: its share, and what was lost until then."""
+    after = {**QUALITIES, "canary": 0.65}
+    shares: list[list[float]] = []
+    lost: list[float] = []
+    for seed in range(runs):
+        rng = np.random.default_rng([2, seed])
+        crowd, known = Crowd(USERS, rng), Router(list(QUALITIES), SETTINGS)
+        learned(traffic(crowd, QUALITIES, known, turns, rng), known)
+        router = Router(list(after), SETTINGS)
+        router.restore(known.state())
+        served = learned(traffic(crowd, after, router, turns, rng, start=turns), router)
+        shares.append([float(np.mean([each.arm == "canary" for each in part])) for part in _parts(served, 5)])
+        lost.append(100 * float(regrets(served, after).mean()))
+    return {
+        "canary's share by fifths": [float(share) for share in np.mean(shares, axis=0)],
+        "points per turn": float(np.mean(lost)),
+    }
+
+
+def _parts(served: list[Served], parts: int) -> list[list[Served]]:
+    size = len(served) // parts
+    return [served[i * size : (i + 1) * size] for i in range(parts)]
+
+
+def loud_user(runs: int) -> dict[str, float]:
+    """What a thousand upvotes of one user do to an arm's mean (in points) and to its share, among 1,000 users' 5,000 turns."""
+    moved: list[tuple[float, float]] = []
+    for seed in range(runs):
+        rng, router = np.random.default_rng([3, seed]), Fixed({"a": 0.5, "b": 0.5})
+        learned(traffic(Crowd(1_000, rng), {"a": 0.6, "b": 0.6}, router, 5_000, rng), router)
+        quiet = Router(["a", "b"], SETTINGS)
+        quiet.restore(router.state())
+        for _ in range(1_000):
+            router.measure("b", ("default", "loud"), "reward", 1.0)
+        mean = 100 * (router.views()[1].utility.mean - quiet.views()[1].utility.mean)
+        moved.append((mean, Router.odds(router, ["a", "b"])["b"] - quiet.odds(["a", "b"])["b"]))
+    return {
+        "mean moved, points": float(np.mean([mean for mean, _ in moved])),
+        "most": float(max(mean for mean, _ in moved)),
+        "share moved": float(np.mean([share for _, share in moved])),
+        "most of a share": float(max(share for _, share in moved)),
+    }
+
+
+# ---------------------------------------------------------------- propensities
+
+ODDS = {"small": 0.05, "live": 0.15, "large": 0.80}
+FAULTS: dict[str, Mapping[str, float]] = {
+    "right": ODDS,
+    "drawn evenly": dict.fromkeys(ODDS, 1 / 3),
+    "floor forgotten": {"small": 0.0, "live": 0.15, "large": 0.85},
+    "odds of yesterday": {"small": 0.05, "live": 0.25, "large": 0.70},
+    "two arms swapped": {"small": 0.15, "live": 0.05, "large": 0.80},
+    "four points off": {"small": 0.05, "live": 0.11, "large": 0.84},
+}
+
+
+def caught(true: Mapping[str, float], runs: int, draws: int, alpha: float, seed: int) -> dict[str, Any]:
+    """In how many runs an alarm came, looked at after every draw, and after how many draws in the median of those."""
+    when: list[int] = []
+    for run in range(runs):
+        rng, test = np.random.default_rng([4, seed, run]), PropensityTest()
+        for number, place in enumerate(rng.random(draws).tolist(), 1):
+            test.add(drawn(true, place), ODDS)
+            if number % 10 == 0 and test.wrong(alpha):  # it keeps the worst look: none is missed
+                when.append(number)
+                break
+    return {"caught": len(when) / runs, "median draws": float(np.median(when)) if when else None}
+
+
+# ---------------------------------------------------------------- coverage
+
+CONTEXTS = 2  # short and long questions: an arm is better at some than at others
+TILT = {"small": (0.08, -0.08), "live": (0.0, 0.0), "large": (-0.06, 0.06)}
+NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # of the changed router: by context, small, live, large
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One run's log, and what is true of it."""
+
+    turns: LoggedTurns
+    contexts_N: np.ndarray
+
+
+def fixed_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
+    """Turns of new users, dealt by fixed odds."""
+    crowd, odds_A = Crowd(users, rng), np.array([0.2, 0.3, 0.5])
+    chances_XAU = np.array(
+        [[crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in QUALITIES] for x in range(CONTEXTS)]
+    )
+    lengths_E = rng.integers(1, TURNS + 1, turns)  # more episodes than are needed
+    episodes_N = np.repeat(np.arange(turns), lengths_E)[:turns]
+    users_N = np.array([crowd.asking(place) for place in rng.random(turns).tolist()])[episodes_N]
+    arms_N = rng.choice(len(odds_A), turns, p=odds_A)[episodes_N]
+    contexts_N = (rng.random(turns) < 0.5).astype(int)
+    rewards_N = (rng.random(turns) < chances_XAU[contexts_N, arms_N, users_N]).astype(float)
+    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=odds_A[arms_N], rewards_N=rewards_N)
+    return Logged(logged, contexts_N)
+
+
+def learning_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
+    """Turns of new users, dealt by a router that learns on the way."""
+    router, crowd, arms = Router(list(QUALITIES), SETTINGS), Crowd(users, rng), list(QUALITIES)
+    by_context = [{arm: crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in arms} for x in range(CONTEXTS)]
+    rows: list[tuple[int, int, float, float, int]] = []
+    feed = Feed(router, late=LATE, every=EVERY)
+    for each in traffic(crowd, QUALITIES, router, turns, rng):
+        context = int(rng.random() < 0.5)
+        liked = float(rng.random() < by_context[context][each.arm][each.user])
+        rows.append((each.user, arms.index(each.arm), each.odds[each.arm], liked, context))
+        feed.take(replace(each, liked=liked))
+    users_N, arms_N, propensities_N, rewards_N, contexts_N = (np.array(column) for column in zip(*rows, strict=True))
+    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=propensities_N, rewards_N=rewards_N)
+    return Logged(logged, contexts_N)
+
+
+def true_value() -> float:
+    """Of the changed router, over all users that there could be."""
+    qualities_XA = np.array([[QUALITIES[arm] + TILT[arm][x] for arm in QUALITIES] for x in range(CONTEXTS)])
+    return float((NEW * qualities_XA).sum(axis=1).mean())
+
+
+def estimates(log: Logged) -> dict[str, PolicyValue]:
+    target_NA = NEW[log.contexts_N]
+    predicted_NA = cross_fitted(log.turns, log.contexts_N, arms=len(QUALITIES))
+    return {
+        "IPS": ips(log.turns, target_NA),
+        "SNIPS": snips(log.turns, target_NA),
+        "DR": doubly_robust(log.turns, target_NA, predicted_NA),
+    }
+
+
+def coverage(
+    make: Callable[[int, int, np.random.Generator], Logged], runs: int, users: int, turns: int, seed: int
+) -> dict[str, dict[str, float]]:
+    truth = true_value()
+    found = [estimates(make(users, turns, np.random.default_rng([5, seed, run]))) for run in range(runs)]
+    return {
+        name: {
+            "coverage": float(np.mean([run[name].lower <= truth <= run[name].upper for run in found])),
+            "bias, points": 100 * float(np.mean([run[name].mean for run in found]) - truth),
+            "half width, points": 100 * float(np.mean([(run[name].upper - run[name].lower) / 2 for run in found])),
+        }
+        for name in found[0]
+    }
+
+
+# ---------------------------------------------------------------- all of it
+
+
+SIZES = {"runs": 10, "turns": 5_000, "coverage runs": 1_000, "propensity runs": 100}
+QUICK = {"runs": 2, "turns": 1_000, "coverage runs": 10, "propensity runs": 4}
+
+
+def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The figures, part by part."""
+    yield (
+        "coverage",
+        {
+            "fixed odds, 150 users": coverage(fixed_log, many, 150, 400, 0),
+            "fixed odds, 300 users": coverage(fixed_log, many, 300, 800, 1),
+            "learning router, 300 users": coverage(learning_log, many, 300, 500, 2),
+        },
+    )
+    yield (
+        "propensities",
+        {
+            name: caught(true, 5 * draws if name == "right" else draws, 2_000, _alpha(name), seed)
+            for seed, (name, true) in enumerate(FAULTS.items())
+        },
+    )
+    arms, even = list(QUALITIES), dict.fromkeys(QUALITIES, 1 / 3)
+    yield (
+        "regret",
+        {
+            "Auto": regret_of(lambda: Router(arms, SETTINGS), runs, turns),
+            "Auto, every turn its own user": regret_of(lambda: Router(arms, SETTINGS), runs, turns, clustered=False),
+            "even shares": regret_of(lambda: Fixed(even), runs, turns),
+        },
+    )
+    yield "entering", entering(runs, turns)
+    yield "loud user", loud_user(runs)
+
+
+def _alpha(fault: str) -> float:
+    return 0.05 if fault == "right" else 1e-3
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--quick", action="store_true", help="a hundredth of it, nothing is written")
+    quick = arguments.parse_args().quick
+    began, sizes = machine(), QUICK if quick else SIZES
+    figures: dict[str, Any] = {}
+    for name, part in sections(*sizes.values()):
+        figures[name] = part
+        settings = {**sizes, "qualities": QUALITIES, "rewards late by": LATE, "users": USERS, "rho": RHO}
+        SHOWN[name](part, sizes)
+        if not quick:
+            RESULT.write_text(json.dumps({"machine": began, "settings": settings, "figures": figures}, indent=1) + "\n")
+
+
+def show_coverage(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    print(
+        f"\n95% intervals, {sizes['coverage runs']} runs{'':<16}{'coverage':>10}{'bias':>8}{'half width':>12}   points"
+    )
+    for name, estimators in part.items():
+        for estimator, row in estimators.items():
+            numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}"
+            print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{numbers}", flush=True)
+
+
+def show_propensities(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    print(f"\n{'propensities logged':<32}{'caught':>10}{'median draws':>14}   of 2,000; right: alpha 0.05, else 0.001")
+    for name, row in part.items():
+        print(f"{name:<32}{row['caught']:>10.1%}{row['median draws'] or '-':>14}", flush=True)
+
+
+def show_regret(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    print(f"\nregret against the best fixed arm, points a turn; {sizes['runs']} runs, {USERS} users, rho {RHO}")
+    marks = next(iter(part.values()))["curve"]
+    print(f"{'':<32}{'all turns':>16}{'last tenth':>12}{'best share':>12}   up to " + "".join(f"{t:>8}" for t in marks))
+    for name, row in part.items():
+        total = f"{row['points per turn']:.2f} ± {1.96 * row['standard error']:.2f}"
+        share = row["best arm's share of the last tenth"]
+        curve = "".join(f"{value:>8.2f}" for value in row["curve"].values())
+        print(f"{name:<32}{total:>16}{row['last tenth']:>12.2f}{share:>12.0%}         {curve}", flush=True)
+
+
+def show_entering(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    fifths = " ".join(f"{share:.0%}" for share in part["canary's share by fifths"])
+    print(f"\na release better by 5 points enters: its share by fifths of {sizes['turns']} turns: {fifths}", flush=True)
+
+
+def show_loud(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    mean = f"{part['mean moved, points']:.2f} points (most {part['most']:.2f})"
+    share = f"{100 * part['share moved']:.1f} points (most {100 * part['most of a share']:.1f})"
+    print(f"\n1,000 upvotes of one user among 1,000 users: mean moved {mean}, share by {share}")
+
+
+SHOWN: dict[str, Callable[[Mapping[str, Any], Mapping[str, int]], None]] = {
+    "coverage": show_coverage,
+    "propensities": show_propensities,
+    "regret": show_regret,
+    "entering": show_entering,
+    "loud user": show_loud,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Simulated users for Auto: each likes an answer of an arm with a probability of their own.
+
+A user has one taste u in [0, 1), and likes arm a with the u-quantile of a beta distribution whose mean is the arm's quality and whose
+spread makes two of a user's verdicts on one arm correlate by rho = 0.15 (beta-binomial: rho = 1 / (alpha + beta + 1)): a user who is easily
+pleased is so by every arm. How much users ask is drawn from a gamma distribution of shape 1/2: a fifth of them ask two thirds of all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from scipy import special
+
+from ostinato.core.records import Pick, Reward, Turn
+from ostinato.release.auto.router import Router
+from ostinato.release.auto.thompson import drawn
+from ostinato.testing.records import a_turn
+
+RHO = 0.15
+TURNS = 4  # of an episode, at most; 1 to 4 are alike likely
+
+_TURN = a_turn()
+
+
+@dataclass(frozen=True)
+class Served:
+    """One simulated turn: who asked, in which episode, which arm with which odds, and how likely each arm's answer was to be liked."""
+
+    number: int
+    user: int
+    episode: int
+    arm: str
+    odds: Mapping[str, float]
+    chances: Mapping[str, float]
+    liked: float
+
+    def turn(self, clustered: bool = True) -> Turn:
+        """The row of the log. Without clusters every turn has a user of its own."""
+        id = f"t{self.number}:0"
+        user, episode = f"u{self.user}" if clustered else id, f"e{self.episode}"
+        return replace(_TURN, id=id, user=user, episode=episode, auto=Pick(arm=self.arm, odds=self.odds))
+
+    def reward(self) -> Reward:
+        """The row of the log."""
+        return Reward(
+            turn=f"t{self.number}:0", value=self.liked, function="simulated@1", signals=(), at=float(self.number)
+        )
+
+
+class Crowd:
+    """Simulated users. How easily they are pleased and how much they ask are drawn once."""
+
+    def __init__(self, users: int, rng: np.random.Generator) -> None:
+        self.tastes_U = rng.random(users)
+        weights_U = rng.gamma(0.5, 1.0, users)
+        self._edges_U = np.cumsum(weights_U / weights_U.sum())
+
+    def asking(self, place: float) -> int:
+        """The user who asks next."""
+        return min(int(np.searchsorted(self._edges_U, place)), self.tastes_U.size - 1)
+
+    def chances(self, quality: float) -> np.ndarray:
+        """The probability of each user to like an arm of this quality."""
+        return np.interp(self.tastes_U, *_quantiles(quality))
+
+
+@cache
+def _quantiles(quality: float) -> tuple[np.ndarray, np.ndarray]:
+    """The beta distribution's inverse on a fine grid: the exact one is slow, and its mean differs by less than 0.0001."""
+    spread, grid_X = 1.0 / RHO - 1.0, (np.arange(4_000) + 0.5) / 4_000
+    return grid_X, special.betaincinv(quality * spread, (1.0 - quality) * spread, grid_X)
+
+
+def traffic(
+    crowd: Crowd,
+    qualities: Mapping[str, float],
+    router: Router,
+    turns: int,
+    rng: np.random.Generator,
+    *,
+    start: int = 0,
+) -> Iterator[Served]:
+    """Turns that the router deals, episode by episode. The caller tells the router what came of them."""
+    chances = {arm: crowd.chances(quality) for arm, quality in qualities.items()}
+    number, episode = start, start
+    while number < start + turns:
+        user, episode = crowd.asking(rng.random()), episode + 1
+        own = {arm: float(values[user]) for arm, values in chances.items()}
+        odds = router.odds(list(qualities))
+        arm = drawn(odds, float(rng.random()))
+        for _ in range(min(int(rng.integers(1, TURNS + 1)), start + turns - number)):
+            number += 1
+            yield Served(number, user, episode, arm, odds, own, float(rng.random() < own[arm]))
+
+
+class Feed:
+    """Tells a router of turns and, `late` turns on, of their rewards, `every` turns at once: as who looks at the log now and then."""
+
+    def __init__(self, router: Router, *, late: int, every: int, clustered: bool = True) -> None:
+        self._router, self._late, self._every, self._clustered = router, late, every, clustered
+        self._rows: list[Turn | Reward] = []
+        self._waiting: deque[Reward] = deque()
+        self._turns = 0
+
+    def take(self, served: Served) -> None:
+        """The next turn."""
+        self._rows.append(served.turn(self._clustered))
+        self._waiting.append(served.reward())
+        if len(self._waiting) > self._late:
+            self._rows.append(self._waiting.popleft())
+        self._turns += 1
+        if self._turns % self._every == 0:
+            for row in self._rows:
+                self._router.apply(row)
+            self._rows.clear()

@@ -1,0 +1,160 @@
+"""Simulated people who come in sessions, through the day, some often and most seldom; and the log that forgets what was read."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from benchmarks.release.habits import CLEAN, Habits, Rng, Written, clean
+
+from ostinato.core.records import Arm, Identity, PolicyVersion, Row, Sampling, Span, Turn, identity
+from ostinato.core.seams import Cursor, R
+
+DAY = 86_400.0
+PEOPLE, TURNS_A_DAY = 10_000, 100_000
+SESSION = 8.0  # turns, on average
+POLICY = PolicyVersion(number=1, hash="01" * 16)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How people differ: `rho` is the correlation of a habit between two turns of a session, `swing` its relative amplitude over a day,
+    `taste` the standard deviation of log odds between people, `control` the share of people on the reference arm.
+    """
+
+    rho: float = 0.05
+    swing: float = 0.15
+    taste: float = 0.1
+    control: float = 0.2
+
+
+@dataclass(slots=True)
+class _Visit:
+    user: int
+    left: int
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+class Visitors:
+    """Turns of simulated people without end, in the order in which they end.
+
+    `hack` is what the live arm's policy does in a share `spread` of its turns, from when it is set.
+    """
+
+    def __init__(self, seed: int, world: World = World(), habits: Habits = CLEAN) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._world = world
+        self._habits: dict[str, float] = asdict(habits)
+        activity_U = self._rng.lognormal(0.0, 1.2, PEOPLE)
+        self._reach_U = np.cumsum(activity_U / activity_U.sum())
+        self._taste_U = self._rng.normal(0.0, world.taste, PEOPLE)
+        self._control_U = self._rng.random(PEOPLE) < world.control
+        self._phase = {name: self._rng.uniform(0, 2 * math.pi) for name in self._habits}
+        self._number = 0
+        self._next_visit = 0.0
+        self._due: list[tuple[float, int, _Visit]] = []
+        self._shifted = self._habits
+        self.hack: Callable[[Rng], Written] | None = None
+        self.spread = 0.0
+
+    def shift(self, habits: Habits) -> None:
+        """From now on the live arm's policy has these habits."""
+        self._shifted = asdict(habits)
+
+    def turns(self, count: int) -> Iterator[Turn]:
+        """The next so many."""
+        return itertools.islice(self._turns(), count)
+
+    def _turns(self) -> Iterator[Turn]:
+        rng = self._rng
+        while True:
+            while not self._due or self._next_visit <= self._due[0][0]:
+                self._number += 1
+                visit = self._visit(self._next_visit)
+                heapq.heappush(self._due, (self._next_visit, self._number, visit))
+                self._next_visit += rng.exponential(DAY * SESSION / TURNS_A_DAY)
+            at, number, visit = heapq.heappop(self._due)
+            visit.left -= 1
+            if visit.left:
+                heapq.heappush(self._due, (at + 20.0 + rng.exponential(40.0), number, visit))
+            yield self._turn(at, visit)
+
+    def _visit(self, at: float) -> _Visit:
+        user = min(PEOPLE - 1, int(np.searchsorted(self._reach_U, self._rng.random())))
+        rho, shares = self._world.rho, {}
+        for name, share in (self._habits if self._control_U[user] else self._shifted).items():
+            swung = share * (1.0 + self._world.swing * math.sin(2 * math.pi * at / DAY + self._phase[name]))
+            odds = swung / (1.0 - swung) * math.exp(self._taste_U[user])
+            mean = odds / (1.0 + odds)
+            shares[name] = self._rng.beta(mean * (1 - rho) / rho, (1 - mean) * (1 - rho) / rho)
+        return _Visit(user=user, left=1 + int(self._rng.poisson(SESSION - 1)), shares=shares)
+
+    def _turn(self, at: float, visit: _Visit) -> Turn:
+        self._number += 1
+        rng = self._rng
+        arm = Arm.CONTROL if self._control_U[visit.user] else Arm.LIVE
+        hacked = self.hack if arm is Arm.LIVE and rng.random() < self.spread else None
+        written = hacked(rng) if hacked else clean(rng, lambda name: rng.random() < visit.shares[name])
+        return Turn(
+            id=f"simulated-{self._number}:0",
+            episode=f"{self._number}",
+            parent=None,
+            user=f"u{visit.user}",
+            tenant="simulated",
+            arm=arm,
+            propensity=1.0,
+            prompt_ids=(1,),
+            sampled_ids=_ids(written.tokens),
+            logprobs=(),
+            spans=(Span(policy=POLICY, tokens=written.tokens),),
+            sampling=Sampling(max_tokens=4096),
+            finish=written.finish,
+            text=written.text,
+            started_at=at,
+            ended_at=at,
+        )
+
+
+_IDS = (7,) * 8_192
+
+
+def _ids(count: int) -> tuple[int, ...]:
+    return _IDS[:count]
+
+
+class ForgetfulLog:
+    """A log of which only rows that nobody has read yet, and the last row before, are held. Implements the reader's part of `Log`."""
+
+    def __init__(self, first: Cursor = 0) -> None:
+        self._before = first  # rows that are gone
+        self._rows: list[Row] = []
+        self.alarms: list[Row] = []
+
+    async def append(self, *rows: Row) -> Cursor:
+        self._rows.extend(rows)
+        self.alarms.extend(row for row in rows if not isinstance(row, Turn))
+        return self._before + len(self._rows)
+
+    async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
+        for place in range(max(0, after - self._before), len(self._rows)):
+            if type(self._rows[place]) in kinds:
+                yield self._before + place + 1, self._rows[place]
+
+    def forget(self) -> None:
+        """Drop all rows but the last."""
+        self._before += max(0, len(self._rows) - 1)
+        del self._rows[:-1]
+
+    async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
+        wanted = set(identities)
+        return [row for row in self._rows if isinstance(row, kind) and identity(row) in wanted]
+
+    async def horizon(self) -> Cursor:
+        return 0
+
+    async def before_last(self, count: int, kind: type[Row]) -> Cursor:
+        return 0

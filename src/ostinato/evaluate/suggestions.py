@@ -1,0 +1,133 @@
+"""How often a policy that may stay silent suggests something, and how much of that is accepted. Pure maths.
+
+Two ratios, each with its own denominator: suggestions per request, and acceptances per suggestion. Users are the unit of both, as in
+`acceptance`: a user stays in one arm, and types some kinds of lines more than others. In the rewards of the function `tab` a reward
+above 0 is an acceptance, one below 0 a rejection, and 0 says that nothing was suggested; a suite's scores say the same around t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ostinato.core.records import Arm, Person
+from ostinato.core.report import ItemScore
+from ostinato.evaluate.acceptance import Rated
+from ostinato.evaluate.statistics import Estimate, Tally, clustered_difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tallies:
+    """What some requests got, by who asked: suggestions among requests, and acceptances among suggestions.
+
+    Example: ``Tallies(suggested={("default", "ann"): (7.0, 10)}, accepted={("default", "ann"): (3.0, 7)})``: ann asked ten times, was
+    shown seven suggestions and accepted three.
+    """
+
+    suggested: Tally
+    accepted: Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Live against control: the difference of two ratios, and their quotient less 1, each with a 95% interval.
+
+    Example: ``Change(difference=..., relative=...)`` with ``relative.mean == -0.21``: a fifth fewer than control
+    """
+
+    difference: Estimate
+    relative: Estimate
+
+
+def shown(rated: Iterable[Rated]) -> list[Rated]:
+    """The turns that suggested something."""
+    return [(turn, reward) for turn, reward in rated if reward.value != 0.0]
+
+
+def by_user(rated: Iterable[Rated]) -> dict[Arm, Tallies]:
+    """What each arm's users got."""
+    outcomes: dict[Arm, list[tuple[Person, float]]] = defaultdict(list)
+    for turn, reward in rated:
+        outcomes[turn.arm].append((turn.person, reward.value))
+    return {arm: _tallied(of) for arm, of in outcomes.items()}
+
+
+def by_item(scores: Iterable[ItemScore], family: Mapping[str, str], t: float) -> dict[str, Tallies]:
+    """What each family of a suite got, items in the place of users. `family` says of each item which it is of.
+
+    A score of `t` is silence, one above it an acceptance (see `graders.suggestion`).
+    """
+    outcomes: dict[str, list[tuple[Person, float]]] = defaultdict(list)
+    for score in scores:
+        outcomes[family[score.item]].append(((family[score.item], score.item), score.score - t))
+    return {name: _tallied(of) for name, of in outcomes.items()}
+
+
+def _tallied(outcomes: Iterable[tuple[Person, float]]) -> Tallies:
+    """(who, reward) -> tallies."""
+    suggested: dict[Person, tuple[float, int]] = {}
+    accepted: dict[Person, tuple[float, int]] = {}
+    for who, value in outcomes:
+        total, count = suggested.get(who, (0.0, 0))
+        suggested[who] = total + (value != 0.0), count + 1
+        if value != 0.0:
+            total, count = accepted.get(who, (0.0, 0))
+            accepted[who] = total + (value > 0.0), count + 1
+    return Tallies(suggested=suggested, accepted=accepted)
+
+
+def ratio(tally: Tally) -> Estimate | None:
+    """Pooled share over all outcomes with a 95% t interval, users as clusters, cut to [0, 1]; None without two users.
+
+    The linearised ratio estimator of `statistics.clustered_difference`, for one side. Where no user differs from the others in any
+    outcome, the variance is that of Agresti and Caffo's one more success and one more failure, of so many users.
+    """
+    users = [(value, count) for value, count in tally.values() if count > 0]
+    n = len(users)
+    if n < 2:
+        return None
+    values_U, counts_U = (np.array(column, dtype=np.float64) for column in zip(*users, strict=True))
+    mean = float(values_U.sum() / counts_U.sum())
+    residuals_U = (values_U - mean * counts_U) / counts_U.sum()
+    variance = n / (n - 1) * float(residuals_U @ residuals_U)
+    if float(np.abs(residuals_U).max()) < 1e-12:
+        share = (mean * n + 1.0) / (n + 2.0)
+        variance = share * (1.0 - share) / (n + 2.0)
+    error = math.sqrt(variance)
+    half = _quantile(n - 1) * error
+    lower, upper = max(0.0, mean - half), min(1.0, mean + half)
+    return Estimate(mean=mean, lower=lower, upper=upper, error=error, df=float(n - 1), n=n)
+
+
+def change(live: Tally, control: Tally) -> Change | None:
+    """Live against control, users as clusters; None where a side has fewer than two users or control's ratio is 0.
+
+    The interval of the quotient is that of its logarithm, whose variance is the sum of the sides' relative variances (the delta
+    method: Deng, Knoblich and Lu 2018, arXiv 1803.06336): arms have no user in common.
+    """
+    treated, untreated = ratio(live), ratio(control)
+    if treated is None or untreated is None or treated.mean <= 0.0 or untreated.mean <= 0.0:
+        return None
+    difference = clustered_difference(live, control)
+    error = math.hypot(treated.error / treated.mean, untreated.error / untreated.mean)
+    quotient, spread = treated.mean / untreated.mean, math.exp(_quantile(difference.df) * error)
+    relative = Estimate(
+        mean=quotient - 1.0,
+        lower=quotient / spread - 1.0,
+        upper=quotient * spread - 1.0,
+        error=quotient * error,
+        df=difference.df,
+        n=difference.n,
+    )
+    return Change(difference=difference, relative=relative)
+
+
+def _quantile(df: float) -> float:
+    """Student's t: as many standard errors as a 95% interval has on each side."""
+    from scipy import special  # takes a quarter of a second to import
+
+    return float(special.stdtrit(df, 0.975))

@@ -1,0 +1,86 @@
+"""`ostinato auto`: what Auto knows of its arms, whether its propensities are right, and what other shares would have earned."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from ostinato.app.storage import open_folds, open_log
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig
+from ostinato.launch.commands.log import existing
+from ostinato.release.auto.estimating import Prospect, prospect
+from ostinato.release.auto.folding import FoldedRouter
+from ostinato.release.auto.offpolicy import PolicyValue
+from ostinato.release.auto.router import Router
+
+
+def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:
+    """``("live=0.7", "large=0.3")`` -> {"live": 0.7, "large": 0.3}. Raises BadConfig."""
+    shares: dict[str, float] = {}
+    for text in texts:
+        arm, _, share = text.partition("=")
+        try:
+            shares[arm] = float(share)
+        except ValueError:
+            raise BadConfig(f"--share {text!r}: write it as arm=0.7") from None
+    return shares
+
+
+async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -> None:
+    """Print it. Raises NotFound if the run does not exist, or has too few turns for an estimate; BadConfig."""
+    existing(config)
+    arms = [arm.name for arm in config.serve.auto.arms]
+    if not arms:
+        raise BadConfig("serve.auto.arms is empty: there is no Auto; name its arms, as docs/guide.md shows")
+    wanted = parse_shares(shares)
+    with open_log(config) as log:
+        folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto)
+        await folded.catch_up(telling=False)
+        console.print(_arms(folded.router, arms), _propensities(folded.router, config.release.auto.alpha))
+        if wanted:
+            console.print(_prospect(await prospect(log, wanted, config.release.auto)))
+
+
+def _arms(router: Router, arms: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("arm", "share", "utility", "95%", "users", "turns", "failed", "cost a turn"):
+        table.add_column(name, justify="left" if name == "arm" else "right")
+    odds = router.odds(arms)
+    for view in router.views():
+        known = view.utility
+        low, high = known.mean - 1.96 * known.deviation, known.mean + 1.96 * known.deviation
+        numbers = (f"{odds[view.arm]:.1%}", f"{known.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", f"{known.users:.0f}")
+        table.add_row(view.arm, *numbers, str(view.turns), str(view.failed), f"{view.cost:.6f}")
+    return table
+
+
+def _propensities(router: Router, alpha: float) -> str:
+    wrong = router.propensities.wrong(alpha)
+    if wrong:
+        return f"\nThe logged propensities of {', '.join(wrong)} are not what was drawn: trust no estimate of them."
+    draws = max((balance.draws for balance in router.propensities.balances()), default=0)
+    return f"\nNothing speaks against the logged propensities ({draws} draws, alpha {alpha:g}, however often you look)."
+
+
+def _prospect(found: Prospect) -> Table:
+    named = ", ".join(f"{arm} {share:.0%}" for arm, share in found.shares.items())
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        title=f"\nWith {named}, from {found.turns} turns",
+        title_justify="left",
+        caption=found.advice or None,
+    )
+    for name in ("estimate", "utility a turn", "95%", "worth so many turns"):
+        table.add_column(name, justify="left" if name == "estimate" else "right")
+    rows = {"as it was": found.earned, "IPS": found.ips, "SNIPS": found.snips, "doubly robust": found.dr}
+    for name, value in rows.items():
+        table.add_row(name, *_numbers(value))
+    return table
+
+
+def _numbers(value: PolicyValue) -> tuple[str, str, str]:
+    return f"{value.mean:+.3f}", f"{value.lower:+.3f} to {value.upper:+.3f}", f"{value.turns:.0f}"

@@ -1,0 +1,1 @@
+"""What `ostinato demo` can show: one module per scenario."""

@@ -1,0 +1,121 @@
+"""What an operator does from the page, by the functions that the command line uses. Implements `web.page.sources.Acts`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import aiohttp
+
+from ostinato.app.proving import open_releases
+from ostinato.app.storage import Run
+from ostinato.core.errors import Conflict, NotFound, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.launch.placing.address import read_address
+from ostinato.release.controller import ReleaseController
+from ostinato.web.page.sources import Answered
+from ostinato.weights.version.content import version_ref
+
+_TIMEOUT = aiohttp.ClientTimeout(total=120)
+
+
+class RunActs:
+    """Acts on one run. Releases are moved one at a time, so that of two people who press together one is told."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._moving = asyncio.Lock()
+
+    async def ship(self, root: str, expected_live: str, reason: str) -> str:
+        """As `ostinato ship`."""
+        async with self._moving:
+            releases = await self._releases(expected_live)
+            policy = await self._run.follower.resolve(version_ref(root))
+            if policy is None:
+                raise NotFound(f"{root[:16]} is not in the weight store any more; it cannot be shipped", field="root")
+            event = await releases.ship(policy, reason)
+        return f"{event.policy} is live; it was {event.previous}"
+
+    async def roll_back(self, expected_live: str, reason: str) -> str:
+        """As `ostinato rollback`."""
+        async with self._moving:
+            releases = await self._releases(expected_live)
+            event = await releases.rollback(None, reason)
+        return f"{event.policy} is live again; it was {event.previous}"
+
+    async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
+        """Through the gateway, by the run's own key: these turns are nobody's, and nothing is learned from them."""
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
+            return tuple(await asyncio.gather(*(self._answer(session, messages, arm) for arm in arms)))
+
+    async def rate(self, turn: str, name: str, correction: str) -> str:
+        """As a signal of a person. Raises Unavailable."""
+        event: dict[str, Any] = {
+            "id": f"playground-{secrets.token_hex(12)}",
+            "target": turn,
+            "name": name,
+            "value": True,
+            "source": "human",
+        }
+        if correction:
+            event["correction"] = correction
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._headers()) as session:
+            found = await self._post(session, "/v1/feedback", event, {})
+        return str(found.get("status", found))
+
+    # ------------------------------------------------------------ inside
+
+    async def _releases(self, expected_live: str) -> ReleaseController:
+        """A controller that moves releases by hand. Raises Conflict where something else is live than what was seen."""
+        releases = open_releases(self._run)
+        live = (await releases.ledger.refresh()).live
+        if live is None or live.hash != expected_live:
+            raise Conflict(
+                f"{_named(live)} is live now, not what the page showed when you decided: nothing was done; look again"
+            )
+        return releases
+
+    def _headers(self) -> dict[str, str]:
+        return {"X-Ostinato-Key": self._run.home.admin_key()}
+
+    async def _answer(
+        self, session: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]], arm: str
+    ) -> Answered:
+        body = {
+            "model": self._run.config.model.served_as,
+            "messages": [dict(message) for message in messages],
+            "user": "playground",
+        }
+        try:
+            found = await self._post(session, "/v1/chat/completions", body, {"X-Ostinato-Slot": arm})
+            said = cast("Mapping[str, Any]", found.get("ostinato") or {})
+            spans = cast("Sequence[Sequence[Any]]", said.get("spans") or ())
+            return Answered(
+                arm=arm,
+                turn=f"{found['id']}:0",
+                version=None if not spans else int(spans[0][0]),
+                text=str(found["choices"][0]["message"]["content"] or ""),
+            )
+        except (Unavailable, KeyError, IndexError, TypeError, ValueError) as error:
+            return Answered(arm=arm, turn="", version=None, text="", error=str(error))
+
+    async def _post(
+        self, session: aiohttp.ClientSession, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        url = read_address(self._run.home.address)
+        if url is None:
+            raise Unavailable("the gateway has no address yet; try again in a moment")
+        try:
+            async with session.post(url + path, json=body, headers=headers) as reply:
+                found = cast("Mapping[str, Any]", await reply.json(content_type=None))
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"the gateway did not answer: {error!r}; try again") from error
+        if reply.status >= 400:
+            raise Unavailable(str(found.get("error", {}).get("message", found)))
+        return found
+
+
+def _named(policy: PolicyVersion | None) -> str:
+    return "nothing" if policy is None else str(policy)

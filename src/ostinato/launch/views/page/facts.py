@@ -1,0 +1,194 @@
+"""Answers the page's questions about one run. Implements `web.page.sources.Facts`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.app.storage import Run
+from ostinato.core.clock import wall_clock
+from ostinato.core.records import Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
+from ostinato.core.seams import Clock, Cursor, Identity, R
+from ostinato.launch.views.disk import disk_use
+from ostinato.launch.views.page.evidence import carried, gate_looks
+from ostinato.launch.views.page.feed import Feed
+from ostinato.launch.views.page.index import WAITING, PageIndex
+from ostinato.launch.views.page.queries import FoundTurn, Questions
+from ostinato.launch.views.page.running import Running
+from ostinato.launch.views.page.trained import TrainLines
+from ostinato.record.config import Encrypt
+from ostinato.record.log import SqlLog
+from ostinato.web.page.sources import (
+    AlarmList,
+    LearningNow,
+    LedgerEvent,
+    ReleaseDetail,
+    ReleaseList,
+    RunNow,
+    TurnDetail,
+    TurnLine,
+    TurnList,
+    TurnQuery,
+    WeightsNow,
+)
+from ostinato.weights.version.content import version_ref
+
+WATCHED_S = 60.0
+"""Somebody looks, if a question came within so many seconds."""
+_DISK_S = 60.0
+
+
+class RunFacts:
+    """One run's answers. `pieces` gives the bytes of a token.
+
+    It reads the log through a connection of its own, so that nobody who is served waits for somebody who looks.
+    """
+
+    def __init__(self, run: Run, log: SqlLog, pieces: Callable[[int], bytes], clock: Clock = wall_clock) -> None:
+        config, home = run.config, run.home
+        self._run, self._log, self._pieces, self._clock = run, log, pieces, clock
+        self._asked_at = 0.0
+        keys = home.log.with_name(home.log.name + "-keys.db")
+        words = config.record.encrypt is Encrypt.NONE and not keys.exists()
+        self._index = PageIndex(home.folds / "page.sqlite", words=words)
+        self._questions = Questions(self._index.path)
+        self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
+        self._running = Running(run, log, self._questions, clock)
+        self._lines = TrainLines(home.progress("train"), home.progress("serve"))
+        self._disk: tuple[float, dict[str, int]] = (0.0, {})
+
+    def close(self) -> None:
+        """Let go of the index."""
+        self._index.close()
+
+    async def now(self) -> RunNow:
+        self._asked_at = self._clock()
+        return await self._running.now()
+
+    async def releases(self, before: Cursor | None) -> ReleaseList:
+        found: ReleaseList = await self._ask(lambda: self._questions.releases(before))
+        return ReleaseList(
+            rows=found.rows,
+            older=found.older,
+            counts=found.counts,
+            live=found.live,
+            previous=found.previous,
+            unread=self.feed.unread_decisions,
+        )
+
+    async def release(self, root: str) -> ReleaseDetail | None:
+        found = await self._ask(lambda: self._questions.release(root))
+        if found is None:
+            return None
+        line, events, live, previous = found
+        rows = {row.id: row for row in await self._find(ReleaseEvent, [(event.id,) for event in events])}
+        kept = await self._run.store.read_ref(version_ref(line.policy.hash)) is not None
+        return ReleaseDetail(
+            line=line,
+            looks=gate_looks(rows.values()),
+            events=tuple((event, carried(rows[event.id]) if event.id in rows else {}) for event in events),
+            live=live,
+            previous=previous,
+            kept=kept,
+        )
+
+    async def turns(self, query: TurnQuery) -> TurnList:
+        found = await self._ask(lambda: self._questions.turns(query))
+        names = [row.id for row in found.rows]
+        said = await self._ask(lambda: self._questions.signals(names))
+        turns = {turn.id: turn for turn in await self._find(Turn, [(name,) for name in names])}
+        return TurnList(
+            rows=tuple(
+                _line(row, turns[row.id], [(who, name) for who, _, name in said[row.id]])
+                for row in found.rows
+                if row.id in turns
+            ),
+            older=found.older,
+            newer=found.newer,
+            count=found.count,
+            unread=self.feed.unread_turns,
+            searchable=self._index.words,
+            outcomes=(WAITING, *found.outcomes),
+        )
+
+    async def turn(self, id: str, tenant: str | None) -> TurnDetail | None:
+        row: FoundTurn | None = await self._ask(lambda: self._questions.turn(id, tenant))
+        turns = [turn for turn in await self._find(Turn, [(id,)]) if tenant in (None, turn.tenant)]
+        if not turns:
+            return None
+        turn = turns[0]
+        row = row or FoundTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)  # not in the index yet
+        said = (await self._ask(lambda: self._questions.signals([id])))[id]
+        theirs = [(who, signal) for who, signal, _ in said if who == turn.tenant]
+        signals = await self._find(Signal, theirs)
+        decided = [*await self._find(Reward, [(id,)]), *await self._find(Quarantine, [(id,)])]
+        batches = await self._find(Batch, [] if row.step is None else [(row.step,)])
+        return TurnDetail(
+            line=_line(row, turn, [(who, name) for who, _, name in said]),
+            prompt=tuple(map(self._pieces, turn.prompt_ids)),
+            sampled=tuple(map(self._pieces, turn.sampled_ids)),
+            signals=tuple(signals),
+            retracted=frozenset(signal.retracts for signal in signals if signal.retracts is not None),
+            function=next((each.function for each in decided if isinstance(each, Reward)), None),
+            decided_at=decided[0].at if decided else None,
+            advantage=_advantage(batches, id),
+            released=None
+            if row.step is None
+            else await self._ask(lambda: self._questions.shipped_since(row.step or 0)),
+        )
+
+    async def learning(self) -> LearningNow:
+        run = await self.now()
+        marks: Sequence[LedgerEvent] = await self._running.indexed(lambda: self._questions.shipped(200), [])
+        lines = await asyncio.to_thread(self._lines.look)
+        return lines.learning(marks, run)
+
+    async def alarms(self, before: Cursor | None) -> AlarmList:
+        return await self._ask(lambda: self._questions.alarms(before))
+
+    async def weights(self) -> WeightsNow:
+        home = self._run.home
+        lines = await asyncio.to_thread(self._lines.look)
+        if self._clock() - self._disk[0] > _DISK_S:
+            held = {"log": home.log, "weights": home.weights, "checkpoints": home.checkpoints}
+            sizes = await asyncio.to_thread(lambda: {name: disk_use(path) for name, path in held.items()})
+            self._disk = (self._clock(), sizes)
+        return WeightsNow(
+            refs=await self._running.refs(),
+            published=lines.published(),
+            swaps=lines.swaps(),
+            disk=self._disk[1],
+            free=shutil.disk_usage(home.root).free,
+        )
+
+    # ------------------------------------------------------------ asking
+
+    async def _ask(self, question: Callable[[], Any]) -> Any:
+        self._asked_at = self._clock()
+        return await asyncio.to_thread(question)
+
+    async def _find(self, kind: type[R], identities: list[Identity]) -> list[R]:
+        return await self._log.find(kind, identities) if identities else []
+
+
+def _line(row: FoundTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:
+    """A turn with what became of it. What another tenant says about it is nothing."""
+    held = row.outcome not in (WAITING, "rewarded", "trained")
+    return TurnLine(
+        seq=row.seq,
+        turn=turn,
+        signals=tuple(dict.fromkeys(name for who, name in said if who == turn.tenant)),
+        reward=row.value,
+        reason=row.outcome if held else None,
+        step=row.step,
+    )
+
+
+def _advantage(batches: list[Batch], turn: str) -> float | None:
+    for batch in batches:
+        for name, credits in zip(batch.turns, batch.credits, strict=True):
+            if name == turn and credits:
+                return credits[0]
+    return None

@@ -1,0 +1,223 @@
+"""Writes rows of the log into the page's index: turns from both ends, what was decided from the first row on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import (
+    Alarm,
+    AlarmState,
+    Batch,
+    Holdback,
+    Quarantine,
+    ReleaseEvent,
+    Reward,
+    Row,
+    Signal,
+    Turn,
+)
+from ostinato.core.seams import Cursor
+from ostinato.launch.views.page.schema import open_index
+from ostinato.record.sqlite import driver, remove
+
+SERVED: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch})
+DECIDED: frozenset[type] = frozenset({ReleaseEvent, Alarm})
+WAITING, REWARDED, TRAINED = "waiting", "rewarded", "trained"
+_RANK = {Reward: 1, Quarantine: 2, Holdback: 3, Batch: 4}
+_SETTLE = (
+    "outcome = CASE WHEN ?2 >= rank THEN ?1 ELSE outcome END, rank = max(rank, ?2), value = ifnull(?3, value), "
+    "step = ifnull(?4, step)"
+)
+
+Rows = Sequence[tuple[Cursor, Row]]
+
+
+class PageIndex:
+    """One writer's view of the index. Every method is for a thread of its own, one call at a time; the first one opens the file.
+
+    `words`: whether answers may be searched by word. Every method raises OSError and the driver's errors.
+    """
+
+    def __init__(self, path: Path, *, words: bool) -> None:
+        self.path = path
+        self.words = words
+        self._lock = threading.Lock()
+        self._opened: Any = None
+
+    @property
+    def _db(self) -> Any:
+        if self._opened is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._opened = open_index(self.path)
+            if not self.words:
+                self._opened.execute("INSERT INTO words(words) VALUES ('delete-all')")
+        return self._opened
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._close()
+
+    def start_over(self) -> None:
+        """Forget everything: the log is another one, or the file is damaged."""
+        with self._lock:
+            self._close()
+            remove(self.path)
+
+    def cursors(self) -> dict[str, int]:
+        """How far the log was read: `decided` upwards; turns between `low` and `high`."""
+        with self._lock:
+            return dict(self._db.execute("SELECT name, value FROM state"))
+
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def write(self, rows: Rows, cursors: Mapping[str, int]) -> None:
+        """Take rows in, and remember how far that was, in one transaction."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for seq, row in rows:
+                    self._take(seq, row)
+                self._db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", list(cursors.items()))
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+
+    def drop(self, horizon: Cursor, most: int = 2_000) -> int:
+        """Remove turns that the log may have dropped, some at a time; how many."""
+        with self._lock:
+            oldest = self._db.execute("SELECT seq FROM turns WHERE seq <= ? ORDER BY seq LIMIT ?", (horizon, most))
+            places = oldest.fetchall()
+            if places:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany("DELETE FROM turns WHERE seq = ?", places)
+                if self.words:
+                    self._db.executemany("DELETE FROM words WHERE rowid = ?", places)
+                self._db.execute("DELETE FROM signals WHERE seq <= ?", places[-1])
+                self._db.execute("COMMIT")
+            return len(places)
+
+    # ------------------------------------------------------------ rows
+
+    def _take(self, seq: Cursor, row: Row) -> None:
+        match row:
+            case Turn():
+                self._turn(seq, row)
+            case Signal():
+                values = (row.turn, row.tenant, row.id, row.name, seq)
+                self._db.execute("INSERT OR IGNORE INTO signals VALUES (?, ?, ?, ?, ?)", values)
+            case Reward():
+                self._settle([row.turn], REWARDED, Reward, value=row.value)
+            case Quarantine() | Holdback():
+                self._settle([row.turn], row.reason.partition(": ")[0], type(row))
+            case Batch():
+                self._settle(row.turns, TRAINED, Batch, step=row.step)
+            case ReleaseEvent():
+                self._event(seq, row)
+            case Alarm():
+                self._alarm(seq, row)
+            case _:
+                pass
+
+    def _turn(self, seq: Cursor, turn: Turn) -> None:
+        loose = self._db.execute("SELECT outcome, rank, value, step FROM loose WHERE turn = ?", (turn.id,)).fetchone()
+        if loose is not None:
+            self._db.execute("DELETE FROM loose WHERE turn = ?", (turn.id,))
+        outcome = loose or (WAITING, 0, None, None)
+        values = (seq, turn.id, turn.tenant, turn.user, turn.arm.value, turn.oldest, turn.ended_at, *outcome)
+        self._db.execute("INSERT OR IGNORE INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        if self.words and turn.text:
+            self._db.execute("INSERT OR REPLACE INTO words(rowid, text) VALUES (?, ?)", (seq, turn.text))
+
+    def _settle(
+        self, turns: Sequence[str], outcome: str, kind: type, value: float | None = None, step: int | None = None
+    ) -> None:
+        """What became of turns, of which some may not have been read yet: reading goes backwards, too."""
+        self._db.execute("INSERT OR IGNORE INTO outcomes VALUES (?)", (outcome,))
+        said = (outcome, _RANK[kind], value, step)
+        for turn in turns:
+            if not self._db.execute(f"UPDATE turns SET {_SETTLE} WHERE id = ?5", (*said, turn)).rowcount:
+                insert = "INSERT INTO loose (outcome, rank, value, step, turn) VALUES (?1, ?2, ?3, ?4, ?5)"
+                self._db.execute(f"{insert} ON CONFLICT (turn) DO UPDATE SET {_SETTLE}", (*said, turn))
+
+    def _alarm(self, seq: Cursor, alarm: Alarm) -> None:
+        raised = alarm.state is AlarmState.RAISED
+        values = (seq, alarm.name, alarm.reason, alarm.at, int(raised))
+        self._db.execute("INSERT OR IGNORE INTO alarms VALUES (?, ?, ?, ?, ?)", values)
+        self._db.execute("DELETE FROM standing WHERE name = ?", (alarm.name,))
+        if raised:
+            self._db.execute("INSERT INTO standing VALUES (?, ?, ?)", (alarm.name, alarm.reason, alarm.at))
+
+    # ------------------------------------------------------------ the ledger
+
+    def _event(self, seq: Cursor, event: ReleaseEvent) -> None:
+        policy, previous = event.policy, event.previous
+        before = (None, None) if previous is None else (previous.number, previous.hash)
+        values = (seq, event.id, event.action, policy.number, policy.hash, *before, event.reason, event.at)
+        done = self._db.execute("INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+        if not done.rowcount:  # read before
+            return
+        self._db.execute(
+            "INSERT INTO actions VALUES (?, 1) ON CONFLICT (action) DO UPDATE SET count = count + 1", (event.action,)
+        )
+        self._version(seq, event)
+        if event.action == "shipped":
+            self._db.execute("DELETE FROM chain WHERE hash = ?", (policy.hash,))
+            self._db.execute("INSERT INTO chain (hash, number) VALUES (?, ?)", (policy.hash, policy.number))
+        elif event.action == "rolled_back":
+            self._rolled_back(seq, event)
+
+    def _version(self, seq: Cursor, event: ReleaseEvent) -> None:
+        state = "shipped" if event.action == "rolled_back" else event.action
+        self._db.execute(
+            "INSERT INTO versions (hash, seq, number, state, verdict, looks, reason, at) VALUES (?1, ?2, ?3, ?4, '', 0, ?5, ?6) "
+            "ON CONFLICT (hash) DO UPDATE SET seq = ?2, state = ?4, reason = ?5, at = ?6",
+            (event.policy.hash, seq, event.policy.number, state, event.reason, event.at),
+        )
+        report = _mapping(event.detail.get("report"))
+        if event.action == "evaluated" and report:
+            figures = [_number(report.get(name)) for name in ("difference", "lower", "upper", "margin")]
+            self._db.execute(
+                "UPDATE versions SET looks = looks + 1, verdict = ?, difference = ?, lower = ?, upper = ?, margin = ? WHERE hash = ?",
+                (str(report.get("verdict", "")), *figures, event.policy.hash),
+            )
+
+    def _rolled_back(self, seq: Cursor, event: ReleaseEvent) -> None:
+        """What came after the version that is live again was taken back with it; as `release.ledger` folds it."""
+        place = self._db.execute("SELECT place FROM chain WHERE hash = ?", (event.policy.hash,)).fetchone()
+        gone = {event.previous.hash} if event.previous is not None else set[str]()
+        if place is not None:
+            gone |= {hash for (hash,) in self._db.execute("SELECT hash FROM chain WHERE place > ?", place)}
+        for hash in gone - {event.policy.hash}:
+            self._db.execute("DELETE FROM chain WHERE hash = ?", (hash,))
+            taken = "UPDATE versions SET seq = ?, state = 'rolled_back', reason = ?, at = ? WHERE hash = ?"
+            self._db.execute(taken, (seq, event.reason, event.at, hash))
+        if place is None:
+            policy = event.policy
+            self._db.execute("INSERT INTO chain (hash, number) VALUES (?, ?)", (policy.hash, policy.number))
+
+
+def is_expected(error: Exception) -> bool:
+    """True for what disks and other processes do; anything else is a fault of the code."""
+    return isinstance(error, OstinatoError | OSError | driver.OperationalError)
+
+
+def is_damaged(error: Exception) -> bool:
+    """True if the file is at fault, and making it anew helps."""
+    return isinstance(error, driver.DatabaseError) and not isinstance(error, driver.OperationalError)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,63 @@
+"""The page of a run, from its files to its routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+
+from ostinato.app.storage import Run, open_log
+from ostinato.core.clock import wall_clock
+from ostinato.core.seams import Renderer
+from ostinato.launch.views.page.acts import RunActs
+from ostinato.launch.views.page.facts import RunFacts
+from ostinato.record.log import SqlLog
+from ostinato.serve.gateway import Page
+from ostinato.web.page.app import Pages
+
+
+class RunPage:
+    """What the serving worker has of the page: its routes, what keeps its index up with the log, and its end."""
+
+    def __init__(self, run: Run, log: SqlLog) -> None:
+        self._run, self._log = run, log
+        self._facts: RunFacts | None = None
+        self._pages: Pages | None = None
+
+    def routes(self, renderer: Renderer) -> Page:
+        """Makes the routes for a gateway that renders so. To be called once."""
+        self._facts = RunFacts(self._run, self._log, renderer.token_bytes)
+        self._pages = Pages(self._facts, RunActs(self._run), wall_clock)
+        return self._pages.routes
+
+    async def keep(self, stopping: asyncio.Event) -> None:
+        """Keep the index up with the log until cancelled; at the stop, end the streams of those who look, and wait."""
+        assert self._facts is not None
+        assert self._pages is not None
+        keeping = asyncio.create_task(self._facts.feed.keep())
+        try:
+            ending = asyncio.create_task(stopping.wait())
+            await asyncio.wait({keeping, ending}, return_when=asyncio.FIRST_COMPLETED)
+            ending.cancel()
+            self._pages.close()
+            if keeping.done():
+                keeping.result()
+            await keeping
+        finally:
+            keeping.cancel()
+
+    def close(self) -> None:
+        """Let go of the index."""
+        if self._facts is not None:
+            self._facts.close()
+
+
+@contextlib.contextmanager
+def open_page(run: Run) -> Generator[RunPage]:
+    """The page of a run, with a log of its own to read."""
+    with open_log(run.config) as log:
+        page = RunPage(run, log)
+        try:
+            yield page
+        finally:
+            page.close()

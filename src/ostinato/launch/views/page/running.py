@@ -1,0 +1,198 @@
+"""What a run does now: the workers' board, the log's summary, the desk's accounts and the refs, folded once for all who look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ostinato.app.storage import SERVED_REFS, Run
+from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Clock, Cursor
+from ostinato.evaluate.acceptance import share_of
+from ostinato.launch.placing.address import read_address
+from ostinato.launch.placing.board import STALE_S, Shown, read_board
+from ostinato.launch.views import summary
+from ostinato.launch.views.observe import DEMO_MARKER
+from ostinato.launch.views.page.queries import Questions
+from ostinato.launch.views.page.windows import windows
+from ostinato.launch.views.progress import last_lines
+from ostinato.launch.views.summary import Summary
+from ostinato.record.log import SqlLog
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.reward.accounting import Accounting, of_ledger
+from ostinato.reward.reading import Reading
+from ostinato.web.page.sources import AlarmLine, ArmNow, LedgerEvent, RunNow, TooWide, WorkerNow
+
+T = TypeVar("T")
+REFS = (*SERVED_REFS, "candidate")
+_FRESH_S = 1.0
+_AWAY_S = 60.0
+"""After so long without a question the kept folds may be nearer to the end of the log than what is in memory."""
+_MINUTE_S = 60.0
+
+
+class Running:
+    """Answers `Facts.now` for everybody: one look at most a second, whoever asks."""
+
+    def __init__(self, run: Run, log: SqlLog, questions: Questions, clock: Clock) -> None:
+        self._run, self._log, self._questions, self._clock = run, log, questions, clock
+        self._lock = asyncio.Lock()
+        self._ledger = ReleaseLedger(log, clock)
+        self._summary: Summary | None = None
+        self._reading: Reading | None = None
+        self._seen: RunNow | None = None
+        self._asked_at = 0.0
+        self._paces: list[tuple[float, int]] = []
+
+    async def now(self) -> RunNow:
+        """The run, at most a second old. Raises the log's errors."""
+        async with self._lock:
+            now = self._clock()
+            if self._seen is None or now - self._seen.at >= _FRESH_S:
+                if now - self._asked_at > _AWAY_S:
+                    self._summary = self._reading = None
+                    self._paces.clear()
+                self._asked_at = now
+                self._seen = await self._look(now)
+            return self._seen
+
+    async def refs(self) -> dict[str, PolicyVersion]:
+        """The versions that are served or judged. One whose manifest cannot be read is left out."""
+        found: dict[str, PolicyVersion] = {}
+        for ref in REFS:
+            try:
+                policy = await self._run.follower.resolve(ref)
+            except OstinatoError:
+                continue
+            if policy is not None:
+                found[ref] = policy
+        return found
+
+    async def _shares(self) -> dict[str, float]:
+        """The shares of users on the arms beside live: control's of all, the trial's of all the others."""
+        control, dealing = self._run.config.serve.control_share, (await self._ledger.refresh()).dealing
+        canary, previous = (0.0, 0.0) if dealing is None else (dealing.canary, dealing.previous)
+        return {"control": control, "canary": (1.0 - control) * canary, "previous": (1.0 - control) * previous}
+
+    # ------------------------------------------------------------ one look
+
+    async def _look(self, now: float) -> RunNow:
+        seen, accounts = await self._folded()
+        home, config = self._run.home, self._run.config
+        board = await asyncio.to_thread(read_board, home.workers)
+        lines = await asyncio.to_thread(last_lines, home.progress("train"))
+        marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
+        drawn = windows(seen.rated, marks)
+        steps = [line for line in lines if line["kind"] == "step"]
+        return RunNow(
+            at=now,
+            directory=str(config.run.directory),
+            url=read_address(home.address),
+            simulated=(home.root / DEMO_MARKER).exists(),
+            troubles=troubles(board, now),
+            workers=workers(board, now),
+            refs=await self.refs(),
+            shares=await self._shares(),
+            pace=self._pace(now, accounts.ingested),
+            served=accounts.ingested,
+            waiting=accounts.waiting,
+            oldest_wait=accounts.oldest_wait,
+            batch=config.learn.batch,
+            trained=accounts.trained,
+            held=accounts.held,
+            balanced=accounts.balanced,
+            signals=seen.signals,
+            step=seen.step,
+            step_line=steps[-1] if steps else {},
+            last=marks[0] if marks else None,
+            arms=arms(seen),
+            curves=drawn.curves,
+            marks=drawn.marks,
+            rated_since=drawn.start,
+            rated_end=drawn.end,
+            alarms=alarms(seen),
+        )
+
+    async def _folded(self) -> tuple[Summary, Accounting]:
+        run = self._run
+        if self._summary is None:
+            self._summary, _ = await summary.summarise(self._log, run.folds, await asyncio.to_thread(self._log.newest))
+        else:
+            await summary.catch_up(self._summary, self._log)
+        if self._reading is None:
+            self._reading = Reading(self._log, run.config.reward, run.folds)
+        await self._reading.catch_up(saving=False)
+        return self._summary, of_ledger(self._reading.ledger)
+
+    def _pace(self, now: float, served: Cursor) -> float | None:
+        """Turns a second since the oldest look within the last minute; None at the first one."""
+        self._paces = [each for each in self._paces if now - each[0] <= _MINUTE_S]
+        self._paces.append((now, served))
+        began, before = self._paces[0]
+        return (served - before) / (now - began) if now - began >= 2 * _FRESH_S else None
+
+    async def indexed(self, question: Callable[[], T], otherwise: T) -> T:
+        """What the index says; something else while it cannot be read, because the rest of the run can be shown all the same."""
+        try:
+            return await asyncio.to_thread(question)
+        except (Unavailable, TooWide):
+            return otherwise
+
+
+def troubles(board: Shown | None, now: float) -> tuple[str, ...]:
+    """What is wrong with the workers, in sentences, the worst first."""
+    if board is None or board.ended is not None:
+        return ("`ostinato up` does not run: nothing starts a worker again that ends.",)
+    if now - board.at > STALE_S:
+        return (f"`ostinato up` (pid {board.pid}) was killed, or hangs: nothing starts a worker again that ends.",)
+    down = [
+        f"The {worker.name} worker is down and is not started again: {worker.reason or 'no reason was given'}."
+        for worker in board.workers
+        if worker.condition == "failed"
+    ]
+    troubled = [f"The {worker.name} worker waits: {worker.trouble}." for worker in board.workers if worker.trouble]
+    return (*down, *troubled)
+
+
+def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:
+    """The workers of a supervisor that is there; none otherwise, because nobody knows."""
+    if board is None or board.ended is not None or now - board.at > STALE_S:
+        return ()
+    return tuple(
+        WorkerNow(
+            name=worker.name,
+            condition=worker.condition,
+            doing=(worker.doing or "starting") if worker.condition == "running" else "",
+            since=worker.doing_since if worker.condition == "running" else worker.since,
+            trouble=worker.trouble,
+            restarts=worker.restarts,
+            last_end=worker.reason,
+        )
+        for worker in board.workers
+    )
+
+
+def arms(seen: Summary) -> tuple[ArmNow, ...]:
+    """What was accepted of the newest rated turns, by arm."""
+    accepted: defaultdict[str, list[bool]] = defaultdict(list)
+    newest: dict[str, int | None] = {}
+    for each in seen.rated:
+        accepted[each.served.arm].append(each.value > 0)
+        newest[each.served.arm] = each.served.number
+    points: Mapping[str, Any] = {arm: share_of(of) for arm, of in accepted.items()}
+    return tuple(
+        ArmNow(arm=arm, version=newest[arm], turns=p.turns, share=p.acceptance, lower=p.lower, upper=p.upper)
+        for arm, p in sorted(points.items(), key=lambda pair: ARMS.index(pair[0]) if pair[0] in ARMS else len(ARMS))
+    )
+
+
+def alarms(seen: Summary) -> tuple[AlarmLine, ...]:
+    """What stands, the newest first."""
+    found = [AlarmLine(name=name, reason=why, at=at, standing=True) for name, (why, at) in seen.alarms.items()]
+    return tuple(sorted(found, key=lambda alarm: -alarm.at))
+
+
+ARMS = ("live", "canary", "control", "eval")

@@ -1,0 +1,115 @@
+"""What training and serving left as lines, read as they grow: figures over steps, publications, swaps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ostinato.launch.views.progress import Lines
+from ostinato.web.page.sources import LearningNow, LedgerEvent, PublishedLine, RunNow, StepSeries, SwapLine
+
+STEPS = 5_000
+"""How many of the newest steps are kept in memory."""
+SHOWN = 50
+
+FIGURES: Mapping[str, tuple[str, str]] = {
+    "reward_mean": ("Reward of the batch's turns, mean", "reward"),
+    "advantage_abs": ("Advantage, mean size", "advantage"),
+    "ess": ("Effective sample size", "share of the batch"),
+    "kl_k1": ("KL from the reference release", "nats per token"),
+    "anchor_kl": ("KL from the anchor", "nats per token"),
+    "drift_k3": ("Trainer against engine, k3", "nats per token"),
+    "masked_share": ("Tokens that were masked", "share"),
+    "entropy_proxy": ("Entropy, by the sampled tokens", "nats per token"),
+    "grad_norm": ("Gradient norm before clipping", "norm"),
+    "loss": ("Loss", "nats"),
+    "tokens_per_second": ("Tokens learned from", "tokens a second"),
+    "seconds": ("Length of a step", "seconds"),
+    "learning_rate": ("Learning rate", "per step"),
+}
+"""The figures that are drawn, in this order, where the lines have them; with title and unit."""
+
+
+class TrainLines:
+    """The newest lines of two files. Its methods are for threads; `look` first."""
+
+    def __init__(self, train: Path, serve: Path) -> None:
+        self._files = [Lines(train), Lines(serve)]
+        self._lock = threading.Lock()
+        self._steps: deque[dict[str, Any]] = deque(maxlen=STEPS)
+        self._published: deque[dict[str, Any]] = deque(maxlen=SHOWN)
+        self._swaps: deque[dict[str, Any]] = deque(maxlen=SHOWN)
+        self._refused: deque[dict[str, Any]] = deque(maxlen=SHOWN)
+
+    def look(self) -> TrainLines:
+        """Read what is new."""
+        kept = {"step": self._steps, "published": self._published, "swapped": self._swaps, "refused": self._refused}
+        with self._lock:
+            for lines in self._files:
+                for line in lines.new():
+                    if line["kind"] in kept:
+                        kept[line["kind"]].append(line)
+        return self
+
+    def learning(self, events: Iterable[LedgerEvent], run: RunNow) -> LearningNow:
+        """The figures over steps. A step that was taken again after a kill counts once, as it was taken last."""
+        steps = {int(line["step"]): line for line in list(self._steps) if isinstance(line.get("step"), int)}
+        series = [
+            StepSeries(name=name, title=title, unit=unit, points=points)
+            for name, (title, unit) in FIGURES.items()
+            if (points := _points(steps, name))
+        ]
+        marks = tuple(
+            (float(event.policy.number), f"{'↩ ' if event.action == 'rolled_back' else ''}v{event.policy.number}")
+            for event in events
+            if event.policy.number in steps
+        )
+        return LearningNow(
+            series=tuple(series),
+            steps=len(steps),
+            marks=marks,
+            refused=tuple((int(line["step"]), str(line["why"]), float(line["at"])) for line in reversed(self._refused)),
+            held=run.held,
+            batch=run.batch,
+            waiting=run.waiting,
+        )
+
+    def published(self) -> tuple[PublishedLine, ...]:
+        """The newest publications, newest first."""
+        return tuple(
+            PublishedLine(
+                number=line["number"],
+                hash=line["hash"],
+                form=line["form"],
+                bytes=line["bytes"],
+                full_bytes=line["full_bytes"],
+                changed=line.get("changed"),
+                seconds=line["seconds"],
+                at=line["at"],
+            )
+            for line in reversed(self._published)
+        )
+
+    def swaps(self) -> tuple[SwapLine, ...]:
+        """The newest hot swaps, newest first."""
+        return tuple(
+            SwapLine(
+                slot=line["slot"],
+                number=line["number"],
+                pause_s=line["pause_s"],
+                streams=line["streams"],
+                at=line["at"],
+            )
+            for line in reversed(self._swaps)
+        )
+
+
+def _points(steps: Mapping[int, Mapping[str, Any]], name: str) -> tuple[tuple[float, float], ...]:
+    return tuple(
+        (float(step), float(line[name]))
+        for step, line in sorted(steps.items())
+        if isinstance(line.get(name), int | float) and not isinstance(line.get(name), bool)
+    )

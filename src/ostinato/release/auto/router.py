@@ -1,0 +1,211 @@
+"""Auto's router: turns and rewards in, the probability of each arm out. A fold of the log: no clock, no IO, no chance of its own."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.records import Finish, Person, Pick, Reward, Turn
+from ostinato.release.auto.config import Metric, RouterConfig
+from ostinato.release.auto.posterior import Belief, Posterior
+from ostinato.release.auto.propensities import PropensityTest
+from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility
+
+_VERSIONS = 32  # of one arm that are remembered: a rollback goes to one of the last few
+_EPISODES = 50_000  # whose draw is remembered, so that it is counted once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmView:
+    """What the router knows of an arm. `cost` is the mean per turn, 0 while none is known; `failed` of its `turns` ended in an error.
+
+    Example: ``ArmView(arm="live", utility=Belief(mean=0.4, deviation=0.02, users=311.0), cost=0.0, turns=812, failed=3)``
+    """
+
+    arm: str
+    utility: Belief
+    cost: float
+    turns: int
+    failed: int
+
+
+class Router:
+    """Moves shares to where the utility is: reward, less the price of money and time.
+
+    A failed answer counts as the least reward. When an arm's weights change, a share of what was known of it is kept. Everybody without
+    a name is one user, and so are, with `users = "verified"`, all whom their tenant did not prove.
+
+    Not seen: that rewards rise and fall for everybody, at night say, while shares change; what was learned at another time speaks for
+    whoever had the larger share then.
+
+    Args:
+        arms: their names; what the log says of others is left aside.
+        config: what is wanted.
+
+    Example::
+
+        router = Router(["live", "large"], RouterConfig(price=2.0))
+        router.apply(turn)
+        router.apply(reward)
+        router.odds({"live", "large"})  # {"live": 0.83, "large": 0.17}
+    """
+
+    def __init__(self, arms: Sequence[str], config: RouterConfig) -> None:
+        self._names, self._config = tuple(arms), config
+        self._worth = Worth(
+            weights={str(metric): weight for metric, weight in config.weights.items()}, price=config.price
+        )
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin from nothing."""
+        self.propensities = PropensityTest()
+        self._arms = {arm: _Arm(self._config) for arm in self._names}
+        self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn
+        self._drawn: OrderedDict[Person, Pick] = OrderedDict()  # by tenant and episode
+        self._odds: dict[frozenset[str], dict[str, float]] = {}
+
+    def odds(self, available: Collection[str]) -> Mapping[str, float]:
+        """The probabilities with which the arms that are available are to be drawn, in the order of the settings; {} if none is."""
+        known = frozenset(available).intersection(self._arms)
+        if known and known not in self._odds:
+            utilities = {arm: self._utility(arm) for arm in self._arms if arm in known}
+            self._odds[known] = probabilities(utilities, min(self._config.floor, 1.0 / len(known)))
+        return self._odds.get(known, {})
+
+    def draw(self, available: Collection[str], place: float) -> Pick | None:
+        """See `core.seams.Dealer`."""
+        odds = self.odds(available)
+        return Pick(arm=drawn(odds, place), odds=dict(odds)) if odds else None
+
+    def apply(self, row: Turn | Reward) -> None:
+        """Take in a row of the log, in its order."""
+        if isinstance(row, Turn):
+            if row.auto is not None:
+                self._turn(row, row.auto)
+        elif (found := self._waiting.pop(row.turn, None)) is not None:
+            self.measure(found[0], found[1], "reward", row.value)
+
+    def measure(self, arm: str, person: Person, metric: Metric, value: float) -> None:
+        """Take in what a metric says of one turn of an arm. A metric that has no weight is not kept."""
+        posterior = self._arms[arm].posteriors.get(metric)
+        if posterior is not None:
+            posterior.add(person, value)
+            self._odds.clear()
+
+    def views(self) -> list[ArmView]:
+        """What is known of every arm."""
+        return [
+            ArmView(arm=name, utility=self._utility(name), cost=arm.mean_cost, turns=arm.turns, failed=arm.failed)
+            for name, arm in self._arms.items()
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Everything, in JSON's types."""
+        return {
+            "arms": {name: arm.state() for name, arm in self._arms.items()},
+            "waiting": [[turn, arm, *person] for turn, (arm, person) in self._waiting.items()],
+            "drawn": [[*episode, pick.arm, dict(pick.odds)] for episode, pick in self._drawn.items()],
+            "propensities": self.propensities.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be what `state` was taken of, as far as the same arms and metrics are still there; a new arm begins from nothing.
+
+        Raises ValueError, TypeError, LookupError or AttributeError for something else; `forget` then.
+        """
+        for name, arm in self._arms.items():
+            if name in state["arms"]:
+                arm.restore(state["arms"][name])
+        self._waiting = OrderedDict(
+            (turn, (arm, (tenant, user))) for turn, arm, tenant, user in state["waiting"] if arm in self._arms
+        )
+        self._drawn = OrderedDict(
+            ((tenant, episode), Pick(arm=arm, odds=dict(odds))) for tenant, episode, arm, odds in state["drawn"]
+        )
+        self.propensities.restore(state["propensities"])
+        self._odds.clear()
+
+    def _utility(self, name: str) -> Belief:
+        arm = self._arms[name]
+        return utility({metric: each.belief() for metric, each in arm.posteriors.items()}, arm.mean_cost, self._worth)
+
+    def _turn(self, turn: Turn, pick: Pick) -> None:
+        self._draw((turn.tenant, turn.episode), Pick(arm=pick.arm, odds=pick.odds))
+        arm = self._arms.get(pick.arm)
+        if arm is None:
+            return
+        known = turn.verified or self._config.users == "declared"
+        person = turn.person if known else (turn.tenant, "")
+        if arm.changed([span.policy.hash for span in turn.spans]):
+            arm.fade(self._config.kept)
+        arm.turns += 1
+        if pick.cost is not None:
+            arm.cost, arm.priced = arm.cost + pick.cost, arm.priced + 1.0
+        if turn.finish == Finish.ERROR:
+            arm.failed += 1
+            self.measure(pick.arm, person, "reward", self._config.low)
+        elif turn.finish.trainable:
+            self.measure(pick.arm, person, "seconds", turn.ended_at - turn.started_at)
+            self._waiting[turn.id] = (pick.arm, person)
+            if len(self._waiting) > self._config.waiting:
+                self._waiting.popitem(last=False)
+        self._odds.clear()
+
+    def _draw(self, episode: Person, pick: Pick) -> None:
+        """An episode is drawn for once, and once more whenever its arm was not to be had."""
+        if self._drawn.get(episode) != pick:
+            self.propensities.add(pick.arm, pick.odds)
+        self._drawn[episode] = pick
+        self._drawn.move_to_end(episode)
+        if len(self._drawn) > _EPISODES:
+            self._drawn.popitem(last=False)
+
+
+class _Arm:
+    """One arm's sums."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        ranges: dict[Metric, tuple[float, float]] = {
+            "reward": (config.low, config.high),
+            "seconds": (0.0, config.longest_s),
+        }
+        self.posteriors = {
+            metric: Posterior(low=ranges[metric][0], high=ranges[metric][1], rho=config.rho)
+            for metric in config.weights
+        }
+        self.turns = self.failed = 0
+        self.cost = self.priced = 0.0
+        self._versions: list[str] = []  # hashes of the weights that it had, in the order in which they were first seen
+
+    @property
+    def mean_cost(self) -> float:
+        return self.cost / self.priced if self.priced else 0.0
+
+    def changed(self, hashes: Sequence[str]) -> bool:
+        """True if these are weights that it has not had before; not for the first."""
+        new = [version for version in dict.fromkeys(hashes) if version not in self._versions]
+        first = not self._versions
+        self._versions = [*self._versions, *new][-_VERSIONS:]
+        return bool(new) and not first
+
+    def fade(self, kept: float) -> None:
+        for posterior in self.posteriors.values():
+            posterior.fade(kept)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "posteriors": {metric: posterior.state() for metric, posterior in self.posteriors.items()},
+            "counts": [self.turns, self.failed, self.cost, self.priced],
+            "versions": self._versions,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for metric, posterior in self.posteriors.items():
+            if metric in state["posteriors"]:
+                posterior.restore(state["posteriors"][metric])
+        turns, failed, cost, priced = state["counts"]
+        self.turns, self.failed, self.cost, self.priced = int(turns), int(failed), float(cost), float(priced)
+        self._versions = [str(version) for version in state["versions"]]

@@ -1,0 +1,220 @@
+"""The monitors as a fold of the log: turns in, alarms out. Pure: the same rows give the same alarms, wherever a reader begins again.
+
+    turn -> rates -> session of one person -> what is expected of it -> detectors -> alarm
+
+An alarm is about one rate on one arm. It stands until every group of people in which the rate had shifted is back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ostinato.core.records import Alarm, AlarmState, Arm, Finish, ReleaseEvent, Turn
+from ostinato.core.seams import Cursor
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.detection.detector import Detector, Shifted, threshold
+from ostinato.release.monitors.detection.expecting import Expecting, Role
+from ostinato.release.monitors.detection.sessions import Activity, OpenSessions, TurnSession
+from ostinato.release.monitors.detection.standing import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
+from ostinato.release.monitors.rates import Rate, measured
+from ostinato.release.monitors.turn_text import take_apart
+
+FORMAT = "monitors@1"
+REFERENCE = "monitor:reference"
+ANONYMOUS = "anonymous"
+"""Whom the gateway serves without a name: many people, of whom each conversation counts as one."""
+_CANARY = Arm.CANARY.value
+_ENDS_A_CANARY = frozenset({"canary", "shipped", "blocked", "rolled_back"})
+
+
+class Behaviour:
+    """Everything that the monitors know.
+
+    `standing` are the alarms that stand. `failures` counts, by rate, turns on which a function raised or left [0, 1]; `turns` those
+    that were looked at.
+
+    Args:
+        config: the settings.
+        rates: what is watched (`loading.rates_of`).
+    """
+
+    def __init__(self, config: MonitorsConfig, rates: tuple[Rate, ...]) -> None:
+        self._rates = {rate.name: rate for rate in rates}
+        self._h = threshold(config.false_alarm_sessions, len(rates))
+        self._comfort = math.log(config.false_comfort_sessions)
+        self._least_people = config.least_people
+        self._stale_after = config.stale_sessions
+        self._sessions = OpenSessions(
+            turns=config.session_turns, pause_s=config.session_pause_s, most=config.most_sessions
+        )
+        self._activity = Activity(most=config.most_people, a_day=config.turns_a_day)
+        self._expecting = Expecting(config)
+        self._detectors: dict[str, Detector] = {}
+        self.standing = StandingShifts()
+        self.failures: dict[str, int] = {}
+        self.turns = 0
+
+    @property
+    def paused(self) -> bool:
+        """True while an alarm stands about a shift that does harm."""
+        return bool(self.standing.harmful)
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the newest row about each alarm in the log, by name. What stands there stands on."""
+        for name, row in alarms.items():
+            if row.state is AlarmState.RAISED and name == REFERENCE:
+                self._expecting.stale = True
+            elif row.state is AlarmState.RAISED and is_about_a_rate(name):
+                self.standing.heard(row)
+
+    def apply(self, seq: Cursor, row: Turn | Alarm | ReleaseEvent) -> list[Alarm]:
+        """Take in a row of the log; the alarms that it raises or clears.
+
+        Their ids hold `seq`, the row's place in the log: whoever reads the same rows again writes the same alarms.
+        """
+        match row:
+            case Turn():
+                found = self._turn(row)
+            case Alarm():
+                found = self._alarm(row)
+            case ReleaseEvent():
+                found = self._release(row)
+        return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(found)]
+
+    def _turn(self, turn: Turn) -> Iterator[Alarm]:
+        if turn.arm == Arm.EVAL or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
+            return
+        self.turns += 1
+        for name in self.standing.unwatched(self._rates):
+            yield self.standing.clear(name, "this rate is not watched any more", turn.ended_at)
+        person = turn.person if turn.user != ANONYMOUS else (turn.tenant, f"{ANONYMOUS} {turn.episode}")
+        counts, decile = self._activity.see(person, turn.ended_at)
+        if not counts:
+            return
+        values, failed = measured(self._rates.values(), take_apart(turn))
+        for name in failed:
+            self.failures[name] = self.failures.get(name, 0) + 1
+        for session in self._sessions.add(person, turn.arm.value, decile, turn.id, values, turn.ended_at):
+            yield from self._close(session)
+
+    def _close(self, session: TurnSession) -> Iterator[Alarm]:
+        """A session is whole: learn from it, or judge it."""
+        was_stale, role = self._expecting.stale, self._expecting.see(session.arm)
+        if self._expecting.stale != was_stale:
+            yield self._about_the_reference(session.ended_at)
+        for name, rate in self._rates.items():
+            values = session.values(name)
+            if not values or role is Role.UNUSED:
+                continue
+            mean = math.fsum(values.values()) / len(values)
+            if role is Role.REFERENCE:
+                self._expecting.learn(name, mean, session.decile)
+                continue
+            for decile in _groups(session):
+                yield from self._judge(rate, decile, session, mean, values)
+                if self._expecting.arm is None and session.arm == Arm.LIVE:
+                    self._expecting.learn_fixed(name, mean, decile, session.ended_at)
+
+    def _judge(
+        self, rate: Rate, decile: int | None, session: TurnSession, mean: float, values: Mapping[str, float]
+    ) -> Iterator[Alarm]:
+        """One session's mean, as one of everybody's or of its decile's."""
+        expected = self._expecting.expected(rate.name, session.arm, decile)
+        if expected is None:
+            return
+        name = alarm_name(rate.name, session.arm)
+        way_back = self.standing.way_back(name, decile)
+        if way_back is not None:
+            if way_back.observe(mean, expected, session.ended_at, self._comfort) and self.standing.back(name, decile):
+                yield self.standing.clear(name, "the rate is back where it is expected", session.ended_at)
+            return
+        # while everybody has shifted, that a decile has too is no news
+        if decile is not None and self.standing.way_back(name, None) is not None:
+            return
+        detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}", Detector())
+        person = f"{session.tenant}/{session.user}"
+        shifted = detector.observe(mean, values, expected, h=self._h, person=person, people=self._least_people)
+        if shifted is not None and self.standing.add(name, decile, shifted, harmful=shifted.shift in rate.harmful):
+            yield self._raise(name, rate, decile, session, shifted)
+
+    def _raise(self, name: str, rate: Rate, decile: int | None, session: TurnSession, shifted: Shifted) -> Alarm:
+        pauses = shifted.shift in rate.harmful
+        who = "everybody" if decile is None else f"people in activity decile {decile + 1} of 10"
+        reason = (
+            f"{rate.means}: {shifted.observed:.1%} in {shifted.sessions} sessions of {who} on arm {session.arm}, where "
+            f"{shifted.expected:.1%} is expected" + ("" if pauses else "; a shift this way does not pause shipping")
+        )
+        detail = {
+            "rate": rate.name,
+            "arm": session.arm,
+            "decile": decile,
+            "shift": shifted.shift.value,
+            "pauses": pauses,
+            "observed": shifted.observed,
+            "reference": shifted.expected,
+            "sessions": shifted.sessions,
+            "events": shifted.events,
+            "threshold": self._h,
+            "turns": list(shifted.turns),
+        }
+        return Alarm(id="", name=name, state=AlarmState.RAISED, reason=reason, at=session.ended_at, detail=detail)
+
+    def _about_the_reference(self, at: float) -> Alarm:
+        arm, stale = self._expecting.arm, self._expecting.stale
+        state = AlarmState.RAISED if stale else AlarmState.CLEARED
+        why = f"arm {arm}, which says what is usual, has had no session in {self._stale_after} others: no behaviour is judged"
+        return Alarm(id="", name=REFERENCE, state=state, reason=why if stale else "behaviour is judged again", at=at)
+
+    def _alarm(self, row: Alarm) -> Iterator[Alarm]:
+        """A person has accepted a shift. All other rows about the monitors' alarms are their own."""
+        if row.detail.get(ACCEPTED) is True:
+            for rate, arm, decile, gap in self.standing.gaps(row.name):
+                self._expecting.accept(rate, arm, decile, gap)
+            self.standing.forget(row.name)
+        yield from ()
+
+    def _release(self, event: ReleaseEvent) -> Iterator[Alarm]:
+        """With a canary goes what was found about it: its arm will not say that it is back."""
+        if event.action == "shipped":
+            self._expecting.shipped()
+        if event.action not in _ENDS_A_CANARY:
+            return
+        self._detectors = {key: each for key, each in self._detectors.items() if not key.startswith(f"{_CANARY}/")}
+        for name in self.standing.on_arm(_CANARY):
+            yield self.standing.clear(name, f"the canary is over: {event.action} {event.policy}", event.at)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "format": FORMAT,
+            "sessions": self._sessions.snapshot(),
+            "activity": self._activity.snapshot(),
+            "expecting": self._expecting.snapshot(),
+            "detectors": {key: detector.to_json() for key, detector in self._detectors.items()},
+            "standing": self.standing.snapshot(),
+            "failures": self.failures,
+            "turns": self.turns,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """The inverse of `snapshot`, under the settings of now; False for another version's.
+
+        Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all; this is of no use then.
+        """
+        if state.get("format") != FORMAT:
+            return False
+        self._sessions.restore(state["sessions"])
+        self._activity.restore(state["activity"])
+        self._expecting.restore(state["expecting"])
+        self._detectors = {key: Detector.from_json(each) for key, each in state["detectors"].items()}
+        self.standing.restore(state["standing"])
+        self.failures, self.turns = dict(state["failures"]), int(state["turns"])
+        return True
+
+
+def _groups(session: TurnSession) -> tuple[int | None, ...]:
+    """Everybody; and on the live arm, where there are enough people, those of a like activity."""
+    return (None,) if session.decile is None or session.arm != Arm.LIVE else (None, session.decile)

@@ -1,0 +1,1 @@
+"""Sessions, what is expected of them, and when they have left it. Pure."""

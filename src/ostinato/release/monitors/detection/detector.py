@@ -1,0 +1,247 @@
+"""A betting e-detector for the mean of a bounded behaviour rate. Pure.
+
+For each direction a gambler bets, session by session, that the mean has left the range that is expected of it. With x the mean of a
+session's events, bets l and the range's upper end p0,
+
+    S_l <- max(0, S_l) + log(1 + l (x - p0)),        alarm when log mean_l exp(S_l) > h.
+
+While E[x | past] <= p0 each factor has mean at most 1, whatever the distribution and however events depend on each other within a
+session. So exp(S_l) never exceeds the Shiryaev-Roberts sum of these products over all starts, a mixture of such sums is an
+e-detector, and the sessions between two alarms are exp(h) on average or more (Shin, Ramdas and Rinaldo 2023, "E-detectors",
+doi 10.51387/23-NEJSDS51, sections 2 and 3). Downwards the same with p0 - x and the range's lower end.
+
+Bets: a shift of c standard deviations of x is met quickest by about l = c / (sd (1 + c^2)), the first step towards the bet that
+maximises E log(1 + l (x - p0)); several c are played at once, which costs log(len(EFFECTS)) of evidence at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ostinato.release.monitors.rates import Shift
+
+EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
+EXAMPLES = 20
+MOST_PEOPLE = 20
+SETTLED = 10  # sessions after an alarm from which on they say how far the rate has shifted
+GROUPS_OF_A_SESSION = 2  # everybody, and people of a like activity
+SHIFTS = 2
+_BOLDEST = 0.9  # of the bet that could lose everything
+_SMALLEST = 1e-6
+
+
+def threshold(false_alarm_sessions: float, rates: int) -> float:
+    """h, such that all monitors together raise at most one false alarm in so many sessions on average.
+
+    A session feeds `rates` x 2 groups x 2 directions tests, each of which is wrong at most once in exp(h) sessions (module's
+    docstring): h = log(sessions x tests).
+
+    Example: ``threshold(125_000, 16)`` is 15.9: one in a million events at eight a session.
+    """
+    return math.log(false_alarm_sessions * max(1, rates) * GROUPS_OF_A_SESSION * SHIFTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The range in which a rate's mean is expected to lie, with the standard deviation of a session's mean.
+
+    Example: ``Expected(low=0.58, high=0.62, deviation=0.2)``
+    """
+
+    low: float
+    high: float
+    deviation: float
+
+    @property
+    def middle(self) -> float:
+        """The middle of the range."""
+        return (self.low + self.high) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shifted:
+    """What an alarm says: the mean of the `sessions` (with so many `events`) since the evidence began to grow, and which way it lies of
+    what is expected. `turns` are up to 20 of the newest that show it.
+
+    Example: ``Shifted(shift=Shift.UP, observed=0.09, expected=0.03, sessions=61, events=488, turns=("a:0", "c:0"))``
+    """
+
+    shift: Shift
+    observed: float
+    expected: float
+    sessions: int
+    events: int
+    turns: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Gambler:
+    """One direction's bets, and what was seen since they last stood at nothing.
+
+    `logs` are the S_l. `turns` are the newest turns that showed the shift, `people` some of those whose turns did.
+    """
+
+    logs: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))
+    sessions: int = 0
+    events: int = 0
+    total: float = 0.0
+    turns: deque[str] = field(default_factory=lambda: deque[str](maxlen=EXAMPLES))
+    people: list[str] = field(default_factory=list[str])
+
+    @property
+    def evidence(self) -> float:
+        """The statistic: log mean_l exp(S_l)."""
+        most = max(self.logs)
+        return most + math.log(math.fsum(math.exp(each - most) for each in self.logs) / len(self.logs))
+
+    def bet(self, gain: float, most_lost: float, deviation: float) -> None:
+        """Take in a session that lies `gain` beyond the range's end; no session can lie further below it than `most_lost`."""
+        if max(self.logs) <= 0.0:
+            self.clear()
+        deviation = max(deviation, _SMALLEST)
+        boldest = _BOLDEST / max(most_lost, _SMALLEST)
+        for index, effect in enumerate(EFFECTS):
+            bet = min(effect / (deviation * (1.0 + effect * effect)), boldest)
+            self.logs[index] = max(0.0, self.logs[index]) + math.log1p(bet * gain)
+
+    def note(self, mean: float, turns: Mapping[str, float], beyond: float, sign: float, person: str) -> None:
+        """Remember the session's mean, and whose and which turns lie beyond what is expected."""
+        self.sessions, self.events, self.total = self.sessions + 1, self.events + len(turns), self.total + mean
+        shown = [turn for turn, value in turns.items() if sign * (value - beyond) > 0.0]
+        self.turns.extend(shown)
+        if shown and len(self.people) < MOST_PEOPLE and person not in self.people:
+            self.people.append(person)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.logs = [0.0] * len(EFFECTS)
+        self.sessions, self.events, self.total = 0, 0, 0.0
+        self.turns.clear()
+        self.people.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON's types."""
+        counts = {"sessions": self.sessions, "events": self.events, "total": self.total}
+        return {"logs": list(self.logs), **counts, "turns": list(self.turns), "people": list(self.people)}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        logs = [float(each) for each in state["logs"]]
+        if len(logs) != len(EFFECTS):
+            raise ValueError(f"{len(logs)} bets where {len(EFFECTS)} are played")
+        turns = deque(map(str, state["turns"]), maxlen=EXAMPLES)
+        sessions, events, total = int(state["sessions"]), int(state["events"]), float(state["total"])
+        people = list(map(str, state["people"]))
+        return cls(logs=logs, sessions=sessions, events=events, total=total, turns=turns, people=people)
+
+
+class Detector:
+    """Both directions of one rate in one group of sessions.
+
+    Example::
+
+        detector = Detector()
+        for mean, turns in sessions:
+            shifted = detector.observe(mean, turns, Expected(low=0.09, high=0.11, deviation=0.12), h=15.9)
+    """
+
+    def __init__(self) -> None:
+        self._gamblers = {shift: Gambler() for shift in Shift}
+
+    def observe(
+        self,
+        mean: float,
+        turns: Mapping[str, float],
+        expected: Expected,
+        *,
+        h: float,
+        person: str = "",
+        people: int = 1,
+    ) -> Shifted | None:
+        """Take in one session's mean in [0, 1] with its turns' values; what has shifted, if the evidence passes h. Then it begins anew.
+
+        `expected` must not depend on this session. So many people must have shown the shift: sessions of one person are not
+        independent, and what nobody did before is much evidence each time that somebody does it.
+        """
+        found: Shifted | None = None
+        for shift, gambler in self._gamblers.items():
+            up = shift is Shift.UP
+            gain = mean - expected.high if up else expected.low - mean
+            gambler.bet(gain, expected.high if up else 1.0 - expected.low, expected.deviation)
+            gambler.note(mean, turns, expected.high if up else expected.low, 1.0 if up else -1.0, person)
+            if found is None and gambler.evidence > h and len(gambler.people) >= people:
+                found = Shifted(
+                    shift=shift,
+                    observed=gambler.total / gambler.sessions,
+                    expected=expected.middle,
+                    sessions=gambler.sessions,
+                    events=gambler.events,
+                    turns=tuple(gambler.turns),
+                )
+        if found is not None:
+            self.clear()
+        return found
+
+    def clear(self) -> None:
+        """Begin anew in both directions."""
+        for gambler in self._gamblers.values():
+            gambler.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON's types."""
+        return {shift.value: gambler.to_json() for shift, gambler in self._gamblers.items()}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        detector = cls()
+        detector._gamblers = {shift: Gambler.from_json(state[shift.value]) for shift in Shift}
+        return detector
+
+
+class WayBack:
+    """After an alarm: is the rate back? The same bets the other way, that it has come down to the nearest third of the way.
+
+    `gap` is the observed rate minus the expected one, with its sign. It is overstated, because the moment of the alarm was one at which
+    the rate looked extreme: hence a third and not a half. Sessions up to `since` (Unix seconds) are older than the alarm.
+    """
+
+    def __init__(self, gap: float, since: float = -math.inf) -> None:
+        self._gap, self._since = gap, since
+        self._gambler = Gambler()
+        self._sessions, self._away = 0, 0.0
+
+    @property
+    def gap(self) -> float:
+        """How far the rate is from what is expected now: by the newest sessions since the alarm, once there are enough to say."""
+        return self._gap if self._sessions < SETTLED else self._away
+
+    def observe(self, mean: float, expected: Expected, at: float, h: float) -> bool:
+        """Take in one session that ended at `at`; True if the rate is back. Wrong at most once in exp(h) sessions on average."""
+        if at <= self._since:
+            return False
+        self._sessions += 1
+        self._away += (mean - expected.middle - self._away) / min(self._sessions, SETTLED)
+        near = min(1.0, max(0.0, expected.middle + self._gap / 3))
+        up = self._gap > 0
+        self._gambler.bet(near - mean if up else mean - near, 1.0 - near if up else near, expected.deviation)
+        return self._gambler.evidence > h
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON's types."""
+        since = None if math.isinf(self._since) else self._since
+        counts = {"sessions": self._sessions, "away": self._away}
+        return {"gap": self._gap, "since": since, **counts, "gambler": self._gambler.to_json()}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
+        found = cls(float(state["gap"]), -math.inf if state["since"] is None else float(state["since"]))
+        found._gambler = Gambler.from_json(state["gambler"])
+        found._sessions, found._away = int(state["sessions"]), float(state["away"])
+        return found

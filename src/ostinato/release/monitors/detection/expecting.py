@@ -1,0 +1,136 @@
+"""Which arm says what is usual, and what it says of each rate. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from ostinato.core.records import Arm
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.detection.detector import Expected
+from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
+
+EARLIER = (Arm.PREVIOUS.value, Arm.CONTROL.value)
+"""Arms on earlier releases: nobody ships from there, so they are never judged themselves."""
+
+
+ACCEPTED_DOUBT = 0.1
+"""An accepted shift is known to a tenth of itself; and where the reference hardly varies, the shifted rate varies by half of it."""
+
+
+class Role(StrEnum):
+    """What a session is for: it is judged, it says what is usual, or neither."""
+
+    WATCHED = "watched"
+    REFERENCE = "reference"
+    UNUSED = "unused"
+
+
+class Expecting:
+    """What is expected of each rate, by group of sessions: a decile of activity, or everybody (None).
+
+    `arm` is the reference arm, the first of `reference` in the settings that was ever seen; None: what the live arm did while it was
+    learned is what is expected. `stale`: the reference arm is silent, and nothing is expected.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self.arm: str | None = None
+        self.stale = False
+        self._silent_for = 0
+        self._arms: dict[str, ArmReference] = {}
+        self._fixed: dict[str, FixedReference] = {}
+        self._accepted: dict[str, float] = {}
+
+    def see(self, arm: str) -> Role:
+        """A session on this arm has ended: what it is for."""
+        ranks = self._config.reference
+        if arm in EARLIER and arm not in ranks:
+            return Role.UNUSED
+        if arm not in ranks:
+            self._silent_for += 1
+            self.stale = self.arm is not None and self._silent_for > self._config.stale_sessions
+            return Role.WATCHED
+        if self.arm is None or ranks.index(arm) < ranks.index(self.arm):
+            self.arm, self._arms = arm, {}
+        if arm != self.arm:
+            return Role.UNUSED
+        self._silent_for, self.stale = 0, False
+        return Role.REFERENCE
+
+    def learn(self, rate: str, mean: float, decile: int | None) -> None:
+        """A session of the reference arm."""
+        reference = self._arms.get(rate)
+        if reference is None:
+            reference = self._arms[rate] = ArmReference(level=Level(memory=self._config.reference_sessions))
+        reference.observe(mean, decile)
+
+    def expected(self, rate: str, arm: str, decile: int | None) -> Expected | None:
+        """What is expected of a session of everybody (None) or of a decile; None while nothing can be said."""
+        if self.arm is None:
+            fixed = self._fixed.get(_key(rate, decile))
+            found = None if fixed is None else fixed.expected()
+        else:
+            reference = self._arms.get(rate)
+            found = None if reference is None or self.stale else reference.expected(decile)
+        groups = {_key(rate, None), _key(rate, decile)}
+        offset = sum(self._accepted.get(f"{arm}/{group}", 0.0) for group in groups)
+        if found is None or not offset:
+            return found
+        doubt = abs(offset) * ACCEPTED_DOUBT
+        return replace(
+            found,
+            low=_share(found.low + offset - doubt),
+            high=_share(found.high + offset + doubt),
+            deviation=max(found.deviation, abs(offset) / 2),
+        )
+
+    def learn_fixed(self, rate: str, mean: float, decile: int | None, at: float) -> None:
+        """A session of the live arm, to learn from while no reference arm is there."""
+        key = _key(rate, decile)
+        fixed = self._fixed.get(key)
+        if fixed is None:
+            fixed = self._fixed[key] = FixedReference(short=Level(memory=self._config.reference_sessions))
+        fixed.observe(mean, at, sessions=self._config.learn_sessions, seconds=self._config.learn_s)
+
+    def accept(self, rate: str, arm: str, decile: int | None, gap: float) -> None:
+        """From now on so much more is expected of a rate than the reference says; where it is of everybody, of each decile too."""
+        key = f"{arm}/{_key(rate, decile)}"
+        self._accepted[key] = self._accepted.get(key, 0.0) + gap
+
+    def shipped(self) -> None:
+        """A release is live: a reference arm that moves with releases shows what was accepted by itself."""
+        if self.arm not in (None, Arm.CONTROL.value):
+            self._accepted.clear()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "arm": self.arm,
+            "stale": self.stale,
+            "silent_for": self._silent_for,
+            "arms": {rate: each.to_json() for rate, each in self._arms.items()},
+            "fixed": {key: each.to_json() for key, each in self._fixed.items()},
+            "accepted": self._accepted,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`; an arm that is no reference any more is forgotten.
+
+        Raises LookupError, TypeError or ValueError for what is no snapshot.
+        """
+        self._fixed = {key: FixedReference.from_json(each) for key, each in state["fixed"].items()}
+        self._accepted = {key: float(each) for key, each in state["accepted"].items()}
+        if state["arm"] in self._config.reference:
+            self.arm, self.stale, self._silent_for = state["arm"], bool(state["stale"]), int(state["silent_for"])
+            self._arms = {rate: ArmReference.from_json(each) for rate, each in state["arms"].items()}
+
+
+def _key(rate: str, decile: int | None) -> str:
+    return rate if decile is None else f"{rate}/{decile}"
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))

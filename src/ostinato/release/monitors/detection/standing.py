@@ -1,0 +1,153 @@
+"""The behaviour alarms that stand, and how each would end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ostinato.core.records import Alarm, AlarmState, Arm
+from ostinato.release.monitors.detection.detector import Shifted, WayBack
+
+PREFIX = "monitor:"
+ACCEPTED = "accepted"
+_EVERYBODY = "everybody"
+
+
+def alarm_name(rate: str, arm: str) -> str:
+    """The name of the alarm about a rate on an arm.
+
+    Example: ``alarm_name("edit", "live") == "monitor:edit"``, ``alarm_name("edit", "canary") == "monitor:edit:canary"``
+    """
+    return f"{PREFIX}{rate}" if arm == Arm.LIVE else f"{PREFIX}{rate}:{arm}"
+
+
+def is_about_a_rate(name: str) -> bool:
+    """True for the name of such an alarm."""
+    return name.startswith(PREFIX)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """The rate and the arm that an alarm is about: the inverse of `alarm_name`."""
+    rate, _, arm = name.removeprefix(PREFIX).partition(":")
+    return rate, arm or Arm.LIVE.value
+
+
+def acceptance(raised: Alarm, by: str, at: float) -> Alarm:
+    """The row with which a person takes a shifted rate for what is expected from now on: the alarm ends, and does not come again.
+
+    Example: ``await log.append(acceptance(alarm, "ann", clock()))``
+    """
+    reason = f"accepted by {by}: what was {raised.reason}"
+    return Alarm(
+        id=f"{raised.id}:accepted",
+        name=raised.name,
+        state=AlarmState.CLEARED,
+        reason=reason,
+        at=at,
+        detail={ACCEPTED: True},
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Shift:
+    harmful: bool
+    groups: dict[str, WayBack] = field(default_factory=dict[str, WayBack])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"harmful": self.harmful, "groups": {group: back.to_json() for group, back in self.groups.items()}}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        groups = {group: WayBack.from_json(back) for group, back in state["groups"].items()}
+        return cls(harmful=bool(state["harmful"]), groups=groups)
+
+
+class StandingShifts:
+    """By alarm: the groups in which its rate has shifted, and whether that does harm. A group is a decile, or everybody (None)."""
+
+    def __init__(self) -> None:
+        self._shifts: dict[str, _Shift] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The alarms that stand."""
+        return list(self._shifts)
+
+    @property
+    def harmful(self) -> list[str]:
+        """Those of them that pause shipping."""
+        return [name for name, shift in self._shifts.items() if shift.harmful]
+
+    def way_back(self, name: str, decile: int | None) -> WayBack | None:
+        """The test that a group's rate is back; None if it has not shifted."""
+        shift = self._shifts.get(name)
+        return None if shift is None else shift.groups.get(_group(decile))
+
+    def add(self, name: str, decile: int | None, shifted: Shifted, *, harmful: bool) -> bool:
+        """A group has shifted. True if that is news: nothing stood about this rate, or nothing that does harm."""
+        known = self._shifts.get(name)
+        news = known is None or (harmful and not known.harmful)
+        shift = self._shifts.setdefault(name, _Shift(harmful=False))
+        shift.harmful = shift.harmful or harmful
+        shift.groups[_group(decile)] = WayBack(shifted.observed - shifted.expected)
+        return news
+
+    def back(self, name: str, decile: int | None) -> bool:
+        """A group is back. True if it was the last one."""
+        groups = self._shifts[name].groups
+        groups.pop(_group(decile), None)
+        return not groups
+
+    def clear(self, name: str, why: str, at: float) -> Alarm:
+        """It stands no longer; the row that says so, without an id."""
+        self.forget(name)
+        return Alarm(id="", name=name, state=AlarmState.CLEARED, reason=why, at=at)
+
+    def forget(self, name: str) -> None:
+        """It stands no longer."""
+        self._shifts.pop(name, None)
+
+    def heard(self, row: Alarm) -> None:
+        """The log says that an alarm stands, and what was known of it was lost: take it as it was written.
+
+        Where it says too little to tell whether the rate is back, it stands until a person accepts it.
+        """
+        observed, reference, decile = (row.detail.get(key) for key in ("observed", "reference", "decile"))
+        shift = self._shifts[row.name] = _Shift(harmful=row.detail.get("pauses") is not False)
+        if isinstance(observed, int | float) and isinstance(reference, int | float):
+            group = _group(decile if isinstance(decile, int) else None)
+            shift.groups[group] = WayBack(float(observed) - float(reference), row.at)
+
+    def gaps(self, name: str) -> Iterator[tuple[str, str, int | None, float]]:
+        """Rate, arm, group, and by how much it has shifted: a decile beyond everybody, where they have too."""
+        rate, arm = _parts(name)
+        shift = self._shifts.get(name)
+        groups = {} if shift is None else shift.groups
+        overall = groups[_EVERYBODY].gap if _EVERYBODY in groups else 0.0
+        for group, back in groups.items():
+            yield rate, arm, _decile(group), back.gap if group == _EVERYBODY else back.gap - overall
+
+    def on_arm(self, arm: str) -> list[str]:
+        """The alarms about an arm."""
+        return [name for name in self._shifts if _parts(name)[1] == arm]
+
+    def unwatched(self, rates: Container[str]) -> list[str]:
+        """The alarms about rates that are not among these."""
+        return [name for name in self._shifts if _parts(name)[0] not in rates]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {name: shift.to_json() for name, shift in self._shifts.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        self._shifts = {name: _Shift.from_json(shift) for name, shift in state.items()}
+
+
+def _group(decile: int | None) -> str:
+    return _EVERYBODY if decile is None else str(decile)
+
+
+def _decile(group: str) -> int | None:
+    return None if group == _EVERYBODY else int(group)

@@ -1,0 +1,146 @@
+"""Is a release only surer of what it could do before? pass@1 and best-of-k of a suite's scores, with intervals. Pure.
+
+Reinforcement learning can raise the first try by giving up the others: pass@1 rises and best-of-k falls. A coverage that is lost does
+not come back by training on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from ostinato.core.records import Alarm, AlarmState, PolicyVersion
+from ostinato.core.report import ItemScore
+
+NAME = "best_of_k"
+"""The name of the alarm that best-of-k fell while pass@1 rose."""
+
+LEAST_ITEMS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemMean:
+    """A mean over items with a two-sided interval. Example: ``ItemMean(mean=0.31, lower=0.25, upper=0.37, items=164)``"""
+
+    mean: float
+    lower: float
+    upper: float
+    items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """What a release solves at the first try, and at the best of `k`. Example: ``PassRates(k=8, first=first, best=best)``"""
+
+    k: int
+    first: ItemMean
+    best: ItemMean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharpening:
+    """Later minus earlier release on the items that both answered. `narrowed`: best-of-k fell and pass@1 rose, both beyond doubt."""
+
+    k: int
+    first: ItemMean
+    best: ItemMean
+
+    @property
+    def narrowed(self) -> bool:
+        """True if the interval of pass@1 lies above 0 and that of best-of-k below."""
+        return self.first.lower > 0.0 > self.best.upper
+
+
+def best_of(scores_N: Sequence[float], k: int) -> float:
+    """The expected best of k draws without replacement from an item's N scores in [0, 1]: unbiased for the best of k fresh answers.
+
+    For scores of 0 and 1 of which c are 1 this is 1 - C(N - c, k) / C(N, k), pass@k (Chen et al. 2021, arXiv 2107.03374, equation 1).
+
+    Raises:
+        ValueError: k is below 1 or above N.
+
+    Example: ``best_of([1.0, 0.0, 0.0, 0.0], 2) == 0.5``
+    """
+    n = len(scores_N)
+    if not 1 <= k <= n:
+        raise ValueError(f"the best of {k} cannot be estimated from {n} draws; draw at least {max(k, 1)}")
+    chances = math.comb(n, k)
+    ranked = enumerate(sorted(scores_N))
+    return math.fsum(score * (math.comb(rank, k - 1) / chances) for rank, score in ranked if rank >= k - 1)
+
+
+def pass_rates(scores: Iterable[ItemScore], k: int, confidence: float = 0.95) -> PassRates:
+    """pass@1 and best-of-k of one release, items as clusters.
+
+    Raises:
+        ValueError: no items, or one with fewer than k draws.
+    """
+    items = _by_item(scores)
+    return PassRates(
+        k=k,
+        first=_mean([best_of(draws, 1) for draws in items.values()], confidence),
+        best=_mean([best_of(draws, k) for draws in items.values()], confidence),
+    )
+
+
+def sharpening(
+    before: Iterable[ItemScore], after: Iterable[ItemScore], k: int, confidence: float = 0.95
+) -> Sharpening | None:
+    """How the later release's rates differ, item by item; None with fewer than ten items in common that have k draws on both sides.
+
+    The intervals are normal ones on the item differences, whose standard error is taken with one item at +1 and one at -1 added, so
+    that items of one mind are no proof.
+    """
+    earlier, later = _by_item(before), _by_item(after)
+    shared = [item for item in earlier if item in later and min(len(earlier[item]), len(later[item])) >= k]
+    if len(shared) < LEAST_ITEMS:
+        return None
+    differences = {
+        each: [best_of(later[item], each) - best_of(earlier[item], each) for item in shared] for each in (1, k)
+    }
+    return Sharpening(
+        k=k,
+        first=_mean(differences[1], confidence, cautious=True),
+        best=_mean(differences[k], confidence, cautious=True),
+    )
+
+
+def narrowing(found: Sharpening, before: PolicyVersion, after: PolicyVersion, at: float) -> Alarm:
+    """The row for the log: raised if coverage was lost from one release to the next, cleared if not."""
+    first, best = found.first, found.best
+    reason = (
+        f"{after} against {before} on {best.items} items: pass@1 {100 * first.mean:+.1f} pp [{100 * first.lower:+.1f}, "
+        f"{100 * first.upper:+.1f}], best of {found.k} {100 * best.mean:+.1f} pp [{100 * best.lower:+.1f}, {100 * best.upper:+.1f}]"
+    )
+    detail: Mapping[str, object] = {"before": str(before), "after": str(after), "k": found.k, "items": best.items}
+    return Alarm(
+        id=f"{NAME}:{before.hash[:16]}:{after.hash[:16]}",
+        name=NAME,
+        state=AlarmState.RAISED if found.narrowed else AlarmState.CLEARED,
+        reason=reason,
+        at=at,
+        detail=detail,
+    )
+
+
+def _by_item(scores: Iterable[ItemScore]) -> dict[str, list[float]]:
+    items: dict[str, list[float]] = {}
+    for score in scores:
+        items.setdefault(score.item, []).append(score.score)
+    return items
+
+
+def _mean(values_I: Sequence[float], confidence: float, *, cautious: bool = False) -> ItemMean:
+    """Of differences in [-1, 1] if `cautious`, otherwise of values in [0, 1]."""
+    n = len(values_I)
+    if n == 0:
+        raise ValueError("no items: run the suite first")
+    mean = math.fsum(values_I) / n
+    sample = [*values_I, 1.0, -1.0] if cautious else [*values_I, 0.0, 1.0]
+    centre = math.fsum(sample) / len(sample)
+    variance = math.fsum((value - centre) ** 2 for value in sample) / (len(sample) - 1)
+    half = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(variance / len(sample))
+    least = -1.0 if cautious else 0.0
+    return ItemMean(mean=mean, lower=max(least, mean - half), upper=min(1.0, mean + half), items=n)

@@ -1,0 +1,154 @@
+"""Keeps the monitors up with the log: reads what is new, writes their alarms, saves what they know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Alarm, ReleaseEvent, Turn, identity
+from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.release.monitors.behaviour import Behaviour
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.loading import rates_of
+from ostinato.release.monitors.rates import Rate
+
+logger = logging.getLogger(__name__)
+
+NAME = "monitors"
+KINDS: set[type] = {Turn, Alarm, ReleaseEvent}
+_AT_ONCE = 128  # rows between two looks at the event loop
+
+
+class MonitorWatcher:
+    """Watches behaviour rates in the log and says whether shipping pauses.
+
+    A reader that is killed goes on from its last saving: it reads the rows since then again, comes to the same alarms with the same ids,
+    and the log takes each once. Without a saving it reads the newest turns only; alarms that stand in the log stand on.
+
+    Args:
+        log: where turns are read and alarms are written.
+        config: the settings.
+        folds: where its state is saved; None: nowhere.
+
+    Raises:
+        BadConfig: a rate of the settings cannot be loaded.
+
+    Example::
+
+        watcher = MonitorWatcher(log, config.release.monitors, folds)
+        await watcher.refresh()
+        if watcher.paused: ...
+    """
+
+    def __init__(self, log: Log, config: MonitorsConfig, folds: Folds | None = None) -> None:
+        self._log = log
+        self._config = config
+        self._folds = folds
+        self._rates: tuple[Rate, ...] = rates_of(config.off, config.own) if config.enabled else ()
+        self._behaviour = Behaviour(config, self._rates)
+        self._cursor: Cursor | None = None
+        self._last: list[Any] = []  # kind and identity of the row at the cursor
+        self._unwritten: list[Alarm] = []
+        self._unsaved = 0
+        self._complained: set[str] = set()
+        self.trouble: str | None = None
+
+    @property
+    def paused(self) -> bool:
+        """True while an alarm stands that pauses shipping, as of the last `refresh`."""
+        return self._behaviour.paused
+
+    @property
+    def standing(self) -> list[str]:
+        """The names of the behaviour alarms that stand, those that do not pause shipping included."""
+        return self._behaviour.standing.names
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """By rate: turns on which its function raised or left [0, 1]."""
+        return self._behaviour.failures
+
+    async def refresh(self) -> None:
+        """Read what is new in the log and write the alarms that follow. Raises StorageFull; the next call writes what is missing."""
+        await self._write()
+        if self._cursor is None:
+            self._cursor = await self._start()
+        rows = 0
+        async for seq, row in self._log.read(self._cursor, KINDS):
+            assert isinstance(row, Turn | Alarm | ReleaseEvent)
+            self._unwritten += self._behaviour.apply(seq, row)
+            self._cursor, self._last = seq, [type(row).__name__, *identity(row)]
+            self._unsaved += 1
+            rows += 1
+            await self._write()
+            if self._unsaved >= self._config.fold_rows:
+                await self.save()
+            if rows % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._complain()
+
+    async def save(self) -> None:
+        """Keep what is known. Raises StorageFull; what was kept before stays."""
+        if self._folds is not None and self._cursor is not None and self._unsaved:
+            await self._folds.save(NAME, self._cursor, {"last": self._last, "behaviour": self._behaviour.snapshot()})
+            self._unsaved = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Refresh until `stop` is set, then save. What fails is tried again; `trouble` says what."""
+        while not stop.is_set():
+            try:
+                await self.refresh()
+                self.trouble = None
+            except OstinatoError as error:
+                self.trouble = f"{type(error).__name__}: {error}"
+                logger.warning("monitors: %s; trying again in %g s", self.trouble, self._config.poll_s)
+            try:
+                await asyncio.wait_for(stop.wait(), self._config.poll_s)
+            except TimeoutError:
+                continue
+        await self.save()
+
+    async def _write(self) -> None:
+        if self._unwritten:
+            await self._log.append(*self._unwritten)
+            self._unwritten = []
+
+    async def _start(self) -> Cursor:
+        found = None if self._folds is None else await self._folds.load(NAME)
+        horizon = await self._log.horizon()
+        if found is not None and await self._continues(*found, horizon) and self._restore(found[1]):
+            self._last = list(found[1]["last"])
+            return max(found[0], horizon)
+        start = max(horizon, await self._log.before_last(self._config.start_turns, Turn))
+        alarms: dict[str, Alarm] = {}
+        async for _, row in self._log.read(horizon, {Alarm}):
+            if isinstance(row, Alarm):
+                alarms[row.name] = row
+        self._behaviour.begin(alarms)
+        return start
+
+    async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
+        """True if this is the log that the saving was made of. What retention has dropped since then is missed, and that does no harm."""
+        if cursor <= horizon:
+            return True
+        found = await anext(aiter(self._log.read(cursor - 1, KINDS)), None)
+        return found is not None and [type(found[1]).__name__, *identity(found[1])] == state.get("last")
+
+    def _restore(self, state: Mapping[str, Any]) -> bool:
+        """Take a saving in. False if it is not of this version, or not whole; then nothing is known."""
+        try:
+            if self._behaviour.restore(state["behaviour"]):
+                return True
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            logger.warning("the monitors' saving cannot be used, they begin anew: %s: %s", type(error).__name__, error)
+        self._behaviour = Behaviour(self._config, self._rates)
+        return False
+
+    def _complain(self) -> None:
+        for name, count in self.failures.items():
+            if name not in self._complained:
+                self._complained.add(name)
+                logger.warning("monitors: rate %s failed on %d turns: it must answer in [0, 1] or None", name, count)

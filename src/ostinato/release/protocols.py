@@ -1,0 +1,45 @@
+"""What the release controller needs of the other rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.seams import Evals
+
+
+class Refs(Protocol):
+    """The part of `core.seams.WeightStore` that a controller may touch."""
+
+    async def move_ref(self, ref: str, old: str | None, new: str) -> None:
+        """Compare-and-swap; raises Conflict."""
+        ...
+
+    async def read_ref(self, ref: str) -> str | None:
+        """The manifest hash a ref points to."""
+        ...
+
+
+class Versions(Protocol):
+    """Which policy version a manifest holds, and the reverse."""
+
+    async def resolve(self, ref: str) -> tuple[PolicyVersion, str] | None:
+        """The version a ref points to, with its manifest hash; None when the ref does not exist."""
+        ...
+
+    async def manifest_of(self, policy: PolicyVersion) -> str:
+        """The manifest hash of a published version; raises NotFound."""
+        ...
+
+
+class Judge(Evals, Protocol):
+    """Evaluation that can hand its scores over to the ledger and take them back."""
+
+    def evidence(self) -> Mapping[str, Any]:
+        """What was drawn and not decided on yet, JSON-ready."""
+        ...
+
+    def restore(self, evidence: Mapping[str, Any]) -> None:
+        """Take back what `evidence` gave."""
+        ...

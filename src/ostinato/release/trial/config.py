@@ -1,0 +1,74 @@
+"""When a candidate that is before users goes on, goes live, or goes back, as configuration."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+HOUR = 3600.0
+
+
+class TrialConfig(BaseModel, frozen=True, extra="forbid"):
+    """One candidate's way from its first per cent of users to the verdict about it."""
+
+    slot_s: float = Field(
+        default=HOUR / 2, gt=0.0, description="Length of the slots of time in which the arms are compared, in seconds."
+    )
+    margin: float = Field(
+        default=0.02,
+        gt=0.0,
+        lt=1.0,
+        description="A candidate goes live once it is shown to lose no more than this (share of good turns).",
+    )
+    failures: float = Field(
+        default=0.01,
+        ge=0.0,
+        lt=1.0,
+        description="Rise in the share of failed turns that is let pass; more ends the trial.",
+    )
+    ship_alpha: float = Field(
+        default=0.05, gt=0.0, lt=0.5, description="Chance that one that loses more goes live all the same."
+    )
+    false_stops: float = Field(
+        default=0.5,
+        gt=0.0,
+        description="Trials a week, at most, that may end as 'worse' though nothing is; spent evenly.",
+    )
+    trials_a_week: float = Field(
+        default=20.0,
+        gt=0.0,
+        description="Trials that this traffic can carry in a week; `false_stops` is divided by it.",
+    )
+    better_evidence: float = Field(
+        default=50.0, gt=1.0, description="Odds against 'no difference' from which on a release is called better."
+    )
+    better_after_s: float = Field(
+        default=24 * HOUR, ge=0.0, description="Seconds before which none is called better: what is new may please."
+    )
+    limit_s: float = Field(
+        default=96 * HOUR, gt=0.0, description="Seconds after which a candidate without enough evidence is refused."
+    )
+    min_people: float = Field(
+        default=20.0, ge=2.0, description="Effective users on each side before anything is decided."
+    )
+    min_turns: float = Field(default=200.0, ge=2.0, description="Turns with an outcome on each side, likewise.")
+    first_people: float = Field(
+        default=200.0, gt=0.0, description="Active users of a day that the first step shall reach, at least."
+    )
+    shares: tuple[float, ...] = Field(
+        default=(0.01, 0.05, 0.10, 0.25, 0.50), description="Shares of users that a ramp goes through."
+    )
+    risk: float = Field(
+        default=0.02,
+        gt=0.0,
+        description="Share of users times the loss that cannot be ruled out: the largest such product that a ramp accepts.",
+    )
+    holdback: float = Field(
+        default=0.10,
+        gt=0.0,
+        lt=1.0,
+        description="Share of users who stay on the previous release while the new one is being proven.",
+    )
+    most_turns_a_day: float = Field(default=20.0, gt=0.0, description="Turns of one user and day that count.")
+    imbalance: float = Field(
+        default=1000.0, gt=1.0, description="Odds against the set shares from which on a trial is void."
+    )

@@ -1,0 +1,142 @@
+"""The way of releases: which version each share of users gets, trial after trial, and when live goes back to the best.
+
+Pure: outcomes go in as slots of time, what to do comes out. The controller moves refs and writes the ledger by it; the simulations in
+`benchmarks.release` drive the same class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel, Field
+
+from ostinato.release.trial.config import HOUR, TrialConfig
+from ostinato.release.trial.contrast import Slot
+from ostinato.release.trial.standing import StandingConfig, StandingWatch
+from ostinato.release.trial.trial import Trial
+from ostinato.release.trial.verdict import Decision, Next
+
+V = TypeVar("V")
+
+
+class PathConfig(BaseModel, frozen=True, extra="forbid"):
+    """How candidates come before users."""
+
+    trial: TrialConfig = Field(default=TrialConfig(), description="One candidate against live.")
+    standing: StandingConfig = Field(default=StandingConfig(), description="Live against the best release.")
+    cooldown_s: float = Field(
+        default=6 * HOUR, ge=0.0, description="Seconds after a rollback before the next trial begins."
+    )
+    rollbacks_a_day: int = Field(
+        default=1, ge=0, description="Rollbacks that may happen by themselves in a day; after that a person decides."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal(Generic[V]):
+    """Who gets what: `standing` of all users stay on `best`; of the others, `share` get `treated` and the rest `other`.
+
+    Example: ``Deal(best=v3, standing=0.05, treated=v9, share=0.25, other=v8)``
+    """
+
+    best: V
+    standing: float
+    treated: V
+    share: float
+    other: V
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Generic[V]):
+    """Something that happened on the way. `what`: a trial's decision, "better", "return_to_best" or "best"; `version` is live after it.
+
+    Example: ``Step(what="ship", version=v9, reason="not worse than 2.0 pp: +0.4 pp [-1.1, +1.9]", decision=Decision(...))``
+    """
+
+    what: str
+    version: V
+    reason: str
+    decision: Decision | None = None
+
+
+class ReleasePath(Generic[V]):
+    """Live, the release before it, the best one, and the trial that is under way.
+
+    Args:
+        start: the version that is live, and the best known.
+        active: users of an ordinary day.
+    """
+
+    def __init__(self, config: PathConfig, start: V, *, active: float) -> None:
+        self._config = config
+        self._active = active
+        self.live = self.previous = self.best = start
+        self.candidate: V | None = None
+        self.trial: Trial | None = None
+        self._began = 0.0
+        self._quiet_until = 0.0
+        self._rollbacks: list[float] = []
+        self._standing = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
+
+    def ready(self, now: float) -> bool:
+        """True if the next candidate may come before users: none is on trial, and no rollback was just made."""
+        return self.candidate is None and now >= self._quiet_until
+
+    def begin(self, candidate: V, now: float) -> None:
+        """Put a candidate that passed the gate on trial. It ends the proving of what is live."""
+        self.candidate, self.previous, self._began = candidate, self.live, now
+        active = self._active * (1.0 - self._config.standing.share)
+        self.trial = Trial(self._config.trial, active=active)
+
+    def deal(self) -> Deal[V]:
+        """Who gets what from here on."""
+        trial, standing = self.trial, self._config.standing.share
+        if trial is None or trial.over:
+            return Deal(best=self.best, standing=standing, treated=self.live, share=0.0, other=self.live)
+        treated = self.live if self.candidate is None else self.candidate
+        other = self.previous if trial.shipped else self.live
+        return Deal(best=self.best, standing=standing, treated=treated, share=trial.share, other=other)
+
+    def observe(self, trial: Slot, standing: Slot, now: float) -> list[Step[V]]:
+        """A slot that ended at `now`, dealt as `deal` said: in `trial` the candidate's side (or the new release's) is treated,
+        in `standing` everybody but the best release's users.
+        """
+        steps: list[Step[V]] = []
+        if self.trial is not None and not self.trial.over:
+            self.trial.add(trial)
+            steps += self._follow(self.trial, now)
+        return steps + self._stand(standing, now)
+
+    def _follow(self, trial: Trial, now: float) -> list[Step[V]]:
+        decision = trial.look(now - self._began)
+        if decision.next is Next.SHIP:
+            assert self.candidate is not None
+            self.live, self.candidate = self.candidate, None
+        elif decision.next is Next.BLOCK:
+            self.candidate = None
+        elif decision.next is Next.ROLL_BACK:
+            return [self._go_back(self.previous, "roll_back", decision.reason, now, decision)]
+        elif decision.next is Next.WAIT:
+            return []
+        return [Step(what=decision.next.value, version=self.live, reason=decision.reason, decision=decision)]
+
+    def _stand(self, slot: Slot, now: float) -> list[Step[V]]:
+        standing = self._standing.add(slot, now)
+        points = f"{100 * standing.effect.difference:+.1f} pp"
+        if self.live != self.best and standing.worse:
+            return [self._go_back(self.best, "return_to_best", f"worse than the best release: {points}", now, None)]
+        if self.live != self.best and standing.better:
+            self.best = self.live
+            self._standing.restart(now)
+            return [Step(what="best", version=self.live, reason=f"better than the best release: {points}")]
+        return []
+
+    def _go_back(self, to: V, what: str, reason: str, now: float, decision: Decision | None) -> Step[V]:
+        self.live = self.previous = to
+        self.candidate = self.trial = None
+        self._rollbacks = [at for at in self._rollbacks if at > now - 24 * HOUR] + [now]
+        over = len(self._rollbacks) > self._config.rollbacks_a_day
+        self._quiet_until = now + (24 * HOUR if over else self._config.cooldown_s)
+        self._standing.restart(now)
+        return Step(what=what, version=to, reason=reason, decision=decision)

@@ -1,0 +1,41 @@
+"""A trial as the ledger has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ostinato.core.dealing import Dealing
+from ostinato.core.records import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """A trial as the ledger has it. `shares` are the candidate's shares of the users, each with the time from which it is in force.
+
+    Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
+    """
+
+    candidate: PolicyVersion
+    against: PolicyVersion
+    salt: str
+    shares: tuple[tuple[float, float], ...]
+    shipped: bool = False
+    better: bool = False
+
+    @property
+    def began(self) -> float:
+        """When its first users met the candidate."""
+        return self.shares[0][0]
+
+    def share(self, at: float) -> float:
+        """The share in force just before a time."""
+        return max((entry for entry in self.shares if entry[0] < at), default=self.shares[0])[1]
+
+    def then(self, at: float, share: float) -> TrialRecord:
+        """The same trial with another share from a time on."""
+        return replace(self, shares=(*self.shares, (at, share)))
+
+    def dealing(self) -> Dealing:
+        """Who is served what from its last share on."""
+        share = self.shares[-1][1]
+        return Dealing(salt=self.salt, previous=1.0 - share) if self.shipped else Dealing(salt=self.salt, canary=share)

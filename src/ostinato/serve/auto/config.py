@@ -1,0 +1,92 @@
+"""Auto's arms, as configuration. How their shares move is the router's (`release.auto`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, model_validator
+
+_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
+
+
+class AutoArm(BaseModel, frozen=True, extra="forbid"):
+    """One arm: a slot that is served here, or, with `url` and `model`, a model outside that speaks OpenAI's chat completions.
+
+    Example: ``AutoArm(name="large", url="https://api.example.com/v1", model="large-2", key_env="LARGE_KEY", answer_price=8.0)``
+    """
+
+    name: str = Field(pattern=_NAME, description="What it is called in the log, in metrics and to clients.")
+    slot: Literal["live", "canary", "control"] | None = Field(default=None, description="The slot that answers.")
+    url: str = Field(
+        default="", description="Base URL of the model outside, up to and with /v1. Redirects are not followed."
+    )
+    model: str = Field(default="", description="The model's name there.")
+    key_env: str = Field(default="", description="The environment variable that holds the key for it; empty: no key.")
+    budget_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        default="max_tokens", description="What the token budget is called there."
+    )
+    prompt_price: float = Field(
+        default=0.0, ge=0.0, description="Money for a million tokens of prompts, in your currency."
+    )
+    answer_price: float = Field(
+        default=0.0, ge=0.0, description="Money for a million tokens of answers, in your currency."
+    )
+    tenants: tuple[str, ...] = Field(
+        default=(), description="Tenants whose conversations may be answered by this arm; empty: everybody's."
+    )
+    silence_s: float = Field(
+        default=30.0, gt=0.0, description="Longest wait for the outside's next bytes, in seconds; then the call failed."
+    )
+    longest_s: float = Field(default=300.0, gt=0.0, description="Longest call to the outside, in seconds.")
+    max_open: int = Field(
+        default=64, ge=1, description="Calls to the outside at once; while so many are open, the arm is not drawn."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> AutoArm:
+        if (self.slot is None) == (not self.url):
+            raise ValueError(f"arm {self.name!r} needs either slot or url")
+        if self.url:
+            parts = urlsplit(self.url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                raise ValueError(f"url {self.url!r} of arm {self.name!r} must be http(s)://host/path")
+            if parts.username or parts.password:
+                raise ValueError(f"the url of arm {self.name!r} holds a password; name a variable in key_env instead")
+            if not self.model:
+                raise ValueError(f"arm {self.name!r} has a url and needs the model's name there")
+        return self
+
+    def cost(self, prompt_tokens: float, answer_tokens: float) -> float:
+        """What so many tokens cost."""
+        return (prompt_tokens * self.prompt_price + answer_tokens * self.answer_price) / 1e6
+
+
+class AutoConfig(BaseModel, frozen=True, extra="forbid"):
+    """Which arms Auto has; none: there is no such model.
+
+    Example: ``AutoConfig(arms=(AutoArm(name="live", slot="live"), AutoArm(name="large", url=..., model=...)))``
+    """
+
+    name: str = Field(default="auto", min_length=1, max_length=512, description="The model name that clients send.")
+    arms: tuple[AutoArm, ...] = Field(
+        default=(), max_length=16, description="The arms; give the first two or more, and the model exists."
+    )
+    failures: int = Field(
+        default=5, ge=1, description="Calls of a model outside that fail one after the other until it is left alone."
+    )
+    rest_s: float = Field(
+        default=15.0, gt=0.0, description="How long it is left alone the first time; twice as long each time after."
+    )
+    longest_rest_s: float = Field(default=600.0, gt=0.0, description="How long at most.")
+    episodes: int = Field(
+        default=100_000, ge=1, description="Episodes whose arm is remembered; an older one is drawn for anew."
+    )
+
+    @model_validator(mode="after")
+    def _different(self) -> AutoConfig:
+        names = [arm.name for arm in self.arms]
+        slots = [arm.slot for arm in self.arms if arm.slot is not None]
+        if len(set(names)) < len(names) or len(set(slots)) < len(slots):
+            raise ValueError(f"two of the arms {', '.join(names)} have one name or one slot")
+        return self

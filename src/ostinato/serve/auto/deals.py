@@ -1,0 +1,134 @@
+"""Which of Auto's arms answers an episode: drawn once, with the probabilities of that moment, and kept to."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
+from random import SystemRandom
+
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.generation import Chunk
+from ostinato.core.records import Arm, Pick, Turn
+from ostinato.core.seams import Dealer
+from ostinato.serve.auto.breaker import Breaker
+from ostinato.serve.auto.config import AutoArm, AutoConfig
+from ostinato.serve.auto.outside import Conversation, OutsideModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """An episode's arm, and what the log is to say of it.
+
+    Example: ``Deal(arm=AutoArm(name="live", slot="live"), pick=Pick(arm="live", odds={"live": 0.7, "large": 0.3}))``
+    """
+
+    arm: AutoArm
+    pick: Pick
+
+    @property
+    def release(self) -> Arm:
+        """As which release its turns count."""
+        return Arm.OUTSIDE if self.arm.slot is None else Arm(self.arm.slot)
+
+    @property
+    def propensity(self) -> float:
+        """The probability of the draw."""
+        return self.pick.odds[self.pick.arm]
+
+
+class Deals:
+    """Auto's arms. An episode keeps its arm until the arm is not to be had; then it is dealt another, and the log says with which odds.
+
+    An arm that is not to be had (an empty slot, a model outside that fails or is busy, a tenant that it may not answer) is not among the
+    odds, so what is logged is what was done. Nothing else stands in for a call that fails: it is that arm's failure.
+
+    Args:
+        config: the arms.
+        dealer: draws among those that are to be had.
+        chance: a number in [0, 1) for each draw.
+        keys: the environment that holds the outside's keys.
+
+    Raises:
+        BadConfig: a key's variable is not set.
+    """
+
+    def __init__(
+        self,
+        config: AutoConfig,
+        dealer: Dealer,
+        *,
+        chance: Callable[[], float] | None = None,
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        self._config = config
+        self._dealer = dealer
+        self._chance = chance or SystemRandom().random
+        self._arms = {arm.name: arm for arm in config.arms}
+        environment = os.environ if keys is None else keys
+        self._outside = {
+            arm.name: OutsideModel(arm, _key(arm, environment), _breaker(config))
+            for arm in config.arms
+            if arm.slot is None
+        }
+        self._episodes: OrderedDict[tuple[str, str], Pick] = OrderedDict()  # by tenant and episode
+
+    @property
+    def name(self) -> str:
+        """The model name that clients send."""
+        return self._config.name
+
+    async def start(self) -> None:
+        """Be ready to ask the models outside."""
+        for model in self._outside.values():
+            await model.start()
+
+    async def close(self) -> None:
+        """Let go of their connections."""
+        for model in self._outside.values():
+            await model.close()
+
+    def deal(self, tenant: str, episode: str, loaded: Collection[str]) -> Deal:
+        """The arm of an episode, given the slots that are loaded. Raises Unavailable if none is to be had."""
+        there = [name for name, arm in self._arms.items() if self._available(arm, tenant, loaded)]
+        pick = self._episodes.get((tenant, episode))
+        if pick is None or pick.arm not in there:
+            pick = self._dealer.draw(there, self._chance())
+            if pick is None:
+                raise Unavailable("None of Auto's arms can answer now; try again in a moment.")
+        self._remember(tenant, episode, pick)
+        return Deal(arm=self._arms[pick.arm], pick=pick)
+
+    def chunks(self, deal: Deal, asked: Conversation) -> AsyncIterator[Chunk]:
+        """The answer of a model outside."""
+        return self._outside[deal.arm.name].chunks(asked)
+
+    def restore(self, turn: Turn) -> None:
+        """Remember the arm of an episode that is read from the log."""
+        if turn.auto is not None and turn.auto.arm in self._arms:
+            self._remember(turn.tenant, turn.episode, Pick(arm=turn.auto.arm, odds=turn.auto.odds))
+
+    def _available(self, arm: AutoArm, tenant: str, loaded: Collection[str]) -> bool:
+        if arm.tenants and tenant not in arm.tenants:
+            return False
+        return arm.slot in loaded if arm.slot is not None else self._outside[arm.name].available
+
+    def _remember(self, tenant: str, episode: str, pick: Pick) -> None:
+        self._episodes[tenant, episode] = pick
+        self._episodes.move_to_end((tenant, episode))
+        if len(self._episodes) > self._config.episodes:
+            self._episodes.popitem(last=False)
+
+
+def _breaker(config: AutoConfig) -> Breaker:
+    return Breaker(failures=config.failures, rest_s=config.rest_s, longest_s=config.longest_rest_s)
+
+
+def _key(arm: AutoArm, environment: Mapping[str, str]) -> str | None:
+    if not arm.key_env:
+        return None
+    key = environment.get(arm.key_env, "").strip()
+    if not key:
+        raise BadConfig(f"serve.auto: arm {arm.name!r} takes its key from the variable {arm.key_env}, which is not set")
+    return key

@@ -1,0 +1,187 @@
+"""A model outside as a source of chunks: its text streams through; it has no ids, no log-probabilities and no weights that we know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.generation import Chunk, Usage
+from ostinato.core.records import Finish, Sampling
+from ostinato.serve.auto.breaker import Breaker
+from ostinato.serve.auto.config import AutoArm
+from ostinato.serve.auto.wire import OutsideEvent, OutsideFailure, OutsideUsage, read_outside
+
+_LOG = logging.getLogger(__name__)
+_CONNECT_S = 10.0
+_CHARS_PER_TOKEN = 64  # an answer longer than this times its budget is no answer
+_FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+_OWN_FAULTS = frozenset({401, 403, 404, 408, 429})  # of the statuses below 500: the key, the address, its limits
+
+
+class OutsideFailed(OstinatoError):
+    """A model outside could not answer."""
+
+    status = 502
+    code = "outside_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a model outside is asked. Who asks is not told.
+
+    Example: ``Conversation(messages=[{"role": "user", "content": "hi"}], sampling=Sampling(max_tokens=64), n=1)``
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    sampling: Sampling
+    n: int
+
+
+class OutsideModel:
+    """A client of one model. `start` it on the event loop that it is used on; `close` when done.
+
+    Args:
+        arm: its address, limits and prices.
+        key: what it is asked with; None: nothing.
+        breaker: told how each call went.
+    """
+
+    def __init__(self, arm: AutoArm, key: str | None, breaker: Breaker) -> None:
+        self._arm = arm
+        self._breaker = breaker
+        self._headers = {"accept": "text/event-stream"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def available(self) -> bool:
+        """True if it may be asked now."""
+        return self._breaker.allows(_now()) and self._breaker.open < self._arm.max_open
+
+    async def start(self) -> None:
+        """Be ready."""
+        arm = self._arm
+        waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
+        self._session = aiohttp.ClientSession(timeout=waits, connector=aiohttp.TCPConnector(limit=0))
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def chunks(self, asked: Conversation) -> AsyncGenerator[Chunk]:
+        """Its answer as it comes; the ends of all choices come last, with what was counted. Raises OutsideFailed."""
+        self._breaker.begin()
+        well: bool | None = None
+        was_resting = self._breaker.resting
+        try:
+            async for chunk in self._chunks(asked):
+                yield chunk
+            well = True
+        except (OutsideFailure, aiohttp.ClientError, TimeoutError, ValueError) as error:
+            well = False if not isinstance(error, OutsideFailure) or error.blame else None
+            what = str(error) if isinstance(error, OutsideFailure) else type(error).__name__
+            _LOG.warning("auto: arm %s failed: %s", self._arm.name, what)
+            raise OutsideFailed(
+                f"The model behind arm {self._arm.name!r} could not answer; send the request again."
+            ) from error
+        finally:
+            self._breaker.end(_now(), well=well)
+            if self._breaker.resting != was_resting:
+                _LOG.warning("auto: arm %s %s", self._arm.name, "answers again" if was_resting else "is left alone")
+
+    async def _chunks(self, asked: Conversation) -> AsyncGenerator[Chunk]:
+        answer = _OutsideAnswer(asked)
+        async for event in self._events(asked):
+            for index, text in answer.take(event):
+                yield Chunk(index=index, ids=(), logprobs=(), policy=None, text=text)
+        for chunk in answer.ends():
+            yield chunk
+
+    async def _events(self, asked: Conversation) -> AsyncGenerator[OutsideEvent]:
+        assert self._session is not None, "start the model before it is asked"
+        url = f"{self._arm.url.rstrip('/')}/chat/completions"
+        async with self._session.post(
+            url, json=self._body(asked), headers=self._headers, allow_redirects=False
+        ) as reply:
+            if reply.status != 200:
+                blame = reply.status >= 500 or reply.status < 400 or reply.status in _OWN_FAULTS
+                raise OutsideFailure(f"it answered with status {reply.status}", blame=blame)
+            if reply.content_type != "text/event-stream":
+                raise OutsideFailure(f"it sent {reply.content_type}, not a stream of events")
+            async for line in reply.content:
+                event = read_outside(line)
+                if event is not None:
+                    yield event
+
+    def _body(self, asked: Conversation) -> dict[str, Any]:
+        sampling = asked.sampling
+        body: dict[str, Any] = {
+            "model": self._arm.model,
+            "messages": [dict(message) for message in asked.messages],
+            self._arm.budget_field: sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if asked.n > 1:
+            body["n"] = asked.n
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        return body
+
+
+class _OutsideAnswer:
+    """What came of an answer so far: nothing is believed that the question cannot have led to."""
+
+    def __init__(self, asked: Conversation) -> None:
+        self._finishes: list[Finish | None] = [None] * asked.n
+        self._left = asked.n * _CHARS_PER_TOKEN * max(16, asked.sampling.max_tokens)
+        self._usage: OutsideUsage | None = None
+
+    def take(self, event: OutsideEvent) -> list[tuple[int, str]]:
+        """The new text of each choice. Raises OutsideFailure."""
+        self._usage = event.usage or self._usage
+        new: list[tuple[int, str]] = []
+        for choice in event.choices:
+            if choice.index >= len(self._finishes):
+                raise OutsideFailure("it sent a choice that was not asked for")
+            if choice.delta.content:
+                self._left -= len(choice.delta.content)
+                new.append((choice.index, choice.delta.content))
+            if choice.finish_reason is not None:
+                self._finishes[choice.index] = _finish(choice.finish_reason)
+        if self._left < 0:
+            raise OutsideFailure("its answer is far longer than was asked for")
+        return new
+
+    def ends(self) -> list[Chunk]:
+        """The last chunk of every choice. Raises OutsideFailure."""
+        n = len(self._finishes)
+        usage = self._usage
+        counted = None if usage is None else Usage(prompt=usage.prompt_tokens, answer=usage.completion_tokens / n)
+        ends: list[Chunk] = []
+        for index, finish in enumerate(self._finishes):
+            if finish is None:
+                raise OutsideFailure("it stopped before the end of the answer")
+            ends.append(Chunk(index=index, ids=(), logprobs=(), policy=None, text="", finish=finish, usage=counted))
+        return ends
+
+
+def _finish(reason: str) -> Finish:
+    finish = _FINISHES.get(reason)
+    if finish is None:  # a filter, or a call of a tool that nobody offered
+        raise OutsideFailure(f"it ended the answer because of {reason[:40]!r}", blame=False)
+    return finish
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,126 @@
+"""Browsers: a key is given once, in a form, and exchanged for a cookie that holds no key.
+
+The cookie says which key was given (by a digest), until when it holds, and carries an HMAC under a secret made of all keys: it outlives
+a restart of the gateway, and ends when any key is changed. Browsers send it to no other site's pages (SameSite=Strict), but to every
+port of this host: that is why it is not the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping, Sequence
+
+from pydantic import SecretStr
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+from ostinato.core.errors import OstinatoError, Unauthorized
+from ostinato.core.seams import Clock
+from ostinato.core.visitors import Visitor
+from ostinato.serve.auth import Keyring
+from ostinato.serve.dialects.openai_reply import error_body, json_bytes
+from ostinato.serve.wire.origins import Origins
+
+COOKIE = "ostinato"
+_COOKIE_S = 12 * 3600
+_TOKEN = re.compile(r"(\d{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
+
+
+class Visits:
+    """Implements `core.visitors.Visitors` over the configured keys.
+
+    Args:
+        keys: tells whose a key is.
+        api_keys: the clients' keys, each 'key' or 'tenant:key'.
+        admin_keys: the operators' keys.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self, keys: Keyring, api_keys: Sequence[SecretStr], admin_keys: Sequence[SecretStr], clock: Clock
+    ) -> None:
+        self._keys = keys
+        self._clock = clock
+        entries = [entry.get_secret_value() for entry in api_keys]
+        clients = [entry.partition(":")[2] or entry for entry in entries]
+        every = sorted(key.encode() for key in [*clients, *(key.get_secret_value() for key in admin_keys)])
+        self._seal = hashlib.sha256(b"ostinato page\0" + b"\0".join(every)).digest()
+        self._known = {self._name(key): key for key in every}
+
+    @property
+    def cookie_s(self) -> int:
+        """How long a cookie holds, in seconds."""
+        return _COOKIE_S
+
+    def visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
+        """By a key in a header, else by the cookie, else anyone where no keys are asked for."""
+        return self._by_key(headers) or self._by_cookie(headers) or self._anyone()
+
+    def cookie(self, key: str) -> str | None:
+        """A cookie's value for a key; None if it is no key of this gateway's."""
+        given = key.strip().encode()
+        if self._named(given) is None:
+            return None
+        until = int(self._clock()) + _COOKIE_S
+        return f"{until}.{self._name(given)}.{self._mac(until, self._name(given))}"
+
+    def _anyone(self) -> Visitor | None:
+        return Visitor(tenant=None, operator=False) if self._keys.open else None
+
+    def _by_key(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
+        given = {name: headers[name] for name in (b"authorization", b"x-api-key", b"x-ostinato-key") if name in headers}
+        return self._visitor(given) if given else None
+
+    def _by_cookie(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
+        sent = (each.strip().partition("=") for each in headers.get(b"cookie", b"").decode("latin-1").split(";"))
+        parts = next((found for name, _, value in sent if name == COOKIE and (found := _TOKEN.fullmatch(value))), None)
+        if parts is None or float(parts[1]) < self._clock():
+            return None
+        if not hmac.compare_digest(self._mac(int(parts[1]), parts[2]), parts[3]):
+            return None
+        key = self._known.get(parts[2])
+        return None if key is None else self._named(key)
+
+    def _named(self, key: bytes) -> Visitor | None:
+        """Whose a key is, if it is one."""
+        if not key or self._name(key) not in self._known:
+            return None
+        return self._visitor({b"x-ostinato-key": key})
+
+    def _visitor(self, headers: Mapping[bytes, bytes]) -> Visitor | None:
+        try:
+            who = self._keys.identify(headers)
+        except Unauthorized:
+            return None
+        if who.admin:
+            return Visitor(tenant=None, operator=True)
+        return Visitor(tenant=None if self._keys.open else who.tenant, operator=False)
+
+    def _name(self, key: bytes) -> str:
+        return hmac.new(self._seal, b"name\0" + key, hashlib.sha256).hexdigest()[:32]
+
+    def _mac(self, until: int, name: str) -> str:
+        return hmac.new(self._seal, f"{until}.{name}".encode(), hashlib.sha256).hexdigest()
+
+
+class OwnNameOnly(BaseRoute):
+    """A route of the page behind the gateway's check of where a request comes from."""
+
+    def __init__(self, inner: BaseRoute, origins: Origins) -> None:
+        self._inner, self._origins = inner, origins
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return self._inner.matches(scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._origins.check(dict(scope["headers"]))
+        except OstinatoError as error:
+            body = json_bytes(error_body(error))
+            head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": error.status, "headers": head})
+            await send({"type": "http.response.body", "body": body})
+            return
+        await self._inner.handle(scope, receive, send)

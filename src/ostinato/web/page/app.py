@@ -1,0 +1,256 @@
+"""The page's routes. Who may see what is decided here, once, before any view is asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from ostinato.core.errors import OstinatoError, Unauthorized, Unavailable
+from ostinato.core.seams import Clock
+from ostinato.core.visitors import Visitor, Visitors
+from ostinato.web.page import live
+from ostinato.web.page.asking import form, root, words
+from ostinato.web.page.files import Files
+from ostinato.web.page.guarding import HEADERS, check_form
+from ostinato.web.page.rendering import Templates
+from ostinato.web.page.sources import Acts, Facts
+from ostinato.web.page.views import OPEN_TO_TENANTS, Views
+
+logger = logging.getLogger(__name__)
+
+COOKIE = "ostinato"
+_LONGEST_PROMPT = 8_000
+Handler = Callable[[Request, Visitor], Awaitable[Response]]
+
+
+class Forbidden(OstinatoError):
+    """Known, but not allowed to do or see this."""
+
+    status = 403
+    code = "forbidden"
+
+
+class Pages:
+    """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends."""
+
+    def __init__(self, facts: Facts, acts: Acts, clock: Clock) -> None:
+        self._views = Views(facts)
+        self._acts = acts
+        self._files = Files()
+        self._templates = Templates(self._files)
+        self._live = live.Live(clock)
+        self._visitors: Visitors | None = None
+
+    def close(self) -> None:
+        """End the streams of everybody who looks."""
+        self._live.close()
+
+    def routes(self, visitors: Visitors) -> Sequence[BaseRoute]:
+        """Everything under `/`, but for what the gateway has itself."""
+        self._visitors = visitors
+        shown = [
+            ("/", "now"),
+            ("/releases", "releases"),
+            ("/releases/{root}", "release"),
+            ("/turns", "turns"),
+            ("/turns/{id:path}", "turn"),
+            ("/learning", "learning"),
+            ("/monitors", "monitors"),
+            ("/weights", "weights"),
+            ("/playground", "playground"),
+        ]
+        acts: list[tuple[str, Handler]] = [
+            ("/releases/{root}/ship", self._ship),
+            ("/rollback", self._roll_back),
+            ("/playground", self._ask),
+            ("/playground/feedback", self._rate),
+        ]
+        return [
+            *(Route(path, self._seen(self._shower(name), name), methods=["GET"]) for path, name in shown),
+            *(Route(path, self._done(act), methods=["POST"]) for path, act in acts),
+            Route("/events", self._seen(self._events, "turns"), methods=["GET"]),
+            Route("/sign-in", self._sign_in_form, methods=["GET"]),
+            Route("/sign-in", self._sign_in, methods=["POST"]),
+            Route("/sign-out", self._sign_out, methods=["POST"]),
+            Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
+        ]
+
+    # ------------------------------------------------------------ who may
+
+    def _seen(self, handle: Handler, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            visitor = self._visitor(request)
+            if visitor is None:
+                return RedirectResponse("/sign-in", 303, headers=dict(HEADERS))
+            if not visitor.sees_all and name not in OPEN_TO_TENANTS:
+                if name == "now":
+                    return RedirectResponse("/turns", 303, headers=dict(HEADERS))
+                return await self._failed(
+                    Forbidden("This page is for the operator: it shows all tenants together."), visitor
+                )
+            return await self._guarded(handle, request, visitor)
+
+        return answer
+
+    def _done(self, act: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            visitor = self._visitor(request)
+            try:
+                check_form(request.headers)
+                if visitor is None:
+                    raise Unauthorized("Sign in with a key first.")
+                if not visitor.operator:
+                    raise Forbidden("Only the operator may do this: sign in with the admin key.")
+            except OstinatoError as error:
+                return await self._failed(error, visitor)
+            return await self._guarded(act, request, visitor)
+
+        return answer
+
+    def _visitor(self, request: Request) -> Visitor | None:
+        assert self._visitors is not None
+        return self._visitors.visitor(dict(request.scope["headers"]))
+
+    async def _guarded(self, handle: Handler, request: Request, visitor: Visitor) -> Response:
+        try:
+            return await handle(request, visitor)
+        except OstinatoError as error:
+            return await self._failed(error, visitor)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            logger.exception("%s failed", request.url.path)
+            told = OstinatoError(f"Internal error ({type(error).__name__}); the server's log has more.")
+            return await self._failed(told, visitor)
+
+    async def _failed(self, error: OstinatoError, visitor: Visitor | None) -> Response:
+        frame: Mapping[str, Any] = {"visitor": visitor, "run": None, "tabs": (), "state": None}
+        if visitor is not None:
+            try:
+                frame = await self._views.frame(visitor)
+            except OstinatoError as another:
+                logger.warning("the page's frame: %s", another)
+        facts = {**frame, "tab": "", "title": "That did not work", "message": str(error), "status": error.status}
+        return self._html("failed.html", facts, error.status)
+
+    def _html(self, template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
+        body = self._templates.render(template, facts)
+        return Response(body, status, dict(HEADERS), media_type="text/html")
+
+    # ------------------------------------------------------------ pages
+
+    def _shower(self, name: str) -> Handler:
+        async def show(request: Request, visitor: Visitor) -> Response:
+            fields = _fields(request)
+            facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
+            return self._html(f"{name}.html", {**facts, "tab": name, "events": _events_of(name, request)})
+
+        return show
+
+    async def _events(self, request: Request, visitor: Visitor) -> Response:
+        """What changes on a page that is open. Tenants' pages stand still."""
+        name = request.query_params.get("page", "")
+        if not visitor.sees_all or name not in LIVE_PAGES:
+            raise Forbidden("This page has no events.")
+        if self._live.full:
+            raise Unavailable("Too many pages are open; this one stands still.")
+        fields = _fields(request)
+
+        async def parts() -> Mapping[str, str]:
+            facts = {
+                **await self._views.frame(visitor),
+                **await self._views.by_name[name](visitor, fields),
+                "tab": name,
+            }
+            return {
+                "strip": self._templates.render("_strip.html", facts),
+                "part": self._templates.render(f"_{name}.html", facts),
+            }
+
+        headers = {**HEADERS, **live.HEADERS}
+        return StreamingResponse(self._live.events(parts), 200, headers)
+
+    # ------------------------------------------------------------ what an operator does
+
+    async def _ship(self, request: Request, visitor: Visitor) -> Response:
+        fields = await form(request)
+        expected, reason = words(fields, "expected_live", needed=True), _reason(fields)
+        said = await self._acts.ship(root(request.path_params["root"]), expected, reason)
+        return await self._told(visitor, "Shipped", said)
+
+    async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
+        fields = await form(request)
+        expected, reason = words(fields, "expected_live", needed=True), _reason(fields)
+        return await self._told(visitor, "Rolled back", await self._acts.roll_back(expected, reason))
+
+    async def _told(self, visitor: Visitor, title: str, said: str) -> Response:
+        facts = {**await self._views.frame(visitor), "tab": "releases", "title": title, "message": said, "status": 200}
+        return self._html("failed.html", facts)
+
+    async def _ask(self, request: Request, visitor: Visitor) -> Response:
+        prompt = words(await form(request), "prompt", _LONGEST_PROMPT, needed=True)
+        facts = {**await self._views.frame(visitor), **await self._views.playground(visitor, {})}
+        answers = await self._acts.ask([{"role": "user", "content": prompt}], facts["arms"])
+        shown = {**facts, "tab": "playground", "prompt": prompt, "answers": answers, "events": None}
+        return self._html("playground.html", shown)
+
+    async def _rate(self, request: Request, visitor: Visitor) -> Response:
+        fields = await form(request)
+        turn, name = words(fields, "turn", needed=True), words(fields, "name", needed=True)
+        status = await self._acts.rate(turn, name, words(fields, "correction", _LONGEST_PROMPT))
+        return await self._told(visitor, "Feedback sent", f"{name} about {turn}: {status}")
+
+    # ------------------------------------------------------------ keys
+
+    async def _sign_in_form(self, request: Request) -> Response:
+        facts = {"visitor": self._visitor(request), "run": None, "tabs": (), "state": None, "tab": "", "wrong": False}
+        return self._html("sign_in.html", facts)
+
+    async def _sign_in(self, request: Request) -> Response:
+        assert self._visitors is not None
+        try:
+            check_form(request.headers)
+            cookie = self._visitors.cookie(words(await form(request), "key"))
+        except OstinatoError as error:
+            return await self._failed(error, self._visitor(request))
+        if cookie is None:
+            facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True}
+            return self._html("sign_in.html", facts, 401)
+        reply = RedirectResponse("/", 303, headers=dict(HEADERS))
+        secure = request.url.scheme == "https"
+        lasts = self._visitors.cookie_s
+        reply.set_cookie(COOKIE, cookie, max_age=lasts, httponly=True, samesite="strict", secure=secure, path="/")
+        return reply
+
+    async def _sign_out(self, request: Request) -> Response:
+        try:
+            check_form(request.headers)
+        except OstinatoError as error:
+            return await self._failed(error, self._visitor(request))
+        reply = RedirectResponse("/", 303, headers=dict(HEADERS))
+        reply.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return reply
+
+
+LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights"})
+
+
+def _fields(request: Request) -> Mapping[str, str]:
+    return {**request.query_params, **{name: str(value) for name, value in request.path_params.items()}}
+
+
+def _events_of(name: str, request: Request) -> str | None:
+    """Where a page's events come from; None for a page that stands still: one turn, one release, and older rows."""
+    if name not in LIVE_PAGES or {"before", "after"} & request.query_params.keys():
+        return None
+    return f"/events?page={name}" + (f"&{request.url.query}" if request.url.query else "")
+
+
+def _reason(fields: Mapping[str, str]) -> str:
+    """Why, and by whom: the ledger keeps both."""
+    return f"{words(fields, 'reason', needed=True)} (by {words(fields, 'actor', 80, needed=True)}, on the page)"

@@ -1,0 +1,82 @@
+"""What a browser asks, parsed once: query strings and forms, each field bounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.web.page.sources import TurnQuery
+
+_LONGEST_FORM = 64 * 1024
+_LONGEST_FIELD = 512
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_ROOT = re.compile(r"[0-9a-f]{6,64}")
+
+
+def place(fields: Mapping[str, str], name: str) -> int | None:
+    """A whole number, or None if the field is empty. Raises BadRequest."""
+    text = fields.get(name, "").strip()
+    if not text:
+        return None
+    text = text.removeprefix("v") if name == "version" else text
+    if not _NUMBER.fullmatch(text):
+        raise BadRequest(f"{name} must be a whole number, not {text[:40]!r}", field=name)
+    return int(text)
+
+
+def words(fields: Mapping[str, str], name: str, longest: int = _LONGEST_FIELD, *, needed: bool = False) -> str:
+    """A field's text without blanks around it. Raises BadRequest for one that is too long, or empty though `needed`."""
+    text = fields.get(name, "").strip()
+    if len(text) > longest:
+        raise BadRequest(f"{name} has {len(text)} characters; {longest} are allowed", field=name)
+    if needed and not text:
+        raise BadRequest(f"{name} is empty; fill it in", field=name)
+    return text
+
+
+def root(text: str) -> str:
+    """The first digits of a version's hash. Raises BadRequest."""
+    if not _ROOT.fullmatch(text):
+        raise BadRequest(f"{text[:80]!r} is no version: give 6 to 64 hexadecimal digits of its hash", field="root")
+    return text
+
+
+def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:
+    """Which turns are wanted. A visitor who sees one tenant's turns gets that one's, whatever the address says. Raises BadRequest."""
+    return TurnQuery(
+        tenant=tenant if tenant is not None else words(fields, "tenant") or None,
+        user=words(fields, "user"),
+        arm=words(fields, "arm"),
+        version=place(fields, "version"),
+        outcome=words(fields, "outcome"),
+        text=words(fields, "text"),
+        before=place(fields, "before"),
+        after=place(fields, "after"),
+    )
+
+
+async def form(request: Request) -> Mapping[str, str]:
+    """The fields of a form; the last one of a name holds. Raises BadRequest, TooLarge."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise BadRequest(f"A form is application/x-www-form-urlencoded, not {kind[:80]!r}.")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LONGEST_FORM:
+            raise TooLarge(f"The form is longer than {_LONGEST_FORM} bytes.")
+    return _parsed(bytes(body))
+
+
+def _parsed(body: bytes) -> Mapping[str, str]:
+    try:
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, strict_parsing=False, max_num_fields=50, errors="strict"
+        )
+    except (UnicodeDecodeError, ValueError) as error:
+        raise BadRequest("The form cannot be read: it must be UTF-8 with at most 50 fields.") from error
+    return dict(pairs)

@@ -1,0 +1,147 @@
+"""Templates, and how figures, times and people's words are written into them. Everything is escaped; no text becomes markup."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ostinato.web.page.files import Files
+
+_FOLDER = Path(__file__).parents[1] / "templates"
+DASH = "\N{EN DASH}"
+"""What stands for a figure that nobody knows; 0 is a figure."""
+_SHOWN = "\n\t"
+_HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that nobody sees: controls, changes of direction, joiners, private ones."""
+
+
+class Templates:
+    """The page's templates. `files` says under which names the static files are served."""
+
+    def __init__(self, files: Files) -> None:
+        self._env = Environment(
+            loader=FileSystemLoader(_FOLDER),
+            autoescape=True,
+            undefined=StrictUndefined,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._file = files.url
+        self._env.filters.update(
+            ago=ago,
+            when=when,
+            count=count,
+            pp=points,
+            percent=percent,
+            size=size,
+            marked=marked,
+            bare=bare,
+            figure=figure,
+            flat=flat,
+        )
+
+    def render(self, name: str, facts: Mapping[str, Any]) -> str:
+        """A template's text."""
+        return self._env.get_template(name).render({**facts, "file": self._file})
+
+
+def ago(seconds: float | None) -> str:
+    """A time span for people; a dash if it is not known. Example: ``ago(200) == "3 min"``"""
+    if seconds is None:
+        return DASH
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def when(at: float | None) -> Markup:
+    """A moment in UTC, which the page's script shows in local time, too."""
+    if at is None:
+        return Markup(DASH)
+    moment = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{}">{}</time>').format(
+        moment.isoformat(timespec="seconds"), moment.strftime("%d %b %Y %H:%M:%S")
+    )
+
+
+def count(number: float | None) -> str:
+    """A whole number with its thousands apart; a dash if it is not known."""
+    return DASH if number is None else f"{number:,.0f}"
+
+
+def figure(number: float | None) -> str:
+    """A number with four digits; a dash if it is not known."""
+    return DASH if number is None else f"{number:.4g}"
+
+
+def points(difference: float | None) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return DASH if difference is None else f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(share: float | None) -> str:
+    """A share in percent."""
+    return DASH if share is None else f"{100 * share:.1f}%"
+
+
+def size(number: float | None) -> str:
+    """Bytes for people."""
+    if number is None:
+        return DASH
+    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= length:
+            return f"{number / length:.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def marked(text: object) -> Markup:
+    """People's words: escaped, and characters that nobody would see are spelled out, so that none can turn the text around."""
+    parts: list[Markup] = []
+    plain = ""
+    for character in str(text):
+        if character in _SHOWN or unicodedata.category(character) not in _HIDDEN:
+            plain += character
+            continue
+        parts.append(escape(plain) + Markup('<span class="unseen">U+{:04X}</span>').format(ord(character)))
+        plain = ""
+    return Markup("").join([*parts, escape(plain)])
+
+
+def bare(text: object) -> str:
+    """People's words without the characters that nobody sees, for fields of a form, which can hold no mark."""
+    return "".join(each for each in str(text) if each in _SHOWN or unicodedata.category(each) not in _HIDDEN)
+
+
+def flat(value: object) -> list[tuple[str, str]]:
+    """A tree of JSON's types as lines, name and value. Example: ``flat({"a": {"b": 1}}) == [("a.b", "1")]``"""
+    lines: list[tuple[str, str]] = []
+    _flatten("", value, lines)
+    return lines
+
+
+def _flatten(name: str, value: Any, lines: list[tuple[str, str]]) -> None:
+    if isinstance(value, Mapping):
+        tree: Mapping[str, Any] = value
+        for key, each in tree.items():
+            _flatten(f"{name}.{key}" if name else str(key), each, lines)
+    elif isinstance(value, list | tuple) and any(isinstance(each, Mapping | list) for each in value):
+        for number, each in enumerate(value):
+            _flatten(f"{name}[{number}]", each, lines)
+    elif isinstance(value, list | tuple):
+        lines.append((name, ", ".join(map(_written, value))))
+    else:
+        lines.append((name, _written(value)))
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return DASH if value is None else str(value)

@@ -1,0 +1,76 @@
+"""Tokens as text on the page: bytes that are a part of a character only, control tokens, and five shades of log-probability. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ostinato.core.records import PolicyVersion, Turn
+from ostinato.web.page.sources import TurnDetail
+
+WINDOW = 2_000
+"""Tokens of one page."""
+LONGEST_PROMPT = 20_000
+SHADES = (-0.1, -0.7, -2.3, -4.6)
+"""Log-probabilities at which the shade changes: 90%, 50%, 10%, 1%."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One sampled token. `shade` 0 is the surest, `place` counts the turn's versions, `text` is what it adds to the answer."""
+
+    at: int
+    id: int
+    text: str
+    logprob: float
+    shade: int
+    version: int
+    place: int
+
+
+def cells(found: TurnDetail, start: int) -> list[Cell]:
+    """The tokens from `start` on, `WINDOW` of them at most."""
+    turn = found.line.turn
+    by_token = turn.versions_T()
+    places = {policy: number for number, policy in enumerate(versions(turn))}
+    texts = list(spelt(found.sampled, turn.sampled_ids))
+    return [
+        Cell(
+            at=at,
+            id=turn.sampled_ids[at],
+            text=texts[at],
+            logprob=turn.logprobs[at],
+            shade=shade(turn.logprobs[at]),
+            version=by_token[at].number,
+            place=min(places[by_token[at]], 3),
+        )
+        for at in range(start, min(start + WINDOW, len(turn.sampled_ids)))
+    ]
+
+
+def shade(logprob: float) -> int:
+    """0 for a token that was nearly certain, 4 for one that came once in a hundred times or less."""
+    return sum(logprob < bound for bound in SHADES)
+
+
+def versions(turn: Turn) -> tuple[PolicyVersion, ...]:
+    """The weights that made the turn, in the order in which they did."""
+    return tuple(dict.fromkeys(span.policy for span in turn.spans))
+
+
+def spelt(pieces: Iterable[bytes], ids: Sequence[int]) -> Iterable[str]:
+    """The text that each token adds: a character of several tokens comes with its last one, a control token as its id."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece, token in zip(pieces, ids, strict=True):
+        yield decoder.decode(piece) if piece else f"⟨{token}⟩"
+
+
+def prompt_text(pieces: Sequence[bytes]) -> str:
+    """A prompt's text; each run of control tokens is one mark. Cut in the middle if it is long."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text = "".join(decoder.decode(piece) if piece else "⟨·⟩" for piece in pieces)
+    if len(text) <= LONGEST_PROMPT:
+        return text
+    half = LONGEST_PROMPT // 2
+    return f"{text[:half]}\n… {len(text) - LONGEST_PROMPT:,} characters are not shown …\n{text[-half:]}"

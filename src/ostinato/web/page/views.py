@@ -1,0 +1,220 @@
+"""The facts of each page, as its template wants them: asked of the sources, and put into words here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from ostinato.core.errors import NotFound
+from ostinato.core.visitors import Visitor
+from ostinato.web.chart import lines
+from ostinato.web.page import drawing
+from ostinato.web.page.asking import place, root, turn_query
+from ostinato.web.page.drawing import Station
+from ostinato.web.page.rendering import DASH, ago, count
+from ostinato.web.page.sources import MOST_COUNTED, Facts, ReleaseLine, RunNow, TurnQuery
+from ostinato.web.page.tokens import cells, prompt_text, versions
+
+Fields = Mapping[str, str]
+Shown = Mapping[str, Any]
+
+TABS = (
+    ("now", "/", "Now"),
+    ("releases", "/releases", "Releases"),
+    ("turns", "/turns", "Turns"),
+    ("learning", "/learning", "Learning"),
+    ("monitors", "/monitors", "Monitors"),
+    ("weights", "/weights", "Weights"),
+    ("playground", "/playground", "Playground"),
+)
+OPEN_TO_TENANTS = frozenset({"turns", "turn"})
+
+
+class Views:
+    """Builds what the templates show. Each view takes the visitor and the fields of the address."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
+            "now": self.now,
+            "releases": self.releases,
+            "release": self.release,
+            "turns": self.turns,
+            "turn": self.turn,
+            "learning": self.learning,
+            "monitors": self.monitors,
+            "weights": self.weights,
+            "playground": self.playground,
+        }
+
+    async def frame(self, visitor: Visitor) -> Shown:
+        """What stands around every page: the run in one line, and which pages there are for this visitor."""
+        run = await self._facts.now() if visitor.sees_all else None
+        tabs = TABS if visitor.sees_all else tuple(tab for tab in TABS if tab[0] in OPEN_TO_TENANTS)
+        return {"visitor": visitor, "run": run, "tabs": tabs, "state": None if run is None else state_of(run)}
+
+    async def now(self, visitor: Visitor, fields: Fields) -> Shown:
+        """The loop with its figures."""
+        run = await self._facts.now()
+        stations = stations_of(run)
+        ends = ", ".join(f"{arm.arm} {100 * arm.share:.0f}%" for arm in run.arms)
+        title = "Share of rated turns that were accepted, per arm"
+        return {
+            "stations": stations,
+            "wide": drawing.loop(stations, narrow=False),
+            "narrow": drawing.loop(stations, narrow=True),
+            "acceptance": lines(title, ends or "nothing rated", run.curves, run.marks) if run.curves else "",
+        }
+
+    async def releases(self, visitor: Visitor, fields: Fields) -> Shown:
+        """The ledger."""
+        found = await self._facts.releases(place(fields, "before"))
+        return {"found": found, "forest": drawing.forest(found.rows), "sentence": sentence}
+
+    async def release(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One version. Raises NotFound."""
+        found = await self._facts.release(root(fields["root"]))
+        if found is None:
+            raise NotFound(f"The ledger has no version whose hash begins with {fields['root'][:16]}.", field="root")
+        return {"found": found, "chart": drawing.looks(found.looks), "says": sentence(found.line)}
+
+    async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
+        """The newest turns that were asked for."""
+        query = turn_query(fields, visitor.tenant)
+        found = await self._facts.turns(query)
+        return {
+            "found": found,
+            "query": query,
+            "most": MOST_COUNTED,
+            "older": None if found.older is None else address(query, visitor, before=found.older),
+            "newer": None if found.newer is None else address(query, visitor, after=found.newer),
+            "newest": address(query, visitor),
+        }
+
+    async def turn(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One turn. Raises NotFound, also for another tenant's."""
+        found = await self._facts.turn(fields["id"], visitor.tenant)
+        if found is None:
+            raise NotFound("There is no such turn.", field="id")
+        start = place(fields, "from") or 0
+        turn = found.line.turn
+        return {
+            "found": found,
+            "turn": turn,
+            "cells": cells(found, start),
+            "start": start,
+            "total": len(turn.sampled_ids),
+            "prompt": prompt_text(found.prompt),
+            "versions": versions(turn),
+        }
+
+    async def learning(self, visitor: Visitor, fields: Fields) -> Shown:
+        """Figures over steps."""
+        found = await self._facts.learning()
+        charts = [
+            (series, drawing.steps_chart(series, found.marks), drawing.thinned(series.points).every)
+            for series in found.series
+        ]
+        return {"found": found, "charts": charts}
+
+    async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
+        """What stands, and what was."""
+        return {"found": await self._facts.alarms(place(fields, "before"))}
+
+    async def weights(self, visitor: Visitor, fields: Fields) -> Shown:
+        """The weight store."""
+        return {"found": await self._facts.weights()}
+
+    async def playground(self, visitor: Visitor, fields: Fields) -> Shown:
+        """Nothing asked yet."""
+        run = await self._facts.now()
+        return {
+            "arms": [arm for arm in ("live", "control") if arm in run.refs],
+            "prompt": "",
+            "answers": (),
+            "said": "",
+        }
+
+
+def state_of(run: RunNow) -> tuple[str, str]:
+    """The run in one line: a class, and a sentence. What is wrong comes before what is usual."""
+    if run.troubles:
+        return "bad", run.troubles[0]
+    if run.alarms:
+        newest = run.alarms[0]
+        more = f" (and {len(run.alarms) - 1} more)" if len(run.alarms) > 1 else ""
+        return "wait", f"{newest.name}: {newest.reason}{more}"
+    if not run.balanced:
+        return "bad", "The turns are not balanced: some are counted twice, or lost."
+    return "good", "Nothing stands out."
+
+
+def stations_of(run: RunNow) -> list[Station]:
+    """The loop's six boxes, from serving to what is live."""
+    live, canary, candidate = run.refs.get("live"), run.refs.get("canary"), run.refs.get("candidate")
+    pace = DASH if run.pace is None else f"{run.pace:.2g} turns/s"
+    wait = "" if run.oldest_wait is None else f"oldest {ago(run.at - run.oldest_wait)}"
+    doing = {worker.name: worker for worker in run.workers}
+    bad = {name: "bad" for name, worker in doing.items() if worker.condition == "failed" or worker.trouble}
+    judged = run.refs.get("evaluation")
+    last = f"{run.last.action.replace('_', ' ')} v{run.last.policy.number}" if run.last else "no release yet"
+    tried = f"canary v{canary.number}" if canary is not None and canary != live else ""
+    ready = candidate is not None and candidate != live
+    return [
+        Station(name="Serve", figure=pace, note=f"{count(run.served)} turns served", state=bad.get("serve", "good")),
+        Station(name="Signals", figure=count(run.signals), note="what people did next"),
+        Station(
+            name="Reward", figure=f"{count(run.waiting)} waiting", note=wait, state="good" if run.balanced else "bad"
+        ),
+        Station(
+            name="Train",
+            figure=f"step {count(run.step)}",
+            note=f"{count(run.batch)} turns a step",
+            state=bad.get("train", "good"),
+        ),
+        Station(
+            name="Prove",
+            figure=f"v{judged.number}" if judged is not None and judged != live else DASH,
+            note=f"candidate v{candidate.number}" if ready and candidate is not None else "no new candidate",
+            state=bad.get("release", "good"),
+        ),
+        Station(
+            name="Release",
+            figure=DASH if live is None else f"live v{live.number}",
+            note=tried or last,
+            state="wait" if run.alarms else "good",
+        ),
+    ]
+
+
+VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
+
+
+def sentence(line: ReleaseLine) -> str:
+    """What the gate says of a version, in words a person can repeat."""
+    if line.difference is None or line.lower is None or line.upper is None:
+        return "no data: the gate has not looked at it"
+    if line.lower > 0:
+        return "better"
+    if line.upper < 0:
+        return "worse"
+    if line.verdict == "SHIP" and line.margin is not None:
+        return f"not worse than {100 * line.margin:g} pp"
+    return VERDICTS.get(line.verdict, "undecided")
+
+
+def address(query: TurnQuery, visitor: Visitor, *, before: int | None = None, after: int | None = None) -> str:
+    """The address of a list of turns."""
+    asked = {
+        "tenant": query.tenant if visitor.sees_all else None,
+        "user": query.user,
+        "arm": query.arm,
+        "version": query.version,
+        "outcome": query.outcome,
+        "text": query.text,
+        "before": before,
+        "after": after,
+    }
+    chosen = {name: value for name, value in asked.items() if value not in (None, "")}
+    return "/turns" + (f"?{urlencode(chosen)}" if chosen else "")

@@ -1,0 +1,216 @@
+"""The page in a real Chromium: every page, light and dark, narrow and wide, by keyboard, with hostile words, and without its gateway.
+
+Needs Debian's chromium and Playwright (`pip install playwright`); axe-core's `axe.min.js` is named by the variable OSTINATO_AXE.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, PageWorld, a_turn_line, a_worker
+
+from ostinato.serve.config import ServeConfig
+
+playwright = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+AXE = Path(os.environ.get("OSTINATO_AXE", "/nonexistent"))
+PATHS = [
+    "/",
+    "/releases",
+    f"/releases/{V17.hash}",
+    "/turns",
+    f"/turns/{A_TURN.id}",
+    "/learning",
+    "/monitors",
+    "/weights",
+    "/playground",
+    "/sign-in",
+    "/turns/none",
+]
+WIDTHS = (360, 768, 1440)
+VIOLATIONS = "document.addEventListener('securitypolicyviolation', () => { window.broken = (window.broken || 0) + 1 })"
+
+
+class Server:
+    """A gateway with the page on a port that stays its own when it is killed and started again."""
+
+    def __init__(self):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = found.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.world = PageWorld(ServeConfig())
+        self._running = None
+
+    async def start(self):
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.world.app, port=self.port, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        )
+        self._server.capture_signals = _no_signals
+        self._running = asyncio.create_task(self._server.serve())
+        async with asyncio.timeout(20):
+            while not self._server.started:
+                await asyncio.sleep(0.02)
+
+    async def stop(self):
+        self._server.should_exit = self._server.force_exit = True
+        await self._running
+
+
+def _no_signals():
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+@asynccontextmanager
+async def browsing(server, **context):
+    """A tab, and what it complained about. Nothing may be asked of anybody but the server."""
+    told = []
+    async with playwright.async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = await (await browser.new_context(**context)).new_page()
+        await tab.add_init_script(VIOLATIONS)
+        tab.on("pageerror", lambda error: told.append(f"error: {error}"))
+        tab.on("console", lambda m: told.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
+        tab.on("request", lambda r: None if r.url.startswith(server.url) else told.append(f"outside: {r.url}"))
+        try:
+            yield tab, told
+        finally:
+            await browser.close()
+
+
+@pytest.fixture
+async def server():
+    made = Server()
+    await made.start()
+    yield made
+    made.world.pages.close()
+    await made.stop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_is_readable_by_everybody_at_every_width(server, scheme):
+    async with browsing(server, color_scheme=scheme) as (tab, told):
+        for path in PATHS:
+            await tab.goto(server.url + path)
+            for width in WIDTHS:
+                await tab.set_viewport_size({"width": width, "height": 900})
+                over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                assert over <= 0, (path, width)
+            assert await tab.evaluate("window.broken || 0") == 0, path
+            if AXE.exists():
+                await tab.evaluate(AXE.read_text())
+                found = await tab.evaluate("axe.run()")
+                assert [(each["id"], each["nodes"][0]["target"]) for each in found["violations"]] == [], path
+        assert [each for each in told if "404" not in each] == []
+
+
+async def test_hostile_words_run_nothing_and_ask_nobody(server):
+    words = "<img src=//evil.example/x onerror=window.broken=9><script>window.broken=9</script><b hx-get=/turns hx-trigger=load>"
+    facts = server.world.facts
+    turn = replace(A_TURN, text=words, user=words, tenant=words)
+    facts.lines = [a_turn_line(turn, signals=(words,), reason=words)]
+    facts.signals = (replace(facts.signals[1], name=words, comment=words, correction=words),)
+    facts.reason = words
+    facts.alarm = replace(facts.alarm, name=words, reason=words)
+    facts.run = replace(RUN, alarms=(facts.alarm,), held={words: 3}, workers=(a_worker("train", words, trouble=words),))
+    async with browsing(server) as (tab, told):
+        asked = []
+        tab.on("request", lambda r: asked.append(r.url.removeprefix(server.url)))
+        for path in PATHS[:9]:
+            asked.clear()
+            await tab.goto(server.url + path)
+            await tab.wait_for_timeout(300)
+            assert await tab.evaluate("window.broken || 0") == 0, path
+            assert [each for each in asked if each != path and not each.startswith(("/static/", "/events"))] == [], path
+        assert told == []
+
+
+async def test_a_page_without_its_gateway_says_so_and_recovers(server):
+    async with browsing(server) as (tab, _):
+        await tab.goto(server.url + "/")
+        await tab.wait_for_function("document.querySelector('#strip time').textContent.includes('11:06:40')")
+        server.world.pages.close()
+        await server.stop()
+        await tab.wait_for_selector("[data-link=lost]", timeout=20_000)
+        assert "does not answer" in await tab.inner_text("#lost")
+        server.world = PageWorld(ServeConfig())
+        server.world.facts.run = replace(RUN, at=RUN.at + 100, step=77)
+        await server.start()
+        await tab.wait_for_selector("body:not([data-link])", timeout=20_000)
+        await tab.wait_for_function("document.querySelector('#part').textContent.includes('step 77')", timeout=20_000)
+        assert await tab.inner_text("#lost") == ""
+
+
+async def test_the_keyboard_alone_leads_to_the_verdict_and_back_to_the_release_before(server):
+    world = server.world
+    async with browsing(server, extra_http_headers={"x-ostinato-key": ADMIN}) as (tab, told):
+        await tab.goto(server.url + "/")
+        await tab.keyboard.press("Tab")
+        assert await tab.evaluate("document.activeElement.className") == "skip"
+        await tab.keyboard.press("g")
+        await tab.keyboard.press("r")
+        await tab.wait_for_url("**/releases")
+        for key in ("j", "j"):
+            await tab.keyboard.press(key)
+        assert await tab.evaluate("document.activeElement.textContent") == f"v{V17.number}"
+        await tab.wait_for_timeout(5000)  # two pushes of events
+        assert await tab.evaluate("document.activeElement.textContent") == f"v{V17.number}", "focus outlives pushes"
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_selector("form.act")
+        assert "better, +2.1 pp" in await tab.inner_text(".verdict")
+        await tab.focus("#reason")
+        await tab.keyboard.type("worse for ann")
+        await tab.keyboard.press("Tab")
+        await tab.keyboard.type("bob")
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_selector("h1:text('Rolled back')")
+        assert world.acts.done == [("roll_back", "worse for ann (by bob, on the page)")]
+        world.acts.live = V18.hash
+        await tab.go_back()
+        await tab.fill("#reason", "again")
+        await tab.fill("#actor", "bob")
+        await tab.click("form.act button")
+        await tab.wait_for_selector("[role=alert]")
+        assert len(world.acts.done) == 1
+        assert V16.number == 16
+        assert [each for each in told if "409" not in each] == []
+
+
+async def test_signing_in_by_the_form_lets_act_and_signing_out_ends_it(server):
+    async with browsing(server) as (tab, _):
+        await tab.goto(server.url + "/sign-in")
+        await tab.fill("#key", ADMIN)
+        await tab.press("#key", "Enter")
+        await tab.wait_for_selector("text=Sign out")
+        await tab.goto(server.url + "/playground")
+        await tab.fill("#prompt", "hello")
+        await tab.click("text=Ask live and control")
+        await tab.wait_for_selector("text=v0")
+        await tab.click("#a-control >> xpath=.. >> text=Good")
+        await tab.wait_for_selector("h1:text('Feedback sent')")
+        assert server.world.acts.done[-1][:3] == ("rate", "chatcmpl-control:0", "accepted")
+        await tab.click("text=Sign out")
+        await tab.wait_for_selector("text=Sign in")
+
+
+async def test_tokens_can_be_read_one_by_one(server):
+    async with browsing(server) as (tab, told):
+        await tab.goto(server.url + f"/turns/{A_TURN.id}")
+        await tab.focus("#tokens")
+        for _ in range(3):
+            await tab.keyboard.press("ArrowRight")
+        assert (await tab.inner_text("#token")).startswith("#2: id 108, log-probability -1.850, v16")
+        colour = "getComputedStyle(document.querySelector('.t.p1[data-token]')).backgroundColor"
+        before = await tab.evaluate(colour)
+        await tab.check("#by-version")
+        assert await tab.evaluate(colour) != before
+        assert told == []

@@ -1,0 +1,62 @@
+"""A release is tried on some users first, through the real processes: who is dealt what, and what the ledger says about it."""
+
+import asyncio
+
+from ostinato.app.storage import open_run
+from ostinato.core.records import Arm, ReleaseEvent, Turn
+
+TRIAL = (
+    "model.numerics=fast",
+    "release.canary=true",
+    "release.outcomes.maturity_s=0.5",
+    "release.trial.slot_s=2",
+    "release.trial.first_people=20",
+    "release.trial.min_people=4",
+    "release.trial.min_turns=20",
+    "release.trial.margin=0.3",
+    "release.trial.risk=0.4",
+    "release.trial.holdback=0.4",
+    "release.trial.better_evidence=2",
+    "release.trial.better_after_s=0",
+    "serve.control_share=0.1",
+)
+
+
+async def read(log, kind):
+    return [row async for _, row in log.read(0, {kind})]
+
+
+async def test_a_candidate_meets_some_users_goes_live_and_is_proven_beside_those_who_stayed(
+    tmp_path, running, simulated_users
+):
+    run = await running(tmp_path, *TRIAL)
+    with open_run(run.config) as opened:
+        try:
+            async with simulated_users(run, 60) as acked, asyncio.timeout(150):
+                while True:
+                    events = await read(opened.log, ReleaseEvent)
+                    turns = await read(opened.log, Turn)
+                    shipped = [event for event in events if event.action == "shipped" and "share" in event.detail]
+                    stayed = [turn for turn in turns if turn.arm is Arm.PREVIOUS]
+                    if shipped and len(stayed) > 20:
+                        break
+                    await asyncio.sleep(0.5)
+        finally:
+            await run.stop()
+    assert acked.failures == 0
+    (first, *_), begun = shipped, [event for event in events if event.action == "canary"]
+    assert "canary not worse than 30.0 pp" in first.reason
+    assert begun[0].policy == first.policy
+    assert begun[0].at < first.at
+
+    def served(arm, *, until=float("inf")):
+        return {span.policy for turn in turns if turn.arm is arm and turn.ended_at < until for span in turn.spans}
+
+    assert first.policy in served(Arm.CANARY, until=first.at)
+    assert served(Arm.LIVE, until=first.at) == {first.previous}, "nobody else met it before it shipped"
+    assert first.previous in served(Arm.PREVIOUS)
+    shares = {round(turn.propensity, 6) for turn in turns if turn.arm is Arm.CANARY and turn.ended_at < first.at}
+    dealt = [begun[0].detail["share"], *(e.detail["share"] for e in events if e.action == "ramped" and e.at < first.at)]
+    assert shares <= {round(0.9 * share, 6) for share in dealt}
+    assert {round(turn.propensity, 6) for turn in stayed} <= {round(0.9 * 0.4, 6)}
+    assert {turn.user for turn in stayed} & {turn.user for turn in turns if turn.arm is Arm.CONTROL} == set()

@@ -1,0 +1,386 @@
+"""The page over facts that a test writes down, in memory or behind a gateway."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx2
+from pydantic import SecretStr
+
+from ostinato.core.errors import Conflict
+from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, Span, Turn
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.gateway import create_app
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_signal, a_turn
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.web.page.app import Pages
+from ostinato.web.page.sources import (
+    AlarmLine,
+    AlarmList,
+    Answered,
+    ArmNow,
+    GateLook,
+    LearningNow,
+    LedgerEvent,
+    PublishedLine,
+    ReleaseDetail,
+    ReleaseLine,
+    ReleaseList,
+    RunNow,
+    StepSeries,
+    SwapLine,
+    TurnDetail,
+    TurnLine,
+    TurnList,
+    WeightsNow,
+    WorkerNow,
+)
+from ostinato.web.run_report import Curve, CurvePoint, Mark
+
+NOW = 1_795_000_000.0
+ADMIN, ACME, BOLT = "admin-0123456789abcdef", "sk-acme-0123456789", "sk-bolt-9876543210"
+OWN_FORM = {"sec-fetch-site": "same-origin"}
+
+
+def version(number):
+    return PolicyVersion(number=number, hash=f"{number + 10:02x}" * 32)
+
+
+V16, V17, V18 = version(16), version(17), version(18)
+
+
+def a_look(at, difference, lower, upper, verdict, draws=2):
+    return GateLook(
+        at=at,
+        against=V16,
+        suite="held-out",
+        items=120,
+        draws=draws,
+        candidate=0.52 + difference,
+        live=0.52,
+        difference=difference,
+        lower=lower,
+        upper=upper,
+        margin=0.1,
+        power=0.91,
+        verdict=verdict,
+    )
+
+
+def a_line(policy, state="shipped", live=False, difference=0.021, seq=100, reason="not worse than the margin: +2.1 pp"):
+    return ReleaseLine(
+        seq=seq,
+        policy=policy,
+        state=state,
+        live=live,
+        verdict="BLOCK" if state == "blocked" else "SHIP",
+        difference=difference,
+        lower=difference - 0.017,
+        upper=difference + 0.017,
+        margin=0.1,
+        looks=2,
+        reason=reason,
+        at=NOW - 600,
+    )
+
+
+def an_event(action="shipped", policy=V17, previous=V16, seq=100, reason="not worse than the margin: +2.1 pp"):
+    return LedgerEvent(
+        seq=seq, id=f"{seq}:{action}", action=action, policy=policy, previous=previous, reason=reason, at=NOW - 600
+    )
+
+
+def a_worker(name, doing, since=12.0, **more):
+    return WorkerNow(name=name, condition=more.pop("condition", "running"), doing=doing, since=NOW - since, **more)
+
+
+def a_curve(arm, start):
+    points = [
+        CurvePoint(t=float(t), mean=start + gain, lower=start + gain - 0.06, upper=start + gain + 0.06, n=90)
+        for t, gain in zip(
+            range(1, 13), [0.01 * t if arm == "live" else 0.004 * (t % 3) for t in range(12)], strict=True
+        )
+    ]
+    return Curve(arm=arm, points=tuple(points))
+
+
+RUN = RunNow(
+    at=NOW,
+    directory="runs/default",
+    url="http://127.0.0.1:8321",
+    simulated=True,
+    troubles=(),
+    workers=(
+        a_worker("serve", "serving on http://127.0.0.1:8321", 5400),
+        a_worker("train", "waiting for 144 turns to learn from", 48),
+        a_worker("release", "measuring v18 against v17: draw 2 of 4", 73, restarts=1, last_end="was killed by SIGKILL"),
+        a_worker("housekeeping", "waiting for the next round", 300),
+    ),
+    refs={"live": V17, "control": version(0), "evaluation": V18, "candidate": V18},
+    shares={"control": 0.2, "canary": 0.0},
+    pace=3.25,
+    served=8412,
+    waiting=214,
+    oldest_wait=NOW - 190,
+    batch=144,
+    trained=6912,
+    held={"arm:control": 1042, "finish:abort": 12, "stale": 232},
+    balanced=True,
+    signals=7203,
+    step=48,
+    step_line={"step": 48, "reward_mean": 0.31},
+    last=an_event(),
+    arms=(
+        ArmNow(arm="live", version=17, turns=1604, share=0.541, lower=0.516, upper=0.565),
+        ArmNow(arm="control", version=0, turns=396, share=0.233, lower=0.194, upper=0.277),
+    ),
+    curves=(a_curve("live", 0.42), a_curve("control", 0.22)),
+    marks=(Mark(t=4.2, label="v16"), Mark(t=8.8, label="v17")),
+    rated_since=NOW - 900,
+    rated_end=NOW - 30,
+    alarms=(),
+)
+
+A_TURN = Turn(
+    id="chatcmpl-3f:0",
+    episode="ep-1",
+    parent=None,
+    user="ann",
+    tenant="acme",
+    arm=Arm.LIVE,
+    propensity=0.8,
+    prompt_ids=tuple(b"Say hello to Ann."),
+    sampled_ids=tuple(b"Hello, Ann! How are you?"),
+    logprobs=tuple(-0.05 - 0.9 * (at % 7) for at in range(24)),
+    spans=(Span(policy=V16, tokens=10), Span(policy=V17, tokens=14)),
+    sampling=Sampling(max_tokens=64),
+    finish=a_turn().finish,
+    text="Hello, Ann! How are you?",
+    started_at=NOW - 61,
+    ended_at=NOW - 60,
+)
+
+
+def a_turn_line(turn=A_TURN, **changes):
+    facts = {"seq": 50, "signals": ("accepted",), "reward": 1.0, "reason": None, "step": 48, **changes}
+    return TurnLine(turn=turn, **facts)
+
+
+class WrittenFacts:
+    """Answers with what its fields hold; `asked` are the queries of turns."""
+
+    def __init__(self):
+        self.run = RUN
+        self.asked = []
+        self.lines = [a_turn_line()]
+        self.signals = (
+            a_signal(A_TURN, "accepted", at=NOW - 50),
+            Signal(
+                id="s2",
+                turn=A_TURN.id,
+                tenant="acme",
+                name="edited",
+                value=0.5,
+                source=Source.HUMAN,
+                occurred_at=NOW - 40,
+                received_at=NOW - 40,
+                comment="nearly",
+                correction="Hello Ann",
+            ),
+        )
+        self.releases_found = ReleaseList(
+            rows=(
+                a_line(V18, "evaluated", difference=-0.003, seq=120, reason="not enough evidence yet"),
+                a_line(V17, live=True, seq=100),
+                a_line(V16, seq=80, difference=0.034),
+                a_line(version(15), "blocked", difference=-0.051, seq=60, reason="significantly worse: -5.1 pp"),
+                a_line(
+                    version(14), "rolled_back", difference=0.011, seq=40, reason="guard: acceptance worse by 5.1 pp"
+                ),
+            ),
+            older=None,
+            counts={"shipped": 12, "blocked": 3, "rolled_back": 1, "evaluated": 31},
+            live=V17,
+            previous=V16,
+        )
+        self.reason = "not worse than the margin: +2.1 pp"
+        self.alarm = AlarmLine(name="coverage:acme", reason="no feedback for 212 turns", at=NOW - 300, standing=True)
+
+    async def now(self):
+        return self.run
+
+    async def releases(self, before):
+        return self.releases_found
+
+    async def release(self, root):
+        found = {line.policy.hash: line for line in self.releases_found.rows}
+        line = next((line for hash, line in found.items() if hash.startswith(root)), None)
+        if line is None:
+            return None
+        carried = {"report": {"suite": "held-out", "difference": 0.021, "items": 120}, "note": ["a", {"b": 1.5}]}
+        return ReleaseDetail(
+            line=line,
+            looks=(a_look(NOW - 900, 0.03, -0.04, 0.1, "EXTEND", 1), a_look(NOW - 700, 0.021, 0.004, 0.038, "SHIP")),
+            events=(
+                (an_event(policy=line.policy, reason=self.reason), {}),
+                (an_event("evaluated", line.policy, V16, 90, self.reason), carried),
+            ),
+            live=V17,
+            previous=V16,
+            kept=True,
+        )
+
+    async def turns(self, query):
+        self.asked.append(query)
+        rows = tuple(line for line in self.lines if query.tenant in (None, line.turn.tenant))
+        return TurnList(
+            rows=rows,
+            older=40 if len(rows) else None,
+            newer=None,
+            count=len(rows),
+            unread=0,
+            searchable=True,
+            outcomes=("waiting", "arm:control", "finish:abort", "trained"),
+        )
+
+    async def turn(self, id, tenant):
+        line = next((line for line in self.lines if line.turn.id == id and tenant in (None, line.turn.tenant)), None)
+        if line is None:
+            return None
+        return TurnDetail(
+            line=line,
+            prompt=tuple(bytes([token]) for token in line.turn.prompt_ids),
+            sampled=tuple(bytes([token]) for token in line.turn.sampled_ids),
+            signals=self.signals,
+            retracted=frozenset(),
+            function="copilot@1",
+            decided_at=NOW - 20,
+            advantage=0.42,
+            released=an_event(),
+        )
+
+    async def learning(self):
+        points = tuple((float(step), 0.1 + 0.01 * step + 0.05 * (step % 5)) for step in range(1, 49))
+        return LearningNow(
+            series=(
+                StepSeries(name="reward_mean", title="Reward of the batch's turns, mean", unit="reward", points=points),
+                StepSeries(name="ess", title="Effective sample size", unit="share of the batch", points=points),
+                StepSeries(
+                    name="seconds",
+                    title="Length of a step",
+                    unit="seconds",
+                    points=tuple((float(step), float(step % 9)) for step in range(1, 1201)),
+                ),
+            ),
+            steps=48,
+            marks=((16.0, "v16"), (17.0, "v17")),
+            refused=((12, "all rewards are equal", NOW - 5000),),
+            held=self.run.held,
+            batch=144,
+            waiting=214,
+        )
+
+    async def alarms(self, before):
+        cleared = replace(self.alarm, standing=False, reason="feedback came again", at=NOW - 100)
+        return AlarmList(standing=self.run.alarms, rows=(cleared, self.alarm), older=None)
+
+    async def weights(self):
+        published = PublishedLine(
+            number=18,
+            hash=V18.hash,
+            form="delta",
+            bytes=1_240_000,
+            full_bytes=269_000_000,
+            changed=0.0098,
+            seconds=0.41,
+            at=NOW - 300,
+        )
+        swap = SwapLine(slot="live", number=17, pause_s=0.0031, streams=4, at=NOW - 590)
+        return WeightsNow(
+            refs=self.run.refs,
+            published=(published,),
+            swaps=(swap,),
+            disk={"log": 52_000_000, "weights": 900_000_000},
+            free=70_000_000_000,
+        )
+
+
+class NotedActs:
+    """Notes what was asked for. `live` is what a release must expect."""
+
+    def __init__(self):
+        self.done = []
+        self.live = V17.hash
+
+    async def ship(self, root, expected_live, reason):
+        self._check(expected_live)
+        self.done.append(("ship", root, reason))
+        return "v18 is live"
+
+    async def roll_back(self, expected_live, reason):
+        self._check(expected_live)
+        self.done.append(("roll_back", reason))
+        return "v16 is live again"
+
+    def _check(self, expected_live):
+        if expected_live != self.live:
+            raise Conflict("something else is live now, look again")
+
+    async def ask(self, messages, arms):
+        self.done.append(("ask", messages))
+        return tuple(
+            Answered(arm=arm, turn=f"chatcmpl-{arm}:0", version=17 if arm == "live" else 0, text="Hello!")
+            for arm in arms
+        )
+
+    async def rate(self, turn, name, correction):
+        self.done.append(("rate", turn, name, correction))
+        return "accepted"
+
+
+class PageWorld:
+    """A gateway with the page. `http` asks it, `facts` and `acts` are behind it."""
+
+    def __init__(self, config, admin_keys=(ADMIN,)):
+        self.now = NOW
+        self.facts, self.acts = WrittenFacts(), NotedActs()
+        self.pages = Pages(self.facts, self.acts, lambda: self.now)
+        self.app = create_app(
+            engine=FakeEngine(lambda request: "hello"),
+            renderer=ByteRenderer(),
+            log=MemoryLog(),
+            config=config,
+            clock=lambda: self.now,
+            model_name="m",
+            admin_keys=[SecretStr(key) for key in admin_keys],
+            page=self.pages.routes,
+        )
+
+    async def get(self, path, key=None, **headers):
+        return await self.http.get(path, headers=self._headers(key, headers))
+
+    async def post(self, path, fields, key=None, **headers):
+        sent = OWN_FORM | self._headers(key, headers)
+        return await self.http.post(path, data=fields, headers={name: value for name, value in sent.items() if value})
+
+    @staticmethod
+    def _headers(key, headers):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return named if key is None else {"x-ostinato-key": key, **named}
+
+
+@asynccontextmanager
+async def page_world(**config):
+    """The page behind a gateway in memory."""
+    world = PageWorld(ServeConfig(**config))
+    transport = httpx2.ASGITransport(app=world.app, raise_app_exceptions=True)
+    async with (
+        world.app.router.lifespan_context(world.app),
+        httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http,
+    ):
+        world.http = http
+        yield world
+        world.pages.close()
+        await asyncio.sleep(0)

@@ -1,0 +1,183 @@
+"""What the page is told of a run: by its log, its store and its workers' lines."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ostinato.app.storage import open_log, open_run
+from ostinato.config import load
+from ostinato.core.errors import Conflict, NotFound
+from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, ReleaseEvent, Reward
+from ostinato.core.weights import WeightArray
+from ostinato.launch.placing.board import Shown, Standing
+from ostinato.launch.views.page.acts import RunActs
+from ostinato.launch.views.page.evidence import carried
+from ostinato.launch.views.page.facts import RunFacts
+from ostinato.launch.views.page.running import troubles, workers
+from ostinato.launch.views.page.trained import TrainLines
+from ostinato.testing.records import a_signal, a_turn
+from ostinato.web.page.sources import TurnQuery
+from ostinato.weights.publish.publisher import VersionPublisher
+
+NOW = 1000.0
+
+
+class Observed:
+    """A run, and its facts with a clock that stands still."""
+
+    def __init__(self, run, log):
+        self.run, self.now = run, NOW
+        self.facts = RunFacts(run, log, lambda token: bytes([token % 128]), lambda: self.now)
+
+    async def fill(self, *rows):
+        await self.run.log.append(*rows)
+        while await self.facts.feed.step():
+            pass
+
+    async def publish(self, step, ref=None, base=None):
+        codes = np.random.default_rng(step).integers(0x3F80, 0x3FFF, 2_000).astype(np.uint16)
+        weights = {"w": WeightArray("BF16", (2_000,), codes.view(np.uint8))}
+        publisher = VersionPublisher(self.run.store, self.run.config.publish)
+        return (await publisher.publish(step, weights, run="r", base=base, ref=ref)).policy
+
+
+@pytest.fixture
+def seen(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "learn.batch=32", "serve.control_share=0.2"])
+    with open_run(config) as run, open_log(config) as log:
+        made = Observed(run, log)
+        yield made
+        made.facts.close()
+
+
+async def test_an_empty_run_has_dashes_and_no_zeros_that_nobody_measured(seen):
+    run = await seen.facts.now()
+    assert (run.pace, run.last, run.arms, run.oldest_wait, run.refs) == (None, None, (), None, {})
+    assert (run.served, run.waiting, run.batch, run.balanced) == (0, 0, 32, True)
+    assert run.troubles == ("`ostinato up` does not run: nothing starts a worker again that ends.",)
+    assert (await seen.facts.weights()).published == ()
+    assert (await seen.facts.learning()).series == ()
+    await seen.fill()
+    assert (await seen.facts.turns(TurnQuery())).rows == ()
+    assert (await seen.facts.releases(None)).rows == ()
+    assert await seen.facts.turn("none", None) is None
+    assert await seen.facts.release("0" * 10) is None
+
+
+async def test_the_facts_of_a_run_are_its_logs(seen):
+    live, control = a_turn("a:0", ended_at=900.0), a_turn("b:0", user="bob", ended_at=950.0)
+    policy = await seen.publish(0, "live")
+    await seen.fill(
+        live,
+        control,
+        a_signal(live, at=901.0),
+        a_signal(control, "undone", at=951.0),
+        Reward(turn="a:0", value=1.0, function="copilot@1", signals=("x",), at=960.0),
+        Batch(step=5, turns=("a:0",), credits=((0.25, 0.25),), reference=policy, at=961.0),
+        Holdback(turn="b:0", reason="finish:abort", at=961.0),
+        ReleaseEvent(id="r", action="shipped", policy=policy, previous=None, reason="start", detail={"n": 1}, at=1.0),
+        Alarm(id="1", name="coverage:acme", state=AlarmState.RAISED, reason="silence", at=970.0),
+    )
+    run = await seen.facts.now()
+    assert (run.served, run.trained, run.held, run.signals, run.step) == (2, 1, {"finish:abort": 1}, 2, 5)
+    assert run.refs["live"] == policy
+    assert [alarm.name for alarm in run.alarms] == ["coverage:acme"]
+    assert [(arm.arm, arm.turns, arm.share) for arm in run.arms] == [("live", 1, 1.0)]
+    listed = await seen.facts.turns(TurnQuery())
+    assert [(line.turn.id, line.reward, line.reason, line.step, line.signals) for line in listed.rows] == [
+        ("b:0", None, "finish:abort", None, ("undone",)),
+        ("a:0", 1.0, None, 5, ("accepted",)),
+    ]
+    detail = await seen.facts.turn("a:0", "default")
+    assert (detail.function, detail.advantage, detail.line.step) == ("copilot@1", 0.25, 5)
+    assert detail.sampled == (b"\x07", b"\x09")
+    assert await seen.facts.turn("a:0", "acme") is None
+    release = await seen.facts.release(policy.hash[:12])
+    assert (release.live, release.kept, release.events[0][1]) == (policy, True, {"n": 1})
+
+
+async def test_a_second_look_reads_only_what_is_new_and_one_look_serves_all(seen):
+    await seen.fill(a_turn("a:0"))
+    first = await seen.facts.now()
+    await seen.fill(a_turn("b:0"), a_turn("c:0"))
+    assert await seen.facts.now() is first
+    seen.now += 2.0
+    assert (await seen.facts.now()).served == 3
+    assert (await seen.facts.now()).pace == pytest.approx(1.0)
+    seen.now += 100.0
+    again = await seen.facts.now()
+    assert (again.served, again.pace) == (3, None)
+
+
+async def test_a_turn_that_is_not_in_the_index_yet_is_shown_all_the_same(seen):
+    await seen.fill()
+    await seen.run.log.append(a_turn("late:0"))
+    assert (await seen.facts.turn("late:0", "default")).line.step is None
+    assert await seen.facts.turn("late:0", "acme") is None
+
+
+async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(seen):
+    zero, one = await seen.publish(0, "live"), await seen.publish(1)
+    acts = RunActs(seen.run)
+    await seen.fill(ReleaseEvent(id="0", action="shipped", policy=zero, previous=None, reason="", detail={}, at=1.0))
+    with pytest.raises(Conflict, match="is live now, not what the page showed"):
+        await acts.ship(one.hash, one.hash, "why")
+    with pytest.raises(NotFound):
+        await acts.ship("ab" * 32, zero.hash, "why")
+    assert "v1@" in await acts.ship(one.hash, zero.hash, "it is better (by ann, on the page)")
+    with pytest.raises(Conflict):
+        await acts.roll_back(zero.hash, "why")
+    assert "live again" in await acts.roll_back(one.hash, "it was not (by bob, on the page)")
+    await seen.fill()
+    found = await seen.facts.releases(None)
+    assert (found.live, found.counts) == (zero, {"shipped": 2, "rolled_back": 1})
+    assert {line.reason for line in found.rows} == {"it was not (by bob, on the page)"}
+
+
+def test_only_a_supervisor_that_is_there_says_what_workers_do():
+    worker = Standing(
+        name="train",
+        pid=7,
+        condition="failed",
+        since=900.0,
+        doing="",
+        doing_since=900.0,
+        trouble=None,
+        restarts=2,
+        reason="BadConfig: no such module",
+        reason_at=900.0,
+    )
+    board = Shown(at=NOW, pid=1, ended=None, workers=(worker,))
+    assert troubles(board, NOW) == ("The train worker is down and is not started again: BadConfig: no such module.",)
+    assert [each.name for each in workers(board, NOW)] == ["train"]
+    assert workers(board, NOW + 60) == ()
+    assert "was killed, or hangs" in troubles(board, NOW + 60)[0]
+    assert troubles(None, NOW)
+
+
+def test_steps_that_were_taken_again_count_once(tmp_path, seen):
+    path = tmp_path / "train.jsonl"
+    lines = [
+        {"kind": "step", "at": 1.0, "step": 1, "reward_mean": 0.1, "ess": True},
+        {"kind": "step", "at": 2.0, "step": 2, "reward_mean": 0.2},
+        {"kind": "step", "at": 3.0, "step": 2, "reward_mean": 0.3},
+        {"kind": "unknown", "at": 3.0},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    read = TrainLines(path, tmp_path / "serve.jsonl").look()
+    assert read._steps[-1]["reward_mean"] == 0.3
+    from ostinato.launch.views.page.trained import _points
+
+    steps = {int(line["step"]): line for line in read._steps}
+    assert _points(steps, "reward_mean") == ((1.0, 0.1), (2.0, 0.3))
+    assert _points(steps, "ess") == ()
+
+
+def test_details_are_cut_to_what_a_page_can_hold():
+    deep = {"a": {"b": {"c": {"d": {"e": {"f": {"g": 1}}}}}}}
+    detail = {"evidence": [1] * 10_000, "long": "x" * 10_000, "many": list(range(10_000)), "deep": deep}
+    event = ReleaseEvent(id="r", action="x", policy=None, previous=None, reason="", detail=detail, at=1.0)
+    shown = carried(event)
+    assert "evidence" not in shown
+    assert len(json.dumps(shown)) < 3_000

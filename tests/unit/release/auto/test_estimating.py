@@ -1,0 +1,63 @@
+"""Estimates of other shares from a log, where the truth is known."""
+
+import numpy as np
+import pytest
+from tests.unit.release.auto.test_router import a_dealt_turn, a_reward
+
+from ostinato.core.errors import BadConfig, NotFound
+from ostinato.release.auto.config import RouterConfig
+from ostinato.release.auto.estimating import prospect
+from ostinato.release.auto.thompson import drawn
+from ostinato.testing.log import MemoryLog
+
+LIKES = {"live": 0.8, "large": 0.4}
+CONFIG = RouterConfig(low=0.0, high=1.0)
+
+
+async def a_log(turns=1200, odds=(("live", 0.3), ("large", 0.7)), **options):
+    rng, log = np.random.default_rng(1), MemoryLog()
+    for i in range(turns):
+        arm = drawn(dict(odds), float(rng.random()))
+        turn = a_dealt_turn(f"t{i}:0", arm, user=f"u{i % 300}", odds=dict(odds), episode=f"e{i}", **options)
+        await log.append(turn, a_reward(turn, float(rng.random() < LIKES[arm])))
+    return log
+
+
+async def test_all_three_find_what_other_shares_would_have_earned():
+    found = await prospect(await a_log(), {"live": 0.9, "large": 0.1}, CONFIG)
+    for value in (found.ips, found.snips, found.dr):
+        assert value.lower < 0.9 * 0.8 + 0.1 * 0.4 < value.upper
+        assert value.upper - value.lower < 0.2
+    assert found.earned.lower < 0.3 * 0.8 + 0.7 * 0.4 < found.earned.upper
+    assert (found.turns, found.earned.users, found.advice) == (1200, 300, "")
+
+
+async def test_money_is_taken_off():
+    log = await a_log(cost=0.1)
+    dear = await prospect(log, {"live": 1.0}, RouterConfig(low=0.0, high=1.0, price=2.0))
+    cheap = await prospect(log, {"live": 1.0}, CONFIG)
+    assert cheap.snips.mean - dear.snips.mean == pytest.approx(0.2)
+
+
+async def test_an_arm_that_could_not_be_had_leaves_its_share_to_the_others():
+    found = await prospect(await a_log(400, odds=(("large", 1.0),)), {"large": 1.0}, CONFIG)
+    log = await a_log(400, odds=(("large", 1.0),))
+    turn = a_dealt_turn("x:0", "live", odds={"live": 0.5, "large": 0.5})
+    await log.append(turn, a_reward(turn, 1.0))
+    shifted = await prospect(log, {"live": 0.5, "large": 0.5}, CONFIG)
+    assert shifted.snips.mean == pytest.approx(found.snips.mean, abs=0.01)
+
+
+async def test_what_hardly_happened_comes_with_advice():
+    found = await prospect(await a_log(1200, odds=(("live", 0.003), ("large", 0.997))), {"live": 1.0}, CONFIG)
+    assert "say no more of it" in found.advice
+
+
+async def test_what_cannot_be_estimated_is_said():
+    log = await a_log(20)
+    with pytest.raises(BadConfig, match="sum to 1"):
+        await prospect(log, {"live": 0.5}, CONFIG)
+    with pytest.raises(BadConfig, match="never an arm 'new'"):
+        await prospect(log, {"new": 1.0}, CONFIG)
+    with pytest.raises(NotFound, match="two users"):
+        await prospect(MemoryLog(), {"live": 1.0}, CONFIG)

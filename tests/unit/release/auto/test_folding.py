@@ -1,0 +1,115 @@
+"""The router over a log: started again it knows what it knew, and reads no more than it must."""
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.release.auto.test_router import EVEN, a_dealt_turn, a_reward
+
+from ostinato.core.records import Alarm, Pick
+from ostinato.record.folds import FileFolds
+from ostinato.release.auto.config import RouterConfig
+from ostinato.release.auto.folding import FoldedRouter
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_turn
+
+
+class Counted(MemoryLog):
+    """Counts the rows that are read."""
+
+    seen = 0
+
+    async def read(self, after, kinds):
+        async for found in super().read(after, kinds):
+            self.seen += 1
+            yield found
+
+
+@pytest.fixture
+def log():
+    return Counted()
+
+
+@pytest.fixture
+def folded(log, tmp_path):
+    def make(**options):
+        return FoldedRouter(log, FileFolds(tmp_path), lambda: 5.0, list(EVEN), RouterConfig(**options))
+
+    return make
+
+
+async def served(log, count, *, start=0, like=None):
+    for i in range(start, start + count):
+        arm = "live" if i % 2 else "large"
+        turn = a_dealt_turn(f"t{i}:0", arm, user=f"u{i}")
+        await log.append(a_turn(f"other{i}:0"), turn, a_reward(turn, 1.0 if arm == (like or "live") else -1.0))
+
+
+async def test_shares_follow_the_log(log, folded):
+    router = folded()
+    await router.catch_up()
+    assert router.router.odds(EVEN)["live"] == pytest.approx(0.5)
+    await served(log, 60)
+    await router.catch_up()
+    assert router.router.odds(EVEN)["live"] > 0.95
+
+
+async def test_a_start_goes_on_where_it_was_saved(log, folded):
+    first = folded()
+    await served(log, 40)
+    await first.catch_up()
+    await first.save()
+    await served(log, 10, start=40)
+    await first.catch_up()
+    log.seen = 0
+    again = folded()
+    await again.catch_up()
+    assert log.seen <= 31  # ten times three rows, and the one that the saving ended with
+    assert again.router.state() == first.router.state()
+
+
+async def test_a_process_that_was_killed_reads_again_what_was_not_saved(log, folded):
+    first = folded(fold_rows=25)
+    await served(log, 40)
+    await first.catch_up()
+    again = folded(fold_rows=25)
+    await again.catch_up()
+    assert again.router.state() == first.router.state()
+
+
+async def test_a_saving_of_another_log_or_that_is_damaged_is_not_used(log, folded, tmp_path):
+    await served(log, 20)
+    first = folded()
+    await first.catch_up()
+    await first.save()
+    cursor, state = await FileFolds(tmp_path).load("auto")
+    for wrong in (
+        {**state, "last": ["Turn", "another:0"]},
+        {**state, "router": {"arms": {"live": {"posteriors": {"reward": {"sums": [1], "users": []}}}}}},
+    ):
+        await FileFolds(tmp_path).save("auto", cursor, wrong)
+        again = folded()
+        await again.catch_up()
+        assert again.router.views() == first.router.views()
+
+
+async def test_wrong_propensities_raise_one_alarm(log, folded):
+    for i in range(300):
+        turn = a_dealt_turn(f"t{i}:0", "live", user=f"u{i}", odds={"live": 0.5, "large": 0.5})
+        await log.append(turn)
+    for _ in range(2):
+        router = folded()
+        await router.catch_up()
+        await router.catch_up()
+    (alarm,) = [row for row in log.rows if isinstance(row, Alarm)]
+    assert (alarm.name, alarm.at) == ("auto:propensities", 5.0)
+    assert "large" in alarm.reason
+
+
+async def test_who_only_looks_writes_nothing(log, folded, tmp_path):
+    for i in range(300):
+        await log.append(replace(a_turn(f"t{i}:0"), auto=Pick(arm="live", odds=EVEN)))
+    router = folded(fold_rows=10)
+    await router.catch_up(telling=False)
+    assert router.router.propensities.wrong(0.01)
+    assert await FileFolds(tmp_path).load("auto") is None
+    assert len(log.rows) == 300

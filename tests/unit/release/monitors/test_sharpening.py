@@ -1,0 +1,82 @@
+"""pass@1 and best-of-k: the estimator against enumeration, and the alarm where the one rises while the other falls."""
+
+from itertools import combinations
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.records import AlarmState, PolicyVersion
+from ostinato.core.report import ItemScore
+from ostinato.release.monitors.sharpening import best_of, narrowing, pass_rates, sharpening
+
+V1, V2 = PolicyVersion(number=1, hash="01" * 16), PolicyVersion(number=2, hash="02" * 16)
+
+
+def scores(rng, chances, draws=8):
+    return [
+        ItemScore(item=f"i{item}", draw=draw, score=float(rng.random() < chance))
+        for item, chance in enumerate(chances)
+        for draw in range(draws)
+    ]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.data())
+def test_best_of_k_is_the_mean_of_the_best_over_all_choices_of_k(drawn, data):
+    k = data.draw(st.integers(1, len(drawn)))
+    assert best_of(drawn, k) == pytest.approx(fmean(max(chosen) for chosen in combinations(drawn, k)))
+
+
+def test_too_few_draws_are_refused():
+    for k in (0, 3):
+        with pytest.raises(ValueError, match="draw at least"):
+            best_of([1.0, 0.0], k)
+    with pytest.raises(ValueError, match="no items"):
+        pass_rates([], 1)
+
+
+def test_intervals_of_pass_rates_hold_the_truth():
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(100):
+        chance_I = rng.beta(0.5, 1.5, 60)
+        found = pass_rates(scores(rng, chance_I), 8)
+        held += found.best.lower <= float(np.mean(1 - (1 - chance_I) ** 8)) <= found.best.upper
+        assert found.first.mean <= found.best.mean
+    assert held >= 90
+
+
+def test_narrowing_is_told_where_pass_at_1_rises_and_best_of_k_falls():
+    rng = np.random.default_rng(1)
+    wide, narrow = np.full(200, 0.3), np.where(np.arange(200) < 110, 0.95, 0.0)
+    found = sharpening(scores(rng, wide), scores(rng, narrow), 8)
+    assert found is not None
+    assert found.narrowed
+    assert found.first.mean == pytest.approx(0.22, abs=0.05)
+    assert found.best.mean == pytest.approx(-0.39, abs=0.05)
+    row = narrowing(found, V1, V2, 9.0)
+    assert row.state is AlarmState.RAISED
+    assert row.name == "best_of_k"
+    assert row.reason.startswith("v2@020202020202 against v1@010101010101 on 200 items: pass@1 +")
+
+
+@pytest.mark.parametrize("after", [0.3, 0.4, 0.2])
+def test_a_release_that_is_equal_better_or_worse_everywhere_is_not_narrower(after):
+    rng = np.random.default_rng(2)
+    told = 0
+    for _ in range(40):
+        found = sharpening(scores(rng, np.full(80, 0.3), 4), scores(rng, np.full(80, after), 4), 4)
+        told += found is not None and found.narrowed
+    assert told == 0
+
+
+def test_items_that_only_one_side_answered_are_left_out_and_ten_are_needed():
+    rng = np.random.default_rng(3)
+    few = sharpening(scores(rng, np.full(9, 0.5)), scores(rng, np.full(30, 0.5)), 4)
+    assert few is None
+    enough = sharpening(scores(rng, np.full(12, 0.5)), scores(rng, np.full(30, 0.5)), 4)
+    assert enough is not None
+    assert enough.best.items == 12
+    assert sharpening(scores(rng, np.full(12, 0.5), 2), scores(rng, np.full(12, 0.5), 8), 4) is None
+    assert narrowing(enough, V1, V2, 9.0).state is AlarmState.CLEARED

@@ -1,0 +1,152 @@
+"""One arm minus another: against the textbook's formula, and under what would fool a pooled share."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ostinato.release.trial.contrast import NOTHING, Contrast, Slot
+
+
+def slot(people, turns, good, treated, *, expected=0.0, day=0):
+    people = np.asarray(people, dtype=np.int64)
+    return Slot(
+        day=day,
+        people_R=people,
+        turns_R=np.asarray(turns, dtype=np.float64),
+        good_R=np.asarray(good, dtype=np.float64),
+        expected_R=np.broadcast_to(np.asarray(expected, dtype=np.float64), people.shape),
+        treated_R=np.asarray(treated, dtype=np.bool_),
+    )
+
+
+def after(*slots, most=20.0):
+    contrast = Contrast(most)
+    for each in slots:
+        contrast.add(each)
+    return contrast.effect()
+
+
+def test_one_slot_is_the_delta_methods_ratio_difference():
+    rng = np.random.default_rng(1)
+    turns = rng.integers(1, 9, 400).astype(float)
+    good = rng.binomial(turns.astype(int), rng.beta(3, 2, 400)).astype(float)
+    treated = rng.random(400) < 0.3
+    effect = after(slot(range(400), turns, good, treated))
+    means, variance = [], 0.0
+    for side in (treated, ~treated):
+        mean = good[side].sum() / turns[side].sum()
+        influence = (good[side] - mean * turns[side]) / turns[side].sum()
+        k = (influence**2).sum() ** 2 / (influence**4).sum()
+        means.append(mean)
+        variance += (influence**2).sum() * k / (k - 1)
+    assert effect.difference == pytest.approx(means[0] - means[1])
+    assert effect.variance == pytest.approx(variance)
+    assert effect.turns == min(turns[treated].sum(), turns[~treated].sum())
+
+
+def test_nobody_or_one_arm_only_says_nothing():
+    assert after() == NOTHING
+    assert after(slot([], [], [], [])) == NOTHING
+    assert after(slot([0, 1], [3, 4], [1, 2], [True, True])) == NOTHING
+
+
+def test_one_person_a_side_is_one_person():
+    effect = after(slot([0, 1], [9, 9], [1, 8], [True, False]))
+    assert effect.people == 1.0
+    assert effect.variance > 0.05
+
+
+@pytest.mark.parametrize("expected", [0.0, 0.9, 1 / 3])
+def test_people_who_all_say_the_same_are_no_proof_of_no_spread(expected):
+    """Three of three against three of three: nothing is known to a point yet."""
+    for n in (3, 300):
+        rows = [slot(range(2 * n), np.full(2 * n, 7.0), np.full(2 * n, 7.0), np.arange(2 * n) < n, expected=expected)]
+        effect = after(*rows, *rows)
+        assert effect.people == n
+        share = (n + 1) / (n + 2)
+        assert effect.variance == pytest.approx(2 * share * (1 - share) / (n + 2))
+        assert effect.difference == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_person_who_comes_back_stays_one_person():
+    """Ten times the same answers are ten times the turns and no more people: the variance does not shrink."""
+    rng = np.random.default_rng(2)
+    good, treated = rng.integers(0, 3, 60).astype(float), np.arange(60) % 2 == 0
+    once = after(slot(range(60), np.full(60, 2.0), good, treated))
+    often = after(*[slot(range(60), np.full(60, 2.0), good, treated) for _ in range(10)], most=1000.0)
+    assert often.difference == pytest.approx(once.difference)
+    assert often.variance == pytest.approx(once.variance)
+    assert often.people == pytest.approx(once.people)
+
+
+def test_a_ramp_through_the_day_makes_no_difference_where_there_is_none():
+    """Few are treated in the good hours and many in the bad ones: pooled shares differ by far, slots by nothing."""
+    rng = np.random.default_rng(3)
+    slots, pooled = [], {True: [0.0, 0.0], False: [0.0, 0.0]}
+    for share, level in ((0.05, 0.9), (0.5, 0.3)):
+        treated = rng.random(4000) < share
+        turns = np.full(4000, 3.0)
+        good = rng.binomial(3, level, 4000).astype(float)
+        slots.append(slot(range(4000), turns, good, treated))
+        for side in (True, False):
+            pooled[side][0] += good[treated == side].sum()
+            pooled[side][1] += turns[treated == side].sum()
+    naive = pooled[True][0] / pooled[True][1] - pooled[False][0] / pooled[False][1]
+    effect = after(*slots)
+    assert naive < -0.1
+    assert abs(effect.difference) < 3 * math.sqrt(effect.variance) < 0.03
+
+
+def test_what_a_person_was_expected_to_do_is_taken_off_and_takes_the_noise_with_it():
+    rng = np.random.default_rng(4)
+    taste = rng.beta(2, 1.5, 3000)
+    turns = np.full(3000, 8.0)
+    treated = rng.random(3000) < 0.5
+    good = rng.binomial(8, np.clip(taste - 0.03 * treated, 0, 1)).astype(float)
+    plain = after(slot(range(3000), turns, good, treated))
+    knowing = after(slot(range(3000), turns, good, treated, expected=taste))
+    assert knowing.variance < plain.variance / 2
+    assert abs(knowing.difference + 0.03) < 4 * math.sqrt(knowing.variance)
+
+
+def test_the_interval_covers_what_is_true_with_people_who_differ_and_come_back():
+    rng = np.random.default_rng(5)
+    covered, runs = 0, 300
+    for _ in range(runs):
+        taste, rate = rng.beta(3.4, 2.3, 240), rng.lognormal(0, 1.0, 240)
+        treated = rng.random(240) < 0.3
+        slots = []
+        for j in range(8):
+            turns = rng.poisson(rate)
+            came = turns > 0
+            good = rng.binomial(turns, np.clip(taste + 0.05 * treated, 0, 1))
+            slots.append(slot(np.flatnonzero(came), turns[came], good[came], treated[came], day=j // 4))
+        effect = after(*slots)
+        covered += abs(effect.difference - 0.05) < 1.96 * math.sqrt(effect.variance)
+    assert 0.91 <= covered / runs <= 0.985
+
+
+def test_a_busy_person_counts_for_a_days_turns_and_again_tomorrow():
+    rows = ([0, 1, 2, 3], [500.0, 2.0, 2.0, 2.0], [0.0, 1.0, 1.0, 1.0], [True, True, False, False])
+    today, also_today = slot(*rows), slot(*rows)
+    tomorrow = slot(*rows, day=1)
+    assert after(today, most=20.0).turns == 4.0
+    capped, more, again = (Contrast(20.0) for _ in range(3))
+    capped.add(today)
+    for contrast in (more, again):
+        contrast.add(today)
+    more.add(also_today)
+    again.add(tomorrow)
+    assert capped.effect().difference == pytest.approx(1 / 22 - 0.5)
+    # person 0 has no turns left today, so the second slot is the other treated person alone
+    assert more.effect().difference > capped.effect().difference
+    assert again.effect().difference == pytest.approx(capped.effect().difference)
+
+
+def test_a_person_who_changes_sides_is_still_one_person():
+    first = slot([0, 1, 2, 3], [4.0] * 4, [3.0, 2.0, 1.0, 2.0], [False, False, True, True])
+    later = slot([0, 1, 2, 3], [4.0] * 4, [3.0, 2.0, 1.0, 2.0], [True, False, True, True], day=1)
+    effect = after(first, later)
+    assert math.isfinite(effect.difference)
+    assert effect.people < 4

@@ -1,0 +1,201 @@
+"""One trial: what ramps, ships, stops and waits, and what never does."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ostinato.release.trial.config import HOUR, TrialConfig
+from ostinato.release.trial.contrast import Slot
+from ostinato.release.trial.trial import Trial
+from ostinato.release.trial.verdict import Next
+
+CONFIG = TrialConfig(better_after_s=4 * HOUR)
+
+
+class Users:
+    """Simulated users of one taste, dealt anew by the share that the trial asks for."""
+
+    def __init__(self, count, effect, *, seed=0, turns=4, lost=0.0):
+        self.rng, self.count, self.effect, self.turns, self.lost = (
+            np.random.default_rng(seed),
+            count,
+            effect,
+            turns,
+            lost,
+        )
+        self.place, self.taste = self.rng.random(count), self.rng.beta(3.4, 2.3, count)
+
+    def slot(self, share, number=0):
+        treated = self.place < share
+        came = self.rng.random(self.count) < np.where(treated, 0.3 * (1 - self.lost), 0.3)
+        chance = np.clip(self.taste + self.effect * treated, 0, 1)[came]
+        people = np.flatnonzero(came)
+        return Slot(
+            day=number // 48,
+            people_R=people,
+            turns_R=np.full(len(people), float(self.turns)),
+            good_R=self.rng.binomial(self.turns, chance).astype(float),
+            expected_R=np.full(len(people), 0.6),
+            treated_R=treated[came],
+        )
+
+
+def run(trial, users, slots):
+    """The decisions that were more than waiting, and the last one."""
+    said = []
+    for j in range(slots):
+        if trial.over:
+            break
+        trial.add(users.slot(trial.share, j))
+        decision = trial.look((j + 1) * HOUR / 2)
+        if decision.next is not Next.WAIT:
+            said.append(decision)
+    return said, decision
+
+
+def test_an_equal_one_ramps_and_ships_and_one_in_ten_stays_behind():
+    trial = Trial(CONFIG, active=4000)
+    said, _ = run(trial, Users(4000, 0.0), 150)
+    assert [each.next for each in said][-1] is Next.SHIP
+    shares = [each.share for each in said]
+    assert shares == sorted(shares)
+    assert all(share in CONFIG.shares for share in shares[:-1])
+    assert shares[-1] == pytest.approx(0.9)
+    assert said[-1].reason.startswith("not worse than 2.0 pp: ")
+    assert said[-1].reading.lower > -0.02
+    assert trial.shipped
+
+
+def test_a_worse_one_is_stopped_before_half_of_the_users_have_met_it():
+    trial = Trial(CONFIG, active=4000)
+    said, last = run(trial, Users(4000, -0.15), 150)
+    assert last.next is Next.BLOCK
+    assert last.share == 0.0
+    assert last.reason.startswith("worse: -")
+    assert trial.over
+    assert max(each.share for each in said) <= 0.25
+
+
+def test_the_risk_bounds_every_step_of_the_ramp():
+    for seed in range(5):
+        said, _ = run(Trial(CONFIG, active=4000), Users(4000, -0.02, seed=seed), 60)
+        for each in said:
+            if each.next is Next.RAMP:
+                assert each.share * -each.reading.lower <= CONFIG.risk + 1e-12
+
+
+def test_a_better_one_is_called_so_after_its_time_and_never_before():
+    trial = Trial(CONFIG, active=4000)
+    users, told = Users(4000, +0.10), []
+    for j in range(40):
+        trial.add(users.slot(trial.share, j))
+        last = trial.look((j + 1) * HOUR / 2)
+        told += [j + 1] * (last.next is Next.BETTER)
+    assert len(told) == 1
+    assert told[0] * HOUR / 2 >= CONFIG.better_after_s
+    assert last.reason.startswith("better (provisional): +")
+
+
+def test_a_release_that_turns_bad_after_it_shipped_is_rolled_back():
+    trial = Trial(CONFIG, active=4000)
+    users = Users(4000, +0.01)
+    run(trial, users, 60)
+    assert trial.shipped
+    users.effect = -0.4
+    _, last = run(trial, users, 100)
+    assert last.next is Next.ROLL_BACK
+
+
+def test_four_users_never_ship_however_well_or_long_they_are_served():
+    trial = Trial(TrialConfig(first_people=4), active=80)
+    users = Users(80, 0.0, turns=20)
+    users.place[:4] = 0.0
+    users.place[4:] = 0.99
+    said, last = run(trial, users, 400)
+    assert last.next is Next.BLOCK
+    assert not [each for each in said if each.next is Next.SHIP]
+
+
+def test_no_outcome_never_ships_and_says_so():
+    trial = Trial(CONFIG, active=4000)
+    for hours in range(0, 96):
+        assert trial.look(hours * HOUR).next is Next.WAIT
+    last = trial.look(96 * HOUR)
+    assert last.next is Next.BLOCK
+    assert last.reason == "not enough evidence: nobody has said anything about it yet"
+
+
+def test_undecided_says_what_could_be_seen_by_now():
+    trial = Trial(TrialConfig(shares=(0.05,)), active=4000)
+    trial.add(Users(4000, 0.0).slot(trial.share))
+    assert "effective users this trial can see losses of " in trial.look(1800.0).reason
+
+
+def test_an_arm_that_loses_its_users_is_void_not_shipped():
+    trial = Trial(TrialConfig(shares=(0.5,)), active=40_000)
+    _, last = run(trial, Users(40_000, 0.3, lost=0.4), 40)
+    assert last.next is Next.BLOCK
+    assert "dealt to the arms" in last.reason
+
+
+def test_the_first_share_reaches_enough_people_and_no_more_than_the_last_step():
+    assert Trial(CONFIG, active=100_000).share == 0.01
+    assert Trial(CONFIG, active=4000).share == pytest.approx(0.05)
+    assert Trial(CONFIG, active=10).share == 0.5
+
+
+def test_the_same_slots_give_the_same_decisions_and_looking_changes_nothing():
+    users = Users(2000, -0.01, seed=3)
+    often, seldom = Trial(CONFIG, active=2000), Trial(CONFIG, active=2000)
+    for j in range(12):
+        slot = users.slot(0.1, j)
+        for trial in (often, seldom):
+            trial.share = 0.1
+            trial.add(slot)
+        if j % 4 == 3:
+            for _ in range(5):
+                often.share = 0.1
+                last = often.look(j * HOUR)
+            seldom.share = 0.1
+            assert seldom.look(j * HOUR) == last
+
+
+def test_measures_that_are_watched_together_share_the_chance_of_a_false_stop():
+    users = Users(4000, -0.05)
+    slots = [users.slot(0.3, j) for j in range(40)]
+
+    def looks(guardrails):
+        trial = Trial(CONFIG, active=4000, guardrails={f"g{i}": 0.01 for i in range(guardrails)})
+        for j, slot in enumerate(slots):
+            trial.share = 0.3
+            trial.add(slot)
+            if trial.look(j * HOUR / 2).next is Next.BLOCK:
+                return j
+        return len(slots)
+
+    assert looks(0) < looks(50)
+
+
+def failures(slot, failing):
+    """Every turn of a slot works, but for a share of the treated side's."""
+    good = np.where(slot.treated_R, slot.turns_R * (1 - failing), slot.turns_R)
+    return dataclasses.replace(slot, good_R=good, expected_R=np.ones(len(good)))
+
+
+@pytest.mark.parametrize(("failing", "stopped"), [(0.0, False), (0.002, False), (0.3, True), (1.0, True)])
+def test_a_guardrail_that_breaks_ends_the_trial_however_good_the_goal_is(failing, stopped):
+    trial = Trial(CONFIG, active=4000, guardrails={"success": 0.01})
+    users = Users(4000, +0.05)
+    reasons = []
+    for j in range(30):
+        slot = users.slot(trial.share, j)
+        trial.add(slot, {"success": failures(slot, failing)})
+        decision = trial.look((j + 1) * HOUR / 2)
+        reasons.append(decision.reason)
+        if trial.over:
+            break
+    assert trial.over == stopped
+    assert trial.shipped != stopped
+    if stopped:
+        assert reasons[-1].startswith("success worse: -")

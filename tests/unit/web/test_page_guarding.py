@@ -1,0 +1,205 @@
+"""Who may see and do what on the page, and what every answer tells the browser."""
+
+import pytest
+from tests.fakes.page_world import ACME, ADMIN, BOLT, OWN_FORM, V17, V18, page_world
+
+KEYS = (f"acme:{ACME}", f"bolt:{BOLT}")
+PAGES = [
+    "/",
+    "/releases",
+    f"/releases/{V17.hash}",
+    "/turns",
+    "/turns/chatcmpl-3f:0",
+    "/learning",
+    "/monitors",
+    "/weights",
+]
+SHIP = f"/releases/{V18.hash}/ship"
+FORM = {"expected_live": V17.hash, "reason": "it is better", "actor": "ann"}
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/playground", "/sign-in", "/turns/none", "/releases/zz"])
+async def test_every_page_forbids_what_it_does_not_need(path):
+    async with page_world() as w:
+        reply = await w.get(path)
+        csp = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in csp
+        assert "script-src 'self'" in csp
+        assert "unsafe" not in csp
+        assert "frame-ancestors 'none'" in csp
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["referrer-policy"] == "same-origin"
+        assert "no-store" in reply.headers["cache-control"]
+        assert "style=" not in reply.text
+        assert "<script>" not in reply.text
+        assert "//" not in reply.text.replace("http://127.0.0.1:8321", "").replace("http://www.w3.org", "")
+
+
+async def test_files_are_kept_for_ever_under_the_name_of_their_bytes():
+    async with page_world() as w:
+        page = (await w.get("/")).text
+        at = page.index("/static/")
+        path = page[at : page.index('"', at)]
+        reply = await w.get(path)
+        assert reply.status_code == 200
+        assert "immutable" in reply.headers["cache-control"]
+        assert (await w.get(path.replace("/static/", "/static/0"))).status_code == 404
+        assert (await w.get("/static/00000000/../../config.py")).status_code == 404
+
+
+async def test_another_name_for_this_machine_is_not_answered():
+    async with page_world() as w:
+        for path in PAGES:
+            reply = await w.get(path, host="evil.example")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (421, "wrong_host")
+        refused = await w.post(SHIP, FORM, ADMIN, host="evil.example")
+        assert refused.status_code == 421
+        assert (await w.get("/", x_forwarded_for="10.0.0.7")).status_code == 403
+        assert not w.acts.done
+
+
+async def test_what_is_not_a_page_is_answered_as_before():
+    async with page_world() as w:
+        assert (await w.get("/v1/nothing")).json()["error"]["code"] == "not_found"
+        assert (await w.http.post("/health")).status_code == 405
+        assert (await w.http.post("/releases", headers=OWN_FORM)).status_code == 405
+        assert (await w.get("/health")).headers["content-type"] == "application/json"
+
+
+# ---------------------------------------------------------------- forms
+
+
+@pytest.mark.parametrize(
+    ("headers", "done"),
+    [
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1"}, True),
+        ({"sec-fetch-site": "none"}, False),
+        ({"sec-fetch-site": "same-site"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": ""}, False),
+        ({"origin": "http://127.0.0.1"}, True),
+        ({"origin": "http://127.0.0.1:9999"}, False),
+        ({"origin": "null"}, False),
+        ({"origin": "https://evil.example"}, False),
+        ({"origin": "http://127.0.0.1.evil.example"}, False),
+        ({}, False),
+    ],
+)
+@pytest.mark.parametrize("path", [SHIP, "/rollback", "/playground", "/playground/feedback"])
+async def test_only_the_pages_own_forms_do_anything(path, headers, done):
+    fields = {**FORM, "prompt": "hi", "turn": "t", "name": "accepted"}
+    for keys in ((), KEYS):
+        async with page_world(api_keys=keys) as w:
+            reply = await w.http.post(path, data=fields, headers={"x-ostinato-key": ADMIN, **headers})
+            assert (reply.status_code == 200) == done
+            assert bool(w.acts.done) == done
+            if not done:
+                assert reply.status_code in (403, 421)
+
+
+async def test_a_form_needs_a_reason_a_name_and_what_was_seen_to_be_live():
+    async with page_world() as w:
+        for missing in FORM:
+            reply = await w.post(SHIP, {**FORM, missing: " "}, ADMIN)
+            assert reply.status_code == 400
+            assert missing in reply.text
+        assert (await w.http.post(SHIP, json=FORM, headers={**OWN_FORM, "x-ostinato-key": ADMIN})).status_code == 400
+        assert (await w.post(SHIP, {**FORM, "reason": "x" * 513}, ADMIN)).status_code == 400
+        assert (await w.post(SHIP, {**FORM, "more": "x" * 70_000}, ADMIN)).status_code == 413
+        assert (await w.post("/releases/zz/ship", FORM, ADMIN)).status_code == 400
+        assert not w.acts.done
+
+
+async def test_of_two_who_press_one_is_told():
+    async with page_world() as w:
+        assert (await w.post(SHIP, FORM, ADMIN)).status_code == 200
+        assert w.acts.done == [("ship", V18.hash, "it is better (by ann, on the page)")]
+        w.acts.live = V18.hash
+        late = await w.post("/rollback", FORM, ADMIN)
+        assert late.status_code == 409
+        assert "something else is live now" in late.text
+        assert len(w.acts.done) == 1
+
+
+# ---------------------------------------------------------------- keys
+
+
+async def test_without_keys_everybody_here_reads_and_nobody_acts():
+    async with page_world() as w:
+        for path in PAGES:
+            assert (await w.get(path)).status_code == 200
+        for path in (SHIP, "/rollback", "/playground", "/playground/feedback"):
+            assert (await w.post(path, FORM)).status_code == 403
+        assert not w.acts.done
+        assert 'action="/releases' not in (await w.get(f"/releases/{V18.hash}")).text
+        assert 'action="/releases' in (await w.get(f"/releases/{V18.hash}", ADMIN)).text
+
+
+async def test_with_keys_a_stranger_sees_the_form_to_sign_in_and_no_more():
+    async with page_world(api_keys=KEYS) as w:
+        for path in [*PAGES, "/events?page=now", "/playground"]:
+            reply = await w.get(path)
+            assert (reply.status_code, reply.headers["location"]) == (303, "/sign-in")
+        for path in (SHIP, "/rollback"):
+            assert (await w.post(path, FORM)).status_code == 401
+        assert not w.acts.done
+        assert (await w.get("/sign-in")).status_code == 200
+
+
+async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
+    async with page_world(api_keys=KEYS) as w:
+        assert "Hello, Ann!" in (await w.get("/turns", ACME)).text
+        assert (await w.get("/turns/chatcmpl-3f:0", ACME)).status_code == 200
+        assert "Hello, Ann!" not in (await w.get("/turns?tenant=acme", BOLT)).text
+        assert (await w.get("/turns/chatcmpl-3f:0", BOLT)).status_code == 404
+        assert [query.tenant for query in w.facts.asked] == ["acme", "bolt"]
+        assert (await w.get("/", ACME)).headers["location"] == "/turns"
+        for path in ("/releases", "/learning", "/monitors", "/weights", "/playground", "/events?page=turns"):
+            reply = await w.get(path, ACME)
+            assert reply.status_code == 403
+            assert "v17" not in reply.text
+        for path in (SHIP, "/rollback", "/playground"):
+            assert (await w.post(path, FORM, ACME)).status_code == 403
+        assert not w.acts.done
+        assert "Hello, Ann!" in (await w.get("/turns", ADMIN)).text
+
+
+async def test_a_key_is_exchanged_for_a_cookie_that_does_not_hold_it():
+    async with page_world(api_keys=KEYS) as w:
+        assert (await w.post("/sign-in", {"key": "wrong-0123456789"})).status_code == 401
+        reply = await w.post("/sign-in", {"key": ADMIN})
+        assert reply.status_code == 303
+        said = reply.headers["set-cookie"]
+        assert ADMIN not in said
+        for word in ("HttpOnly", "SameSite=strict", "Path=/"):
+            assert word.lower() in said.lower()
+        cookie = said.partition(";")[0]
+        w.http.cookies.clear()
+        assert (await w.get("/", cookie=cookie)).status_code == 200
+        assert (await w.post(SHIP, FORM, cookie=cookie)).status_code == 200
+        assert (await w.get("/v1/models", cookie=cookie)).status_code == 401
+        for broken in (cookie[:-1] + ("0" if cookie[-1] != "0" else "1"), "ostinato=", cookie.replace("=", "=9", 1)):
+            assert (await w.get("/", cookie=broken)).status_code == 303
+        assert (await w.get("/", cookie=f'a="; {cookie}; b=[')).status_code == 200
+        w.now += 12 * 3600 + 1
+        assert (await w.get("/", cookie=cookie)).status_code == 303
+
+
+async def test_a_cookie_outlives_a_restart_and_ends_with_its_keys():
+    async with page_world(api_keys=KEYS) as w:
+        cookie = (await w.post("/sign-in", {"key": ACME})).headers["set-cookie"].partition(";")[0]
+    async with page_world(api_keys=KEYS) as w:
+        assert (await w.get("/turns", cookie=cookie)).status_code == 200
+        assert w.facts.asked[0].tenant == "acme"
+    async with page_world(api_keys=KEYS[1:]) as w:
+        assert (await w.get("/turns", cookie=cookie)).status_code == 303
+
+
+async def test_nobody_is_signed_in_from_another_sites_form():
+    async with page_world(api_keys=KEYS) as w:
+        for site in ("cross-site", "same-site", "none"):
+            reply = await w.post("/sign-in", {"key": ADMIN}, sec_fetch_site=site)
+            assert reply.status_code == 403
+            assert "set-cookie" not in reply.headers
+            assert (await w.post("/sign-out", {}, sec_fetch_site=site)).status_code == 403
