@@ -31,7 +31,7 @@ SHAPE = {
 FUSED = {
     "llama": lambda: LlamaConfig(**SHAPE),
     "bias": lambda: LlamaConfig(**SHAPE, attention_bias=True),
-    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=64),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
     "odd heads": lambda: LlamaConfig(**(SHAPE | {"num_attention_heads": 8, "head_dim": 12, "num_key_value_heads": 4})),
 }
 
