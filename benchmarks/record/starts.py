@@ -30,7 +30,8 @@ from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.release.outcomes import OutcomeConfig, Outcomes
+from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.outcomes import Outcomes
 from ostinato.reward.reading import Reading
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app

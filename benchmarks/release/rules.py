@@ -7,6 +7,7 @@ Ostinato did until November 2026: looks at doubling numbers of outcomes, live be
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -48,7 +49,7 @@ class History:
     lowest: float = 0.0
 
 
-class Rule:
+class Rule(ABC):
     """A product with a rule behind it: one candidate at a time, each `plan(k)` better or worse than live when its trial begins."""
 
     def __init__(self, product: Product, plan: Plan) -> None:
@@ -66,9 +67,9 @@ class Rule:
             self.history.lowest = min(self.history.lowest, self.live.effect)
         return self.history
 
+    @abstractmethod
     def step(self, slot: int) -> None:
         """One slot."""
-        raise NotImplementedError
 
     def propose(self, slot: int, inherited: float = 0.0) -> Version:
         """The next candidate; `inherited` is what it took over from a version that was refused."""
@@ -248,7 +249,7 @@ class Doubling(Rule):
         return Tally.of(self.product.users)
 
 
-class Window(Rule):
+class Window(Rule, ABC):
     """A rule that gives each candidate three hours, and ships it at their end unless it was stopped."""
 
     shares: tuple[float, ...] = ()
@@ -273,13 +274,13 @@ class Window(Rule):
         elif since == CADENCE - 1:
             self.record.shipped, self.live = slot + 1, self.candidate
 
+    @abstractmethod
     def open(self) -> None:
         """A new candidate."""
-        raise NotImplementedError
 
+    @abstractmethod
     def worse(self, seen: Seen, treated_R: NDArray[np.bool_], other_R: NDArray[np.bool_], since: int) -> bool:
         """Take in a slot; True stops the candidate."""
-        raise NotImplementedError
 
 
 class GrowthBookLike(Window):

@@ -25,7 +25,8 @@ from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger, State
-from ostinato.release.outcomes import OutcomeConfig, Outcomes
+from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.outcomes import Outcomes
 from ostinato.reward.accounting import Accounting, account, recount
 from ostinato.reward.asking.inline import Inline
 from ostinato.reward.desk import RewardDesk

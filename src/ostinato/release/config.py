@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.outcomes import OutcomeConfig
+from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 
 

@@ -10,33 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, Field
-
 from ostinato.core.records import Arm, Finish, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.early import EarlySignals
-
-_MOST_SIGNALS = 100  # of one turn, the first to be written
-
-
-class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
-    """Which signals make a turn good or bad, and how long a turn may wait for them."""
-
-    good: tuple[str, ...] = Field(
-        default=("accepted",),
-        description="Signal names that mean that the turn was good; with a value of 0 or less, that it was not.",
-    )
-    bad: tuple[str, ...] = Field(
-        default=("rejected", "ignored", "undone"),
-        description="Signal names that mean that it was not, unless their value is 0 or less; they win over good.",
-    )
-    maturity_s: float = Field(default=30.0, ge=0.0, description="Seconds after a turn before its outcome is read.")
-    window: int = Field(
-        default=50_000,
-        ge=100,
-        description="Turns kept in memory, newest first; and as many signals about turns that are not in the log yet.",
-    )
-    early_s: float = Field(default=3600.0, gt=0, description="Seconds after which such a signal is forgotten.")
+from ostinato.release.hearing import MOST_SIGNALS, Said
+from ostinato.release.outcome_config import OutcomeConfig
 
 
 @dataclass(slots=True)
@@ -47,7 +25,7 @@ class _Watched:
     policy: str
     ended_at: float
     failed: bool
-    signals: dict[str, bool | None] = field(default_factory=dict)  # signal id -> good, not good, or says neither
+    said: Said = field(default_factory=Said)
 
 
 class Outcomes:
@@ -59,7 +37,7 @@ class Outcomes:
         self._cursor: Cursor | None = None
         self._window: deque[_Watched] = deque()
         self._by_turn: dict[str, _Watched] = {}
-        self._early = EarlySignals(most=config.window, most_each=_MOST_SIGNALS, seconds=config.early_s)
+        self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self) -> None:
         """Read what is new in the log; the first time, as far back as the window reaches, however long the log is."""
@@ -81,7 +59,9 @@ class Outcomes:
 
         Turns younger than `maturity_s` at `until` are left out: quick reactions would otherwise speak for slow ones.
         """
-        return self._tally(arm, (policy.hash,), since, until - self._config.maturity_s, self._good)
+        return self._tally(
+            arm, (policy.hash,), since, until - self._config.maturity_s, lambda watched: watched.said.good
+        )
 
     def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[Person, tuple[float, int]]:
         """Per person: turns that did not end in an engine error, and all turns.
@@ -108,16 +88,6 @@ class Outcomes:
                 tally[watched.person] = value + good, count + 1
         return tally
 
-    def _good(self, watched: _Watched) -> bool | None:
-        said = set(watched.signals.values())
-        return False if False in said else True if True in said else None
-
-    def _says(self, signal: Signal) -> bool | None:
-        """A bad signal that did not happen says nothing; a good one that did not happen is a bad one."""
-        if signal.name in self._config.bad:
-            return False if signal.value > 0 else None
-        return signal.value > 0 if signal.name in self._config.good else None
-
     def _turn(self, turn: Turn) -> None:
         hashes = {span.policy.hash for span in turn.spans}
         failed = turn.finish == Finish.ERROR
@@ -138,10 +108,4 @@ class Outcomes:
         if watched is None:
             self._early.add(signal)
         elif signal.tenant == watched.person[0]:
-            about = signal.retracts or signal.id
-            if len(watched.signals) >= _MOST_SIGNALS and about not in watched.signals:
-                return
-            if signal.retracts is not None:
-                watched.signals[about] = None  # also keeps a late original from coming back
-            else:
-                watched.signals.setdefault(about, self._says(signal))
+            watched.said.hear(signal, self._config)

@@ -15,7 +15,7 @@ from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
-from ostinato.release.outcomes import OutcomeConfig
+from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.serve.arms import Arms
 from ostinato.testing.log import MemoryLog

@@ -11,7 +11,8 @@ from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Signal, 
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.early import EarlySignals
 from ostinato.release.guard import GuardConfig, judge, look_at, total
-from ostinato.release.outcomes import OutcomeConfig, Outcomes
+from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.outcomes import Outcomes
 from ostinato.testing.log import MemoryLog
 
 V3, V5 = PolicyVersion(number=3, hash="aa"), PolicyVersion(number=5, hash="bb")
@@ -242,7 +243,7 @@ async def test_so_many_signals_of_one_turn_count_and_those_can_be_taken_back():
     rows = [turn("a"), *(signal(f"s{n}", "a", "rejected") for n in range(150))]
     outcomes = await tallies([*rows, *(signal(f"r{n}", "a", "sorry", retracts=f"s{n}") for n in range(150))])
     assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {}
-    assert len(outcomes._window[0].signals) == 100
+    assert len(outcomes._window[0].said) == 100
 
 
 async def test_a_start_reads_as_far_back_as_the_window_reaches_however_long_the_log_is():

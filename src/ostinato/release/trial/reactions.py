@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from ostinato.core.records import Arm, Finish, Person, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.early import EarlySignals
-from ostinato.release.outcomes import OutcomeConfig
-
-_MOST_SIGNALS = 100  # of one turn, the first to be written
+from ostinato.release.hearing import MOST_SIGNALS, Said
+from ostinato.release.outcome_config import OutcomeConfig
 
 
 @dataclass(slots=True)
@@ -27,13 +26,12 @@ class Reacted:
     ended_at: float
     failed: bool
     stopped: bool
-    said: dict[str, bool | None] = field(default_factory=dict)  # signal id -> good, not good, or says neither
+    said: Said = field(default_factory=Said)
 
     @property
     def good(self) -> bool | None:
         """What the signals say together: a bad one wins."""
-        found = set(self.said.values())
-        return False if self.stopped or False in found else True if True in found else None
+        return False if self.stopped else self.said.good
 
 
 class Reactions:
@@ -45,7 +43,7 @@ class Reactions:
         self._cursor = after
         self._waiting: deque[Reacted] = deque()
         self._by_turn: dict[str, Reacted] = {}
-        self._early = EarlySignals(most=config.window, most_each=_MOST_SIGNALS, seconds=config.early_s)
+        self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self) -> list[Reacted]:
         """Read what is new. Returns turns that had to be taken early because too many wait: not one is forgotten."""
@@ -85,12 +83,6 @@ class Reactions:
         self._by_turn.pop(reacted.turn, None)
         return reacted
 
-    def _says(self, signal: Signal) -> bool | None:
-        """A bad signal that did not happen says nothing; a good one that did not happen is a bad one."""
-        if signal.name in self._config.bad:
-            return False if signal.value > 0 else None
-        return signal.value > 0 if signal.name in self._config.good else None
-
     def _turn(self, turn: Turn) -> None:
         hashes = {span.policy.hash for span in turn.spans}
         failed = turn.finish == Finish.ERROR
@@ -116,10 +108,4 @@ class Reactions:
         if reacted is None:
             self._early.add(signal)
         elif signal.tenant == reacted.person[0]:
-            about = signal.retracts or signal.id
-            if len(reacted.said) >= _MOST_SIGNALS and about not in reacted.said:
-                return
-            if signal.retracts is not None:
-                reacted.said[about] = None  # also keeps a late original from coming back
-            else:
-                reacted.said.setdefault(about, self._says(signal))
+            reacted.said.hear(signal, self._config)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ostinato.core.records import Arm, Person, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.release.outcomes import OutcomeConfig
+from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Slot
 from ostinato.release.trial.reactions import Reacted, Reactions
