@@ -47,7 +47,7 @@ bench: install ## every benchmark; writes benchmarks/results/
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 examine: install ## what runs too long for `make test`; writes tests/examinations/results/
-	OSTINATO_KILLS=20 $(BIN)/pytest -n 2 -m 'examination or not examination' tests/e2e/test_exactness.py tests/e2e/test_weight_faults.py tests/e2e/test_loop_kill.py tests/e2e/test_up.py
+	$(BIN)/pytest -n 2 -m examination
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.exactness.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10

@@ -54,6 +54,7 @@ def script(monkeypatch):
     return importlib.import_module("tests.examinations.fuzz.run")
 
 
+@pytest.mark.examination
 def test_a_short_campaign_finds_nothing(script, tmp_path):
     report = script.campaign(3.0, 3, tmp_path, checked=0.0, most=1, least=300)
     assert report.findings == []

@@ -1,12 +1,12 @@
-"""kill -9 of the workers at random instants of a running loop: nothing acknowledged is lost, no version mixes, same final bits.
-
-OSTINATO_KILLS sets how many (8; `make examine`: 20)."""
+"""kill -9 of the workers at random instants of a running loop: nothing acknowledged is lost, no version mixes, same final bits."""
 
 import asyncio
 import os
 import random
 import signal
 from collections import Counter
+
+import pytest
 
 from ostinato.app.storage import home, model_path, open_log, open_run, open_store
 from ostinato.core.records import Signal, Turn
@@ -15,9 +15,7 @@ from ostinato.launch.views.progress import Lines
 from ostinato.reward.accounting import recount
 from ostinato.weights.keep.fsck import verify
 
-KILLS = int(os.environ.get("OSTINATO_KILLS", "8"))
-
-
+KILLS = 20
 PATIENT_S = 180.0
 
 
@@ -33,6 +31,7 @@ async def published(run, count: int) -> None:
             await asyncio.sleep(0.5)
 
 
+@pytest.mark.examination
 async def test_kills_lose_nothing(tmp_path, running, simulated_users):
     dice = random.Random(7)
     run = await running(tmp_path)

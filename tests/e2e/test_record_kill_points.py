@@ -251,6 +251,7 @@ def test_a_kill_at_the_worst_moments_loses_nothing_that_was_acknowledged(tmp_pat
             raise
 
 
+@pytest.mark.examination
 def test_nor_does_a_kill_at_every_seventh_step(tmp_path: Path, whole: list[str]):
     for at in range(0, len(whole), 7):
         path = tmp_path / str(at) / "log"

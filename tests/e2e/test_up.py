@@ -124,53 +124,17 @@ def contents(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def into_every_process(monkeypatch, directory: Path, program: str) -> None:
+    """Each Python process that is started from now on runs this first."""
+    directory.mkdir()
+    (directory / "sitecustomize.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")]))
+
+
 def alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
-
-
-async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_path, up, quick_settings):
-    first = up("supervise.silence_s=10")
-    await first.until(lambda: "taken http://" in first.said(), "it took its port")
-    url = first.said().split("taken ")[1].split(";")[0]
-    assert read_address(first.home.address) is None, "the port is taken long before the model is loaded"
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5):
-        pass
-    assert await first.serving() == url
-    served = await live(url)
-
-    before = contents(first.home.root)
-    second = up("listen.port=0", "learn.batch=7")
-    assert await second.ended() == 2
-    assert f"another up process (pid {first.process.pid}) already uses" in first.said()
-    assert contents(first.home.root) == before, "the second start touched the first one's files"
-    assert first.process.poll() is None
-
-    pid = await first.doing("serve", "serving")
-    os.kill(pid, signal.SIGKILL)
-    await first.doing("serve", "serving", than=pid)
-    assert await first.serving() == url
-    assert await live(url) == served
-
-    pid = await first.doing("train", "waiting for 32 turns")
-    os.kill(pid, signal.SIGSTOP)
-    await first.doing("train", "waiting for 32 turns", than=pid)
-    worker = first.standing("train")
-    assert worker.restarts == 1
-    assert "gave no sign of life" in worker.reason
-    seen = await metrics(first)
-    assert {'ostinato_worker_restarts_total{worker="train"} 1.0', 'ostinato_worker_running{worker="train"} 1.0'} <= seen
-
-    pids = [each.pid for each in read_board(first.home.workers).workers]
-    begun = time.monotonic()
-    first.process.send_signal(signal.SIGTERM)
-    assert await first.ended() == 0
-    assert time.monotonic() - begun < first.config.supervise.stop_s
-    assert "did not end within" not in first.said(), "a worker had to be killed"
-    assert [pid for pid in pids if alive(pid)] == []
-    assert not first.home.address.exists()
-    assert read_board(first.home.workers).ended == "stopped"
 
 
 HARM = """
@@ -192,27 +156,91 @@ def harm():
 threading.Thread(target=harm, daemon=True).start()
 """
 
+LONG_STEPS = """
+import sys, threading, time
 
-async def test_an_engine_whose_thread_dies_or_hangs_gets_a_new_process(tmp_path, up, monkeypatch):
-    """The harm is done from inside, in the engine's own thread, between two instructions, until it is a new process."""
-    (tmp_path / "harm").mkdir()
-    (tmp_path / "harm" / "sitecustomize.py").write_text(HARM)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "harm"), os.environ.get("PYTHONPATH", "")]))
+def lengthen():
+    while not hasattr(sys.modules.get("ostinato.train.trainer"), "PolicyTrainer"):
+        time.sleep(0.1)
+    trainer = sys.modules["ostinato.train.trainer"].PolicyTrainer
+    step = trainer.step
+    trainer.step = lambda *given: (time.sleep(5), step(*given))[1]
+
+threading.Thread(target=lengthen, daemon=True).start()
+"""
+
+
+async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_path, up, simulated_users, monkeypatch):
+    """The engine's harm is done from inside, in its own thread, between two instructions."""
+    into_every_process(monkeypatch, tmp_path / "harm", HARM + LONG_STEPS)
+    monkeypatch.setenv("HARM", str(tmp_path / "harm"))
+    first = up("supervise.silence_s=10", "supervise.engine_s=3")
+    await first.until(lambda: "taken http://" in first.said(), "it took its port")
+    url = first.said().split("taken ")[1].split(";")[0]
+    assert read_address(first.home.address) is None, "the port is taken long before the model is loaded"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5):
+        pass
+    assert await first.serving() == url
+    served = await live(url)
+
+    before = contents(first.home.root)
+    second = up("listen.port=0", "learn.batch=7")
+    assert await second.ended() == 2
+    assert f"another up process (pid {first.process.pid}) already uses" in first.said()
+    assert contents(first.home.root) == before, "the second start touched the first one's files"
+    assert first.process.poll() is None
+
+    await harm_engine(first, "hang", "EngineFailed: the engine has ended no step or order for", tmp_path / "harm")
+    assert await first.serving() == url
+    assert await live(url) == served
+
+    pid = await first.doing("train", "waiting for 32 turns")
+    os.kill(pid, signal.SIGSTOP)
+    await first.doing("train", "waiting for 32 turns", than=pid)
+    worker = first.standing("train")
+    assert worker.restarts == 1
+    assert "gave no sign of life" in worker.reason
+    seen = await metrics(first)
+    assert {'ostinato_worker_restarts_total{worker="train"} 1.0', 'ostinato_worker_running{worker="train"} 1.0'} <= seen
+
+    async with simulated_users(first):
+        await first.doing("train", "taking step")
+        pids = [each.pid for each in read_board(first.home.workers).workers]
+        begun = time.monotonic()
+        first.process.send_signal(signal.SIGTERM)
+        assert await first.ended() == 0
+    assert time.monotonic() - begun < first.config.supervise.stop_s
+    assert "told to end while taking step" in (first.home.root / "logs" / "train.log").read_text()
+    assert "did not end within" not in first.said(), "a worker had to be killed"
+    assert [pid for pid in pids if alive(pid)] == []
+    assert not first.home.address.exists()
+    assert read_board(first.home.workers).ended == "stopped"
+
+
+@pytest.mark.examination
+async def test_an_engine_whose_thread_dies_gets_a_new_process(tmp_path, up, monkeypatch):
+    into_every_process(monkeypatch, tmp_path / "harm", HARM)
     monkeypatch.setenv("HARM", str(tmp_path / "harm"))
     run = up("supervise.engine_s=3", "evaluate.suite=''", "listen.port=0")
     url = await run.serving()
-    for kind, told in (("die", "EngineFailed"), ("hang", "EngineFailed: the engine has ended no step or order for")):
-        pid = await run.doing("serve", "serving")
-        await live(url)
-        (tmp_path / "harm" / f"{kind}-{pid}").touch()
-        asking = asyncio.create_task(ask_on(url))
-        try:
-            await run.doing("serve", "serving", than=pid)
-        finally:
-            asking.cancel()
-        assert told in run.standing("serve").reason
-    assert run.standing("serve").restarts == 2
+    await harm_engine(run, "die", "EngineFailed", tmp_path / "harm")
+    os.kill(await run.doing("serve", "serving"), signal.SIGKILL)
+    await run.until(lambda: run.standing("serve").restarts == 2, "a killed one gets one, too")
+    await run.doing("serve", "serving")
     assert await live(url)
+
+
+async def harm_engine(run: Up, kind: str, told: str, harm: Path) -> None:
+    """Until it is a new process that serves, which was told why."""
+    pid = await run.doing("serve", "serving")
+    await live(run.url)
+    (harm / f"{kind}-{pid}").touch()
+    asking = asyncio.create_task(ask_on(run.url))
+    try:
+        await run.doing("serve", "serving", than=pid)
+    finally:
+        asking.cancel()
+    assert told in run.standing("serve").reason
 
 
 async def ask_on(url: str) -> None:
@@ -224,18 +252,6 @@ async def ask_on(url: str) -> None:
                 async with asyncio.timeout(2), session.post(f"{url}/v1/chat/completions", json=body):
                     pass
             await asyncio.sleep(0.1)
-
-
-async def test_sigterm_in_the_middle_of_a_step_needs_no_kill(tmp_path, up, simulated_users):
-    run = up("train.microbatch_tokens=16", "learn.batch=800", "train.recompute_tokens=0")  # some seconds a step
-
-    await live(await run.serving())
-    async with simulated_users(run):
-        await run.doing("train", "taking step")
-        run.process.send_signal(signal.SIGTERM)
-        assert await run.ended() == 0
-    assert "did not end within" not in run.said()
-    assert "told to end while taking step" in (run.home.root / "logs" / "train.log").read_text()
 
 
 @pytest.mark.parametrize("kept", [0.0, pytest.param(0.5, marks=pytest.mark.examination)])
@@ -281,6 +297,7 @@ async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_pat
     await run.until(lambda: run.standing("release").doing.startswith("judging"), "the suite was read")
 
 
+@pytest.mark.examination
 async def test_a_terminal_that_takes_no_line_does_not_end_it(tmp_path, quick_settings):
     """Its output goes to a full disk. Workers are started, healed and stopped all the same."""
     run = Up(tmp_path, quick_settings(tmp_path, "model.numerics=fast"), output=Path("/dev/full"))
@@ -316,6 +333,7 @@ async def test_what_can_never_run_is_told_in_the_workers_words_and_ends_it(tmp_p
     }
 
 
+@pytest.mark.examination
 async def test_a_trainer_that_cannot_run_any_more_leaves_the_gateway_alone(tmp_path, up, monkeypatch):
     function = tmp_path / "nightly.py"
     function.write_text("from ostinato.reward.functions import copilot as reward\n")
@@ -341,6 +359,7 @@ async def test_a_trainer_that_cannot_run_any_more_leaves_the_gateway_alone(tmp_p
     assert await run.ended() == 0
 
 
+@pytest.mark.examination
 async def test_a_failure_that_might_pass_is_tried_again_and_then_ends_it_too(tmp_path, up, quick_settings):
     words = quick_settings(tmp_path, "model.numerics=fast")
     weights = tmp_path / "model" / "model.safetensors"

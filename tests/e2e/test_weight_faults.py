@@ -25,7 +25,12 @@ PARTS = {
 }
 
 
-LONG = {"network", "publisher-kills"}  # `test_publish_crash` and `test_transfer_crash` kill publishers, too
+LONG = {
+    "network",
+    "publisher-kills",
+    "full-disk",
+    "damage",
+}  # the tests beside this one and of properties meet some of each, too
 
 
 @pytest.mark.parametrize("part", [pytest.param(p, marks=[pytest.mark.examination] * (p in LONG)) for p in PARTS])
