@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ostinato.core.weights import WeightArray
 from ostinato.weights.follow.follower import Follower
@@ -137,6 +138,7 @@ def files(root: Path) -> set[str]:
     return {path.name for path in (root / "objects").rglob("*") if path.is_file()}
 
 
+@pytest.mark.examination
 async def test_killed_at_random_instants_every_kept_version_is_there_bit_for_bit(tmp_path):
     await prepare(tmp_path / "first", 24)
     killed = int(await run(KILL_AFTER, tmp_path))

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from ostinato.app.storage import open_log
@@ -26,6 +27,7 @@ QUICK = (
 )
 
 
+@pytest.mark.examination
 async def test_the_report_says_where_suggestions_are_made(tmp_path):
     model = tiny_model(tmp_path / "model")
     settings = (*demo_overrides("tab", 0, tmp_path / "run"), *QUICK, f"model.source='{model}'")

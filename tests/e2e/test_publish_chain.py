@@ -1,6 +1,7 @@
 """Long chains and large tensors: what was published is what comes back, bit for bit."""
 
 import numpy as np
+import pytest
 
 from ostinato.core.weights import WeightArray
 from ostinato.testing.store import MemoryStore
@@ -36,6 +37,7 @@ def planted(codes, number, rng):
     }
 
 
+@pytest.mark.examination
 async def test_1000_versions_with_planted_codes_are_bit_for_bit_by_delta_by_squashed_delta_and_by_anchor():
     rng = np.random.default_rng(5)
     store = MemoryStore()

@@ -81,6 +81,7 @@ async def publish(store: DirectoryStore, number: int):
     return await VersionPublisher(store, CONFIG).publish(number, model(number), run="r", base=base, ref="candidate")
 
 
+@pytest.mark.examination
 async def test_killed_at_random_instants_the_store_is_sound_and_publication_goes_on(tmp_path):
     chance = random.Random(3)
     store = DirectoryStore(tmp_path)

@@ -426,6 +426,7 @@ def test_what_is_wrong_is_told_in_one_line_before_anything_is_started(tmp_path, 
     assert not (tmp_path / "run" / "logs").exists()
 
 
+@pytest.mark.examination
 async def test_without_a_suite_it_learns_and_a_person_ships(tmp_path, up, simulated_users):
     run = up("evaluate.suite=''", "learn.publish_every=50", "learn.max_lead=2")
     assert "nothing ships by itself" in await run.until(run.said, "it said so")

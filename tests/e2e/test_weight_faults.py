@@ -25,12 +25,8 @@ PARTS = {
 }
 
 
-LONG = {
-    "network",
-    "publisher-kills",
-    "full-disk",
-    "damage",
-}  # the tests beside this one and of properties meet some of each, too
+# what is left to `make examine`: tests of publishing, of transfers and of properties meet some of each, too
+LONG = PARTS.keys() - {"follower-kills", "clocks"}
 
 
 @pytest.mark.parametrize("part", [pytest.param(p, marks=[pytest.mark.examination] * (p in LONG)) for p in PARTS])

@@ -221,8 +221,8 @@ def test_the_queue_is_bounded_and_what_was_not_sent_is_sent_later():
     with answering(
         [lambda handler: reply(202, b"[" + b",".join([b'{"id":"e","status":"early"}'] * 3) + b"]")(handler)]
     ) as (url, bodies):
-        background._sender = Sender(url, None)
-        assert background.flush(3.0)
+        background._sender, background._deadline_s = Sender(url, None), 5.0
+        assert background.flush(10.0)
         assert len(bodies) == 1
     assert background.close(0.1)
 
