@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
 
-test: install ## every test in two processes: the quick ones, then whole programs
+test: install ## the tests in two processes: the quick ones, then whole programs
 	$(BIN)/pytest -n 2 --ignore tests/e2e
 	$(BIN)/pytest -n 2 --dist worksteal tests/e2e
 

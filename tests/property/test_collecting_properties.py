@@ -125,7 +125,7 @@ class Life:
         assert weights_root(weights) == root
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(st.lists(STEPS, min_size=5, max_size=40))
 def test_whatever_a_ref_holds_outlives_every_collection(steps):
     async def live():

@@ -142,7 +142,7 @@ configs = st.builds(
 
 
 @given(st.lists(st.lists(rows, max_size=6), max_size=5), configs, st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=60)
 async def test_the_log_keeps_the_first_of_each_identity_in_order(
     calls: list[list[Row]], config: RecordConfig, reopen: bool
 ):
@@ -212,7 +212,7 @@ talks = st.lists(
 
 
 @given(talks, st.sampled_from([7, 1000]), st.sampled_from(["none", "user"]), st.randoms(use_true_random=False))
-@settings(max_examples=30)
+@settings(max_examples=60)
 async def test_turns_that_share_tokens_come_back_whole_one_by_one(talk: Any, size: int, encrypt: str, shuffle: Any):
     made: list[Turn] = []
     system = tuple(range(40))
