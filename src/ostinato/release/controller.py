@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -21,11 +21,10 @@ from ostinato.release.ancestry import Ancestry
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.release.moves import Moves
 from ostinato.release.outcomes import Outcomes
 from ostinato.release.protocols import Judge, Refs, Versions
-from ostinato.release.trial.record import TrialRecord
-from ostinato.release.trial.running import RunningTrial
-from ostinato.release.trial.verdict import Next
+from ostinato.release.trials import Trials
 from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -74,7 +73,8 @@ class ReleaseController:
         self._clock = clock
         self._paused = paused
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
-        self._trials = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
+        self._moves = Moves(self.ledger, store, versions)
+        self._trials = Trials(log, self.ledger, self._moves, config, clock, paused)
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -123,7 +123,7 @@ class ReleaseController:
                 raise NotFound("there is no earlier release to roll back to; name a version", field="to")
             if target == self.live:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
-            return await self._take_back(target, reason, {})
+            return await self._moves.take_back(target, self.live, reason, {})
 
     async def ship(self, policy: PolicyVersion, reason: str) -> ReleaseEvent:
         """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
@@ -137,7 +137,7 @@ class ReleaseController:
             await self._reconcile()
             if policy == self.live:
                 raise BadRequest(f"{policy} is live already; name another version", field="to")
-            return await self._ship(policy, self.live, reason)
+            return await self._moves.ship(policy, self.live, reason, self._trials.staying(policy, self.ledger.state))
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent:
         """Record a report and act on it: ship (or start a canary), block, or for EXTEND nothing more."""
@@ -162,8 +162,8 @@ class ReleaseController:
         """
         async with self._lock:
             state = await self._reconcile()
-            if state.canary is not None:
-                return await self._try_canary(state.canary, state)
+            if state.trial is not None and not state.trial.shipped:
+                return await self._trials.go_on(state.trial, self.live, state)
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
                 return None if state.verdict[2] == "SHIP" and self._paused() else await self._settle(state)
         candidate = await self._due(state)
@@ -179,14 +179,14 @@ class ReleaseController:
         """Compare live with what it replaced and with control, each beside it in time; on significant harm, roll back by itself."""
         async with self._lock:
             state = await self._reconcile()
-            if state.trial is not None and state.trial.shipped and self._trials is not None:
-                return await self._prove(state.trial, self._trials)
+            if state.trial is not None and state.trial.shipped and self._trials.on:
+                return await self._trials.prove(state.trial, self.live)
             if self._watch is None or state.previous is None or self._anchor is None:
                 return None
             harm = await self._watch.live(state, self._anchor, self._clock())
             if harm is None:
                 return None
-            return await self._take_back(state.previous, f"guard: {harm}", {"guard": asdict(harm)})
+            return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
 
     async def run(self, stop: asyncio.Event) -> None:
         """Step and watch until `stop` is set. What fails is tried again; `trouble` says what."""
@@ -231,13 +231,13 @@ class ReleaseController:
             evals.restore(self.ledger.evidence)
             self._restored = True
         if self._evaluation_ref != "candidate":
-            await self._point(self._evaluation_ref, candidate)
+            await self._moves.point(self._evaluation_ref, candidate)
         incumbents = self.incumbents
         if self.ledger.state.best is not None:
-            await self._point(BEST_REF, self.ledger.state.best)
+            await self._moves.point(BEST_REF, self.ledger.state.best)
         if self._best_ref is not None and incumbents.best not in (None, incumbents.live, incumbents.anchor):
             self._parked = False
-            await self._point(self._best_ref, incumbents.best)
+            await self._moves.point(self._best_ref, incumbents.best)
         try:
             report = await evals.run(candidate, against=incumbents)
         except Conflict:
@@ -252,7 +252,7 @@ class ReleaseController:
         if self._parked or self._best_ref is None or self._anchor is None:
             return
         if await self._store.read_ref(self._best_ref) is not None:
-            await self._point(self._best_ref, self._anchor)
+            await self._moves.point(self._best_ref, self._anchor)
         self._parked = True
 
     async def _reconcile(self) -> State:
@@ -273,18 +273,9 @@ class ReleaseController:
         elif state.live != policy:
             judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
             reason = state.reason if judged else "found the live ref moved by hand"
-            await self.ledger.append("shipped", policy, state.live, reason, self._proving(policy, state))
-        await self._park_arms(policy)
+            await self.ledger.append("shipped", policy, state.live, reason, self._trials.staying(policy, state))
+        await self._trials.park(policy, self.ledger.state)
         return self.ledger.state
-
-    async def _park_arms(self, live: PolicyVersion) -> None:
-        """Outside a trial its arms hold what is live, whose weights are loaded anyway."""
-        if self._trials is None:
-            return
-        if self.ledger.state.canary is None:
-            await self._point("canary", live)
-        if self.ledger.state.trial is None or not self.ledger.state.trial.shipped:
-            await self._point("previous", live)
 
     async def _settle(self, state: State) -> ReleaseEvent:
         """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live."""
@@ -292,79 +283,7 @@ class ReleaseController:
         candidate, live, verdict = state.verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
-        if self._trials is not None:
-            # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
-            share = await self._trials.first_share(self._clock())
-            trial = {"share": share, "salt": candidate.hash[:16]}
-            event = await self.ledger.append("canary", candidate, live, state.reason, trial)
-            await self._point("canary", candidate)
-            return event
-        return await self._ship(candidate, live, f"{state.reason}; on the gate alone, without a canary")
-
-    async def _try_canary(self, candidate: PolicyVersion, state: State) -> ReleaseEvent | None:
-        live = self.live
-        if self._trials is None or state.trial is None:
-            why = "its trial was switched off (release.canary) before there was enough evidence"
-            return await self.ledger.append("blocked", candidate, live, why)
-        await self._point("canary", candidate)
-        decision = await self._trials.look(state.trial, self.ledger.trial_began, self._clock())
-        if decision is None or decision.next is Next.WAIT:
-            return None
-        if decision.next in (Next.SHIP, Next.RAMP) and self._paused():
-            return None
-        if decision.next is Next.SHIP:
-            return await self._ship(
-                candidate, live, f"{state.reason}; canary {decision.reason}", asdict(decision.reading)
-            )
-        if decision.next is Next.BLOCK:
-            event = await self.ledger.append(
-                "blocked", candidate, live, f"canary: {decision.reason}", {"reading": asdict(decision.reading)}
-            )
-            await self._point("canary", live)
-            return event
-        detail = {"share": decision.share, "reading": asdict(decision.reading)}
-        return await self.ledger.append("ramped", candidate, live, decision.reason, detail)
-
-    async def _prove(self, trial: TrialRecord, trials: RunningTrial) -> ReleaseEvent | None:
-        """Live beside what it replaced: taken back if it is worse, and noted once it is better."""
-        decision = await trials.look(trial, self.ledger.trial_began, self._clock())
-        if decision is None:
-            return None
-        detail = {"reading": asdict(decision.reading)}
-        if decision.next is Next.ROLL_BACK:
-            return await self._take_back(trial.against, f"beside {trial.against}: {decision.reason}", detail)
-        if decision.next is Next.BETTER and not trial.better:
-            return await self.ledger.append("better", trial.candidate, trial.against, decision.reason, detail)
-        return None
-
-    def _proving(self, policy: PolicyVersion, state: State) -> dict[str, Any]:
-        """What the line of a release that comes from a trial says about who stays on the one before it."""
-        return {"share": 1.0 - self._config.trial.holdback} if policy == state.canary else {}
-
-    async def _ship(
-        self, candidate: PolicyVersion, live: PolicyVersion, reason: str, reading: Mapping[str, Any] | None = None
-    ) -> ReleaseEvent:
-        proving = self._proving(candidate, self.ledger.state)
-        manifest = await self._swap_live(live, candidate)
-        detail = {"manifest": manifest, **proving} | ({} if reading is None else {"reading": reading})
-        return await self.ledger.append("shipped", candidate, live, reason, detail)
-
-    async def _take_back(self, target: PolicyVersion, reason: str, detail: Mapping[str, Any]) -> ReleaseEvent:
-        live = self.live
-        manifest = await self._swap_live(live, target)
-        return await self.ledger.append("rolled_back", target, live, reason, {**detail, "manifest": manifest})
-
-    async def _swap_live(self, live: PolicyVersion, target: PolicyVersion) -> str:
-        """Compare-and-swap on what the ref holds, which is read before the version behind it is checked."""
-        manifest, held = await self._versions.manifest_of(target), await self._store.read_ref("live")
-        found = await self._versions.resolve("live")
-        if found is None or found[0] != live:
-            raise Conflict(f"live is no longer {live}; look again")
-        await self._store.move_ref("live", held, manifest)
-        return manifest
-
-    async def _point(self, ref: str, policy: PolicyVersion) -> None:
-        """Move one of this controller's own refs, if it does not point there already."""
-        manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)
-        if old != manifest:
-            await self._store.move_ref(ref, old, manifest)
+        if self._trials.on:
+            return await self._trials.begin(candidate, live, state.reason)
+        why = f"{state.reason}; on the gate alone, without a canary"
+        return await self._moves.ship(candidate, live, why, {})

@@ -775,9 +775,9 @@ class Crowd:
         raise AssertionError(f"no {actions} in {slots} slots: {self.disk.events()}")
 
 
-async def on_trial(disk, worth, **settings):
+async def on_trial(disk, worth, *, paused=lambda: False, rules=QUICK, **settings):
     time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
+    control = controller(disk, FakeJudge(), time, clustered_difference, paused=paused, **rules)
     await control.bootstrap(V0)
     crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
     await crowd.slot()
@@ -869,14 +869,14 @@ async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):
     readings = []
     for each in (control, again):
         await crowd_free_look(each, record, began, crowd.time.now)
-        readings.append(each._trials._trial._contrast.effect())
+        readings.append(each._trials._running._trial._contrast.effect())
     assert readings[0].difference == pytest.approx(readings[1].difference, abs=1e-12)
     assert readings[0].variance == pytest.approx(readings[1].variance)
 
 
 async def crowd_free_look(control, record, began, now):
     """What a look does, without acting on it."""
-    await control._trials.look(record, began, now)
+    await control._trials._running.look(record, began, now)
 
 
 async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk):
@@ -904,11 +904,12 @@ async def test_while_an_alarm_stands_nothing_ships_and_no_share_grows(disk):
 
 
 async def test_a_trial_waits_at_its_share_while_an_alarm_stands(disk):
-    control, crowd = await on_trial(disk, {V3: 0.6})
-    control._paused = lambda: True
+    alarm = []
+    _, crowd = await on_trial(disk, {V3: 0.6}, paused=lambda: bool(alarm))
+    alarm.append("repetition")
     with pytest.raises(AssertionError, match="no "):
         await crowd.until("shipped", "ramped", slots=15)
-    control._paused = lambda: False
+    alarm.clear()
     await crowd.until("shipped")
 
 
