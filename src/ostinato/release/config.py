@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.config import HOUR, Require, TrialConfig
 
 
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
@@ -19,6 +21,26 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
         default=False,
         description="Try each candidate on a growing share of users, and keep some on the release before it until the verdict. It takes "
         "hundreds of users a day; without it candidates go live on the gate alone.",
+    )
+    require: Require = Field(
+        default="no_loss",
+        description="What a candidate must be shown to be before it ships: 'no_loss', not worse than the margin; 'win', better. Users show "
+        "it where `canary` is on, otherwise the suite does, against the best release so far.",
+    )
+    approval: Literal["auto", "manual"] = Field(
+        default="auto",
+        description="'auto' ships what has passed. With 'manual' it waits until a person says `ostinato approve` or `ostinato refuse`, or "
+        "presses the button on the page.",
+    )
+    cooldown_s: float = Field(
+        default=6 * HOUR,
+        ge=0.0,
+        description="Seconds after a rollback in which nothing ships by itself and no trial begins. A person may ship all the same.",
+    )
+    rollbacks_a_day: int = Field(
+        default=1,
+        ge=0,
+        description="Rollbacks without a person within 24 hours; after one more, nothing ships by itself until a person ships or approves.",
     )
     trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried before users.")
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")

@@ -18,6 +18,8 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Log
 from ostinato.release.ancestry import Ancestry
+from ostinato.release.approvals import Approvals, told
+from ostinato.release.braking import Braking
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
@@ -60,6 +62,7 @@ class ReleaseController:
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
+        self._braking = Braking(log, config, clock)
         self._ancestry = Ancestry(log)
         self._troubles: dict[str, str] = {}
         self._store = store
@@ -73,8 +76,9 @@ class ReleaseController:
         self._clock = clock
         self._paused = paused
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
-        self._moves = Moves(self.ledger, store, versions)
-        self._trials = Trials(log, self.ledger, self._moves, config, clock, paused)
+        self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
+        self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
+        self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -109,8 +113,8 @@ class ReleaseController:
                         await self._store.move_ref(ref, None, manifest)
             await self._reconcile()
 
-    async def rollback(self, to: PolicyVersion | None, reason: str) -> ReleaseEvent:
-        """Put an earlier version (default: the previous release) live. What it replaces never ships again by itself.
+    async def rollback(self, to: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+        """A person puts an earlier version (default: the previous release) live. What it replaces never ships again by itself.
 
         Raises:
             NotFound: there is no earlier release, or `to` was never published.
@@ -123,9 +127,9 @@ class ReleaseController:
                 raise NotFound("there is no earlier release to roll back to; name a version", field="to")
             if target == self.live:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
-            return await self._moves.take_back(target, self.live, reason, {})
+            return await self._moves.take_back(target, self.live, reason, {"actor": actor})
 
-    async def ship(self, policy: PolicyVersion, reason: str) -> ReleaseEvent:
+    async def ship(self, policy: PolicyVersion, reason: str, *, actor: str) -> ReleaseEvent:
         """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
 
         Raises:
@@ -137,7 +141,24 @@ class ReleaseController:
             await self._reconcile()
             if policy == self.live:
                 raise BadRequest(f"{policy} is live already; name another version", field="to")
-            return await self._moves.ship(policy, self.live, reason, self._trials.staying(policy, self.ledger.state))
+            return await self._moves.ship(policy, self.live, reason, {"actor": actor})
+
+    async def approve(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+        """A person puts before users what waits for that. `policy`: it must be this one.
+
+        Raises:
+            NotFound: nothing waits, or another version does.
+            Conflict: live was moved, or something newer passed, at this moment; look again.
+        """
+        async with self._lock:
+            await self._reconcile()
+            return await self._approvals.approve(policy, reason, actor)
+
+    async def refuse(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+        """A person blocks what waits for approval. Raises NotFound as `approve`."""
+        async with self._lock:
+            await self._reconcile()
+            return await self._approvals.refuse(policy, reason, actor)
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent:
         """Record a report and act on it: ship (or start a canary), block, or for EXTEND nothing more."""
@@ -151,8 +172,7 @@ class ReleaseController:
             if self._evals is not None and report.verdict is Verdict.EXTEND:
                 detail["evidence"] = dict(self._evals.evidence())
             event = await self.ledger.append("evaluated", candidate, report.live, report.reason, detail)
-            waits = report.verdict is Verdict.EXTEND or (report.verdict is Verdict.SHIP and self._paused())
-            return event if waits else await self._settle(self.ledger.state)
+            return event if report.verdict is Verdict.EXTEND else (await self._settle(self.ledger.state) or event)
 
     async def step(self) -> ReleaseEvent | None:
         """Do the one thing that is due; None when nothing is.
@@ -162,10 +182,16 @@ class ReleaseController:
         """
         async with self._lock:
             state = await self._reconcile()
+            await self._braking.note(state)
+            if state.proposal is not None and state.proposal.actor is not None:
+                return await self._approvals.ship_approved(state.proposal)
             if state.trial is not None and not state.trial.shipped:
                 return await self._trials.go_on(state.trial, self.live, state)
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
-                return None if state.verdict[2] == "SHIP" and self._paused() else await self._settle(state)
+                return await self._settle(state)
+        if self._braking.holds(state):
+            await self._park()  # candidates come and go meanwhile: the newest is judged when it ends
+            return None
         candidate = await self._due(state)
         if candidate is not None and await self._ancestry.carried_on(candidate, self.ledger.harmful):
             why = "it may descend from a version that was taken back: training has not gone back yet"
@@ -271,19 +297,30 @@ class ReleaseController:
         elif state.live != policy and policy in state.releases:
             await self.ledger.append("rolled_back", policy, state.live, "found the live ref moved back")
         elif state.live != policy:
-            judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
-            reason = state.reason if judged else "found the live ref moved by hand"
-            await self.ledger.append("shipped", policy, state.live, reason, self._trials.staying(policy, state))
+            reason, detail = self._moved_unwritten(policy, state)
+            await self.ledger.append("shipped", policy, state.live, reason, detail | self._moves.staying(policy))
         await self._trials.park(policy, self.ledger.state)
         return self.ledger.state
 
-    async def _settle(self, state: State) -> ReleaseEvent:
-        """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live."""
+    def _moved_unwritten(self, policy: PolicyVersion, state: State) -> tuple[str, dict[str, Any]]:
+        """Why something is live of which no line tells: whoever put it there was cut off in between."""
+        if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
+            return told(state.proposal)
+        judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
+        return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
+
+    async def _settle(self, state: State) -> ReleaseEvent | None:
+        """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live; None while nothing may ship."""
         assert state.verdict is not None
         candidate, live, verdict = state.verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
+        if self._paused() or self._braking.holds(state):
+            return None
         if self._trials.on:
             return await self._trials.begin(candidate, live, state.reason)
+        if self._config.require == "win" and not state.proven_better(candidate):
+            why = f"not proven better than the best so far (release.require): {state.reason}"
+            return await self.ledger.append("blocked", candidate, live, why)
         why = f"{state.reason}; on the gate alone, without a canary"
-        return await self._moves.ship(candidate, live, why, {})
+        return await self._approvals.passed(candidate, live, why, {}, ask=self._braking.asks(state))

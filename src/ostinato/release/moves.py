@@ -12,10 +12,14 @@ from ostinato.release.protocols import Refs, Versions
 
 
 class Moves:
-    """Whoever dies between a move of live and its line leaves a ref that the next look at both writes down."""
+    """Whoever dies between a move of live and its line leaves a ref that the next look at both writes down.
 
-    def __init__(self, ledger: ReleaseLedger, store: Refs, versions: Versions) -> None:
+    `holdback` is the share of users who stay on what a release that was tried replaces.
+    """
+
+    def __init__(self, ledger: ReleaseLedger, store: Refs, versions: Versions, *, holdback: float) -> None:
         self._ledger = ledger
+        self._holdback = holdback
         self._store = store
         self._versions = versions
 
@@ -24,7 +28,9 @@ class Moves:
     ) -> ReleaseEvent:
         """Put a candidate before users. Raises Conflict if something else than `live` is live, NotFound if it was never published."""
         manifest = await self._swap_live(live, candidate)
-        return await self._ledger.append("shipped", candidate, live, reason, {"manifest": manifest, **detail})
+        return await self._ledger.append(
+            "shipped", candidate, live, reason, {"manifest": manifest, **self.staying(candidate), **detail}
+        )
 
     async def take_back(
         self, target: PolicyVersion, live: PolicyVersion, reason: str, detail: Mapping[str, Any]
@@ -32,6 +38,16 @@ class Moves:
         """Put an earlier version before users again. Raises as `ship`."""
         manifest = await self._swap_live(live, target)
         return await self._ledger.append("rolled_back", target, live, reason, {**detail, "manifest": manifest})
+
+    def staying(self, policy: PolicyVersion) -> dict[str, Any]:
+        """What the line of a release that was tried says about who stays on the one before it."""
+        state = self._ledger.state
+        if policy == state.canary:
+            return {"share": 1.0 - self._holdback}
+        proposal = state.proposal
+        if proposal is None or proposal.candidate != policy or proposal.salt is None:
+            return {}
+        return {"share": 1.0 - self._holdback, "salt": proposal.salt}
 
     async def point(self, ref: str, policy: PolicyVersion) -> None:
         """Move a ref that nobody else moves, if it does not point there already."""

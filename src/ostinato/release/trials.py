@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Log
+from ostinato.release.approvals import Approvals
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.moves import Moves
@@ -31,12 +31,14 @@ class Trials:
         log: Log,
         ledger: ReleaseLedger,
         moves: Moves,
+        approvals: Approvals,
         config: ReleaseConfig,
         clock: Clock,
         paused: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
         self._moves = moves
+        self._approvals = approvals
         self._config = config
         self._clock = clock
         self._paused = paused
@@ -52,7 +54,7 @@ class Trials:
         assert self._running is not None
         # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
         share = await self._running.first_share(self._clock())
-        trial = {"share": share, "salt": candidate.hash[:16]}
+        trial = {"share": share, "salt": candidate.hash[:16], "require": self._config.require}
         event = await self._ledger.append("canary", candidate, live, reason, trial)
         await self._moves.point("canary", candidate)
         return event
@@ -72,7 +74,7 @@ class Trials:
         reading = {"reading": asdict(decision.reading)}
         if decision.next is Next.SHIP:
             why = f"{state.reason}; canary {decision.reason}"
-            return await self._moves.ship(candidate, live, why, self.staying(candidate, state) | reading)
+            return await self._approvals.passed(candidate, live, why, reading)
         if decision.next is Next.BLOCK:
             event = await self._ledger.append("blocked", candidate, live, f"canary: {decision.reason}", reading)
             await self._moves.point("canary", live)
@@ -93,10 +95,6 @@ class Trials:
         if decision.next is Next.BETTER and not trial.better:
             return await self._ledger.append("better", trial.candidate, trial.against, decision.reason, detail)
         return None
-
-    def staying(self, policy: PolicyVersion, state: State) -> dict[str, Any]:
-        """What the line of a release that comes from a trial says about who stays on the one before it."""
-        return {"share": 1.0 - self._config.trial.holdback} if policy == state.canary else {}
 
     async def park(self, live: PolicyVersion, state: State) -> None:
         """Outside a trial its arms hold what is live, whose weights are loaded anyway."""

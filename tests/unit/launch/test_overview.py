@@ -8,13 +8,17 @@ import pytest
 from rich.console import Console
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.launch.placing.board import Board, Shown, Standing, read_board
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.placing.supervision import Condition, Watched
-from ostinato.launch.views.overview import Overview, ago, overview
+from ostinato.launch.views.overview import Overview, overview
+from ostinato.launch.views.spans import ago
 from ostinato.launch.views.status_json import as_json
 from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
+from ostinato.release.ledger import State
+from ostinato.release.proposal import Proposal
 from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0
@@ -38,6 +42,7 @@ RUN = Overview(
     now=NOW,
     board=BOARD,
     summary=Summary(),
+    ledger=State(),
     accounting=Accounting(ingested=0, trained=0, held={}, waiting=0, rewarded=0),
     lines={},
     refs={"live": "ab" * 32},
@@ -151,7 +156,7 @@ def test_for_scripts_it_is_json(board, alive: bool):
     assert (live["turns"], live["acceptance"], live["newest_version"]) == (4, 0.5, 0)
     assert 0 < live["lower"] < 0.5 < live["upper"] < 1
     assert (found["steps"], found["tokens"], found["signals"], found["at"]) == (7, 90, 3, NOW)
-    assert found["releases"] == [{"action": "shipped", "number": 6, "reason": "better", "at": NOW - 9}]
+    assert found["releases"] == [{"action": "shipped", "number": 6, "reason": "better", "at": NOW - 9, "actor": None}]
     assert (found["turns"]["held"], found["turns"]["balanced"]) == ({"arm:eval": 1}, True)
     assert found["turns"]["coverage"]["acme"]["usual"] == 0.5
     assert found["disk"] == {"log": 5_000_000, "weights": 2_000_000_000, "free": 70_000_000_000}
@@ -214,3 +219,32 @@ def test_a_disk_that_refuses_the_board_stops_nobody(tmp_path):
 )
 def test_spans_for_people(seconds, words):
     assert ago(seconds) == words
+
+
+V7, V9 = (PolicyVersion(number=number, hash=f"{number:02d}" * 16) for number in (7, 9))
+PROPOSED = Proposal(candidate=V9, against=V7, reason="canary +1.2 pp", at=NOW - 600, salt=None, better=False)
+
+
+def test_what_waits_for_a_person_is_said_with_what_to_type():
+    run = replace(RUN, ledger=State(releases=(V7,), proposal=PROPOSED))
+    text = drawn(run)
+    assert "v9 has passed and waits for approval since 10 min: canary +1.2 pp" in text
+    assert "`ostinato approve` puts it before users" in text
+    told = as_json(run)["awaits_approval"]
+    assert (told["number"], told["against"], told["since"], told["approved_by"]) == (9, 7, NOW - 600, None)
+    approved = replace(run, ledger=State(releases=(V7,), proposal=replace(PROPOSED, actor="ann")))
+    assert "ann approved it, and the release worker is about to ship it" in drawn(approved)
+    assert "waits for approval" not in drawn(RUN)
+    assert as_json(RUN)["awaits_approval"] is None
+
+
+def test_who_acted_is_shown_with_the_line_and_every_arm_has_a_place():
+    """Users who stay behind after a trial are an arm like others."""
+    seen = Summary()
+    seen.releases.append(LedgerLine(action="rolled_back", number=7, reason="people complain", at=NOW, actor="ann"))
+    for arm in Arm:
+        served = Served(arm=arm.value, started_at=NOW - 60, number=7)
+        seen.rated.append(RatedTurn(served=served, value=1.0, heard=True))
+    text = drawn(replace(RUN, summary=seen))
+    assert "rolled back v7  by ann: people complain" in text
+    assert "previous" in text

@@ -171,7 +171,8 @@ class ReleaseList:
 class ReleaseDetail:
     """One version with its evidence. `events` are newest first, each with what its ledger line carries besides.
 
-    `live` is what is before users now, `previous` what a rollback would bring back, `kept`: its weights are in the store.
+    `live` is what is before users now, `previous` what a rollback would bring back, `kept`: its weights are in the store, `awaits`: it
+    has passed and waits until somebody approves or refuses it.
     """
 
     line: ReleaseLine
@@ -180,6 +181,7 @@ class ReleaseDetail:
     live: PolicyVersion | None
     previous: PolicyVersion | None
     kept: bool
+    awaits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,11 +369,19 @@ class Facts(Protocol):
 class Acts(Protocol):
     """What an operator may do from the page: the same functions as the command line's."""
 
-    async def ship(self, root: str, expected_live: str, reason: str) -> str:
+    async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
         """Put a version before users; says what is live now. Raises Conflict if `expected_live` is not, NotFound, BadRequest."""
         ...
 
-    async def roll_back(self, expected_live: str, reason: str) -> str:
+    async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """Put before users what has passed and waits for that. Raises as `ship`; NotFound too if it does not wait."""
+        ...
+
+    async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """Block what waits for approval. Raises as `approve`."""
+        ...
+
+    async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
         """Take the live version back; says what is live now. Raises as `ship`."""
         ...
 

@@ -71,6 +71,11 @@ class Running:
                 found[ref] = policy
         return found
 
+    async def awaits(self, policy: PolicyVersion) -> bool:
+        """True if a version has passed and waits for approval."""
+        proposal = (await self._ledger.refresh()).proposal
+        return proposal is not None and proposal.candidate == policy
+
     async def _shares(self) -> dict[str, float]:
         """The shares of users on the arms beside live: control's of all, the trial's of all the others."""
         control, dealing = self._run.config.serve.control_share, (await self._ledger.refresh()).dealing
