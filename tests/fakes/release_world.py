@@ -190,14 +190,14 @@ class Crowd:
     def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=4):
         self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
         self.arms, self.turns = Arms(), 0
-        self.loaded = {"live", "canary", "previous"}
+        self.loaded, self.verified = {"live", "canary", "previous"}, 0.0
         self.people, self.each = range(int(CROWD * share)), each
         self.random = random.Random(3)
         self.fails = {}
 
     async def slot(self):
         self.time.now += 9.0
-        self.arms.deal(self.control.ledger.state.dealing)
+        self.arms.deal(self.control.ledger.state.dealt(self.verified))
         held = {arm: self.disk.known[self.disk.refs[arm]] for arm in self.loaded}
         rows = []
         for i in self.people:

@@ -10,8 +10,9 @@ from hashlib import blake2b
 class Dealing:
     """The users of a trial: a share of them gets the canary, or stays on the previous release; the others get live.
 
-    Who is on the control arm takes no part. Each trial has a salt of its own, so that it is never the same users who try what is new. A
-    share that grows keeps the users that it has.
+    Who is on the control arm takes no part, nor who stays on the verified release: a share `verified` of the users who are not on
+    control, by a salt of their own. Each trial has its own salt, so that it is never the same users who try what is new. A share that
+    grows keeps the users that it has.
 
     Example: ``Dealing(salt="9f2c41", canary=0.05)``
     """
@@ -19,6 +20,8 @@ class Dealing:
     salt: str
     canary: float = 0.0
     previous: float = 0.0
+    verified: float = 0.0
+    verified_salt: str = ""
 
 
 def dealing_key(salt: str) -> bytes:

@@ -11,6 +11,7 @@ from ostinato.release.guard import GuardConfig
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
+from ostinato.release.trial.standing import StandingConfig
 
 
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
@@ -43,9 +44,20 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
         description="Rollbacks without a person within 24 hours; after one more, nothing ships by itself until a person ships or approves.",
     )
     trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried before users.")
+    best_arm: bool = Field(
+        default=False,
+        description="Keep a share of the users (release.standing.share) on the best release that users ever proved, and compare live with "
+        "them all the time: losses too small for one trial add up there. One more version is held in memory.",
+    )
+    standing: StandingConfig = Field(default=StandingConfig(), description="Live against that release.")
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
     auto: RouterConfig = Field(default=RouterConfig(), description="How Auto moves its shares.")
     monitors: MonitorsConfig = Field(
         default=MonitorsConfig(), description="Which behaviour is watched, and against what."
     )
+
+    @property
+    def verified_share(self) -> float:
+        """The share of users who stay on the verified release."""
+        return self.standing.share if self.best_arm else 0.0

@@ -25,8 +25,11 @@ from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.moves import Moves
 from ostinato.release.outcomes import Outcomes
+from ostinato.release.pace.budget import Pace, spent
+from ostinato.release.pace.cadence import cadence
 from ostinato.release.protocols import Judge, Refs, Versions
 from ostinato.release.trials import Trials
+from ostinato.release.verified import VerifiedArm
 from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class ReleaseController:
         self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
         self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)
+        self._verified = VerifiedArm(log, self.ledger, self._moves, config, clock)
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -205,6 +209,8 @@ class ReleaseController:
         """Compare live with what it replaced and with control, each beside it in time; on significant harm, roll back by itself."""
         async with self._lock:
             state = await self._reconcile()
+            if event := await self._verified.look(state):
+                return event
             if state.trial is not None and state.trial.shipped and self._trials.on:
                 return await self._trials.prove(state.trial, self.live)
             if self._watch is None or state.previous is None or self._anchor is None:
@@ -213,6 +219,19 @@ class ReleaseController:
             if harm is None:
                 return None
             return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
+
+    async def pace(self, *, gate_alpha: float) -> Pace:
+        """What this traffic can carry and what was risked lately. `gate_alpha` is the gate's level for one candidate."""
+        async with self._lock:
+            state, now, trial = await self._reconcile(), self._clock(), self._config.trial
+            traffic = None if self._watch is None else await self._watch.traffic(state, now)
+        history, tried = self.ledger.history, self._trials.on
+        return Pace(
+            traffic=traffic,
+            cadence=None if traffic is None else cadence(traffic, tuple(history.trials), trial),
+            spent=spent(history, trial, tried=tried, gate_alpha=gate_alpha, now=now),
+            tried=tried,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Step and watch until `stop` is set. What fails is tried again; `trouble` says what."""
@@ -300,6 +319,7 @@ class ReleaseController:
             reason, detail = self._moved_unwritten(policy, state)
             await self.ledger.append("shipped", policy, state.live, reason, detail | self._moves.staying(policy))
         await self._trials.park(policy, self.ledger.state)
+        await self._verified.park(self.ledger.state)
         return self.ledger.state
 
     def _moved_unwritten(self, policy: PolicyVersion, state: State) -> tuple[str, dict[str, Any]]:

@@ -32,7 +32,8 @@ class State:
     "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
     oldest first: it begins with the starting model, a release that was proven better grows it, and what is rolled back leaves it.
     `judged` counts the verdicts. `proposal` is what waits for a person; whatever moves live ends it, and a newer one takes its place.
-    `rollbacks` are those since a person last shipped or approved something, oldest first.
+    `rollbacks` are those since a person last shipped or approved something, oldest first. `verified` is the chain of releases that users
+    proved better, each beside the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -46,6 +47,8 @@ class State:
     judged: int = 0
     proposal: Proposal | None = None
     rollbacks: tuple[RolledBack, ...] = ()
+    verified: tuple[PolicyVersion, ...] = ()
+    verified_at: float = 0.0
     reason: str = ""
     shipped_at: float = 0.0
     events: int = 0
@@ -69,6 +72,13 @@ class State:
     def dealing(self) -> Dealing | None:
         """How users are dealt to the arms of the trial, or None."""
         return None if self.trial is None else self.trial.dealing()
+
+    def dealt(self, verified: float) -> Dealing | None:
+        """How users are dealt to all arms, if so large a share of them stays on the verified release; None: there is no arm but live."""
+        if not verified or not self.verified:
+            return self.dealing
+        salt = self.verified[-1].hash[:16]
+        return replace(self.dealing or Dealing(salt=""), verified=verified, verified_salt=salt)
 
     @property
     def best(self) -> PolicyVersion | None:
@@ -165,6 +175,8 @@ def _shipped(state: State, event: ReleaseEvent) -> State:
         verdict=None,
         proposal=None,
         rollbacks=() if event.detail.get("actor") else state.rollbacks,
+        verified=state.verified or (event.policy,),
+        verified_at=state.verified_at if state.verified else event.at,
     )
 
 
@@ -210,7 +222,14 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
         verdict=None,
         proposal=None,
         rollbacks=(*state.rollbacks[-_ROLLBACKS:], rolled),
+        verified=tuple(release for release in state.verified if release.hash not in refused) or (event.policy,),
+        verified_at=event.at,
     )
+
+
+def _verified(state: State, event: ReleaseEvent) -> State:
+    chain = (*(release for release in state.verified if release != event.policy), event.policy)
+    return replace(state, verified=chain, verified_at=event.at)
 
 
 _STEPS = {
@@ -223,6 +242,7 @@ _STEPS = {
     "shipped": _shipped,
     "blocked": _blocked,
     "rolled_back": _rolled_back,
+    "verified": _verified,
 }
 
 
@@ -235,6 +255,8 @@ class ReleaseLedger:
         self._cursor: Cursor = 0
         self.trial_began: Cursor = 0
         """The place in the log of the last trial's first line."""
+        self.verified_from: Cursor = 0
+        """The place in the log from which live is compared with the verified release."""
         self.moved: ReleaseEvent | None = None
         """The last line that put something else live."""
         self.harmful: Harmful | None = None
@@ -249,7 +271,9 @@ class ReleaseLedger:
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
             self._cursor = cursor
-            self.state = fold(self.state, row)
+            before, self.state = self.state, fold(self.state, row)
+            if before.verified_at != self.state.verified_at or not before.verified:
+                self.verified_from = cursor
             self.history.apply(row)
             if row.action == "canary" or "salt" in row.detail:
                 self.trial_began = cursor

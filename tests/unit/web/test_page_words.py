@@ -51,6 +51,7 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
         facts.run = replace(
             RUN,
             alarms=(facts.alarm,),
+            releasing=(payload,),
             held={payload: 3},
             workers=(a_worker("train", payload, trouble=payload, last_end=payload),),
         )

@@ -25,7 +25,8 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     policy = await open_follower(config).resolve(slot)
     if policy is None:
         raise NotFound(
-            f"no ref {slot!r} in the weight store; use live, canary, previous, control or evaluation", field="slot"
+            f"no ref {slot!r} in the weight store; use live, canary, previous, verified, control or evaluation",
+            field="slot",
         )
     runner = open_runner(config, url)
     with console.status(f"{len(runner.suite.items)} items x {draws} draws against {slot} = {policy}"):

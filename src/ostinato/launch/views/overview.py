@@ -19,6 +19,7 @@ from ostinato.launch.views.releasing import releasing
 from ostinato.launch.views.screen import ArmRow, arms_table, published_line, release_line, step_line, swap_line
 from ostinato.launch.views.spans import ago
 from ostinato.launch.views.summary import Summary
+from ostinato.release.config import ReleaseConfig
 from ostinato.release.ledger import State
 from ostinato.reward.accounting import Accounting
 
@@ -33,7 +34,7 @@ _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """A run as it stands. `lines` are the newest progress lines by worker, `disk` bytes by what they hold, `free` bytes left.
-    `ledger` is what the release ledger adds up to.
+    `ledger` is what the release ledger adds up to, `rules` are those of the release worker.
 
     `who` heads the arms: people, or the demo's programs.
     """
@@ -45,6 +46,7 @@ class Overview:
     board: Shown | None
     summary: Summary
     ledger: State
+    rules: ReleaseConfig
     accounting: Accounting
     lines: Mapping[str, Sequence[dict[str, Any]]]
     refs: Mapping[str, str]
@@ -65,7 +67,7 @@ def overview(run: Overview) -> list[RenderableType]:
         release_line(each.action, each.number, each.reason, each.actor)
         for each in list(run.summary.releases)[-SHOWN_RELEASES:]
     ]
-    parts += releasing(run.ledger, run.now)
+    parts += [Text(said, "yellow") for said in releasing(run.ledger, run.rules, run.lines.get("release", ()), run.now)]
     if run.refs:
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, root in sorted(run.refs.items()):

@@ -55,7 +55,7 @@ def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.PREVIOUS.value, Arm.CONTROL.value, Arm.EVAL.value, Arm.OUTSIDE.value)
+_ORDER = [arm.value for arm in (Arm.LIVE, Arm.CANARY, Arm.PREVIOUS, Arm.VERIFIED, Arm.CONTROL, Arm.EVAL, Arm.OUTSIDE)]
 
 
 def recent_arms(seen: Observed, now: float) -> list[ArmRow]:

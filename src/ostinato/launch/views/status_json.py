@@ -34,7 +34,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "tokens": seen.tokens,
         "signals": seen.signals,
         "releases": [asdict(line) for line in seen.releases],
-        **releasing_json(run.ledger),
+        **releasing_json(run.ledger, run.lines.get("release", ())),
         "refs": dict(run.refs),
         "turns": asdict(run.accounting) | {"balanced": run.accounting.balanced},
         "disk": {**run.disk, "free": run.free},

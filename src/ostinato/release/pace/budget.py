@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ostinato.release.pace.cadence import WEEK
+from ostinato.release.pace.cadence import WEEK, Cadence, Traffic
 from ostinato.release.pace.history import History
 from ostinato.release.trial.config import TrialConfig
 
@@ -28,6 +28,19 @@ class Spent:
     false_ships: float
     false_stops: float
     stops_allowed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast releases may follow each other, and what was risked. `tried`: candidates are tried before users.
+
+    Example: ``Pace(traffic=Traffic(...), cadence=Cadence(...), spent=Spent(...), tried=True)``
+    """
+
+    traffic: Traffic | None
+    cadence: Cadence | None
+    spent: Spent
+    tried: bool
 
 
 def spent(history: History, config: TrialConfig, *, tried: bool, gate_alpha: float, now: float) -> Spent:

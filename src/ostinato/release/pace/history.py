@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.core.records import ReleaseEvent
@@ -35,7 +36,7 @@ class History:
     def apply(self, event: ReleaseEvent) -> None:
         """One more line."""
         report = event.detail.get("report")
-        if event.action == "evaluated" and isinstance(report, dict) and report.get("verdict") != "EXTEND":
+        if event.action == "evaluated" and isinstance(report, Mapping) and report.get("verdict") != "EXTEND":
             self.verdicts.append(event.at)
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)

@@ -80,7 +80,8 @@ class RunNow:
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
     the arms beside live. `pace` is turns a second over the last minute. `batch` is how many turns a step takes, `step` the newest
     step with what its line said. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when the
-    oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`.
+    oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits for
+    whom, and on how many releases the traffic can carry.
     """
 
     at: float
@@ -109,6 +110,7 @@ class RunNow:
     rated_since: float | None
     rated_end: float | None
     alarms: tuple[AlarmLine, ...]
+    releasing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
