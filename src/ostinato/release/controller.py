@@ -333,6 +333,8 @@ class ReleaseController:
         """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live; None while nothing may ship."""
         assert state.verdict is not None
         candidate, live, verdict = state.verdict
+        if state.proposal is not None and state.proposal.actor is not None:
+            return None  # what a person approved meanwhile goes live first, and ends this verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
         if self._paused() or self._braking.holds(state):

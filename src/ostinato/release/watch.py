@@ -59,7 +59,7 @@ class Watch:
         since = max(now - DAY, self._outcomes.since or now)
         if now - since < HOUR:
             return None
-        served = [(Arm.LIVE, release) for release in state.releases[-_RELEASES:]]
+        served: list[tuple[Arm, PolicyVersion]] = [(Arm.LIVE, release) for release in state.releases[-_RELEASES:]]
         if state.trial is not None:
             served += [(Arm.CANARY, state.trial.candidate), (Arm.PREVIOUS, state.trial.against)]
         people: set[Person] = set()

@@ -111,6 +111,27 @@ async def test_the_release_worker_ships_what_was_approved_by_somebody_who_was_cu
     assert (event.action, event.policy, event.detail["actor"]) == ("shipped", V3, "ann")
 
 
+async def test_an_approval_in_the_middle_of_a_judgement_is_not_lost_to_the_newer_one(disk):
+    judge = FakeJudge()
+    control = await waiting(disk, judge)
+    run = judge.run
+
+    async def approved_meanwhile(candidate, *, against):
+        judge.run = run
+        disk.fuse.at, disk.fuse.after = disk.fuse.writes + 1, True
+        with pytest.raises(Killed):
+            await controller(disk).approve(None, "yes", actor="ann")
+        return await run(candidate, against=against)
+
+    judge.run = approved_meanwhile
+    disk.publish(V5)
+    await settle(control)
+    assert disk.events()[-5:] == [
+        *[("approved", 3), ("evaluated", 5), ("shipped", 3), ("evaluated", 5), ("awaits_approval", 5)]
+    ]
+    assert judge.asked[-1] == (5, 3)
+
+
 async def test_of_two_who_ship_an_approved_one_at_once_both_are_told_of_one_release(disk):
     worker = await waiting(disk)
     by_hand = controller(disk)

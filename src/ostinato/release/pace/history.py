@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ostinato.core.records import ReleaseEvent
@@ -35,8 +34,8 @@ class History:
 
     def apply(self, event: ReleaseEvent) -> None:
         """One more line."""
-        report = event.detail.get("report")
-        if event.action == "evaluated" and isinstance(report, Mapping) and report.get("verdict") != "EXTEND":
+        verdict = str(event.detail.get("report", {}).get("verdict", ""))
+        if event.action == "evaluated" and verdict in ("SHIP", "BLOCK"):
             self.verdicts.append(event.at)
         if event.action == "canary":
             self._begun = (event.policy.hash, event.at)
