@@ -22,7 +22,7 @@ from ostinato.weights.publish.publisher import VersionPublisher
 
 COMMANDS = [
     *("up", "demo", "serve", "train", "release", "housekeeping", "config", "eval", "status", "log"),
-    *("forget", "ship", "rollback"),
+    *("forget", "ship", "approve", "refuse", "rollback"),
     *("weights", "doctor"),
 ]
 
@@ -115,8 +115,10 @@ async def test_a_release_is_taken_back_and_the_store_is_sound(shipped, tmp_path)
     assert json.loads(ostinato("status", "--json", *shipped))["turns"]["ingested"] == 0
     chain = ostinato("weights", "log", *shipped)
     assert [line.split()[0] for line in chain.splitlines()[1:4]] == ["v2", "v1", "v0"]
-    assert "v1" in ostinato("rollback", "--reason", "test", *shipped)
+    assert "v1" in ostinato("rollback", "--reason", "test", "--actor", "ann", *shipped)
     assert "rolled_back" in ostinato("log", "--kind", "releases", *shipped)
+    assert "by ann  test" in ostinato("log", "--kind", "releases", *shipped)
+    assert "nothing waits for approval" in ostinato("approve", *shipped, code=2)
     assert "v7 was never released" in ostinato("rollback", "7", *shipped, code=2)
     assert "v0" in ostinato("rollback", "0", *shipped)
     assert "is live already" in ostinato("ship", "v0", *shipped, code=2)

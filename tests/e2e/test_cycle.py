@@ -205,7 +205,7 @@ async def test_a_trainer_that_must_wait_offers_what_it_learned(seeded):
         offered = await run.follower.resolve("candidate")
         assert offered is not None
         assert offered.number == 2
-        await open_releases(run).ship(offered, "test")
+        await open_releases(run).ship(offered, "test", actor="test")
         assert await worker.may_learn()
 
 

@@ -181,7 +181,7 @@ async def test_the_keyboard_alone_leads_to_the_verdict_and_back_to_the_release_b
         await tab.keyboard.type("bob")
         await tab.keyboard.press("Enter")
         await tab.wait_for_selector("h1:text('Rolled back')")
-        assert world.acts.done == [("roll_back", "worse for ann (by bob, on the page)")]
+        assert world.acts.done == [("roll_back", "worse for ann", "bob")]
         world.acts.live = V18.hash
         await tab.go_back()
         await tab.fill("#reason", "again")

@@ -70,9 +70,8 @@ async def test_the_page_shows_a_run_and_moves_its_releases(tmp_path, running, si
             assert await post("/rollback", newest) == 200
             with SqlLog.open(run.launched.home.log) as log:
                 events = [row async for _, row in log.read(0, {ReleaseEvent})]
-            done = [(event.action, event.policy.hash, event.reason) for event in events[-2:]]
-            why = "to see it (by ann, on the page)"
-            assert done == [("shipped", newest, why), ("rolled_back", before, why)]
+            done = [(event.action, event.policy.hash, event.reason, event.detail["actor"]) for event in events[-2:]]
+            assert done == [("shipped", newest, "to see it", "ann"), ("rolled_back", before, "to see it", "ann")]
 
             os.kill(run.worker("serve").pid, signal.SIGKILL)
             page = await until(lambda: get(session, "/releases"), "the page is back")

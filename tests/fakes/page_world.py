@@ -174,6 +174,8 @@ class WrittenFacts:
     def __init__(self):
         self.run = RUN
         self.asked = []
+        self.awaits = False
+        self.actor = "ann"
         self.lines = [a_turn_line()]
         self.signals = (
             a_signal(A_TURN, "accepted", at=NOW - 50),
@@ -224,12 +226,13 @@ class WrittenFacts:
             line=line,
             looks=(a_look(NOW - 900, 0.03, -0.04, 0.1, "EXTEND", 1), a_look(NOW - 700, 0.021, 0.004, 0.038, "SHIP")),
             events=(
-                (an_event(policy=line.policy, reason=self.reason), {}),
+                (an_event(policy=line.policy, reason=self.reason), {"actor": self.actor}),
                 (an_event("evaluated", line.policy, V16, 90, self.reason), carried),
             ),
             live=V17,
             previous=V16,
             kept=True,
+            awaits=self.awaits and not line.live,
         )
 
     async def turns(self, query):
@@ -314,14 +317,24 @@ class NotedActs:
         self.done = []
         self.live = V17.hash
 
-    async def ship(self, root, expected_live, reason):
+    async def ship(self, root, expected_live, reason, actor):
         self._check(expected_live)
-        self.done.append(("ship", root, reason))
+        self.done.append(("ship", root, reason, actor))
         return "v18 is live"
 
-    async def roll_back(self, expected_live, reason):
+    async def approve(self, root, expected_live, reason, actor):
         self._check(expected_live)
-        self.done.append(("roll_back", reason))
+        self.done.append(("approve", root, reason, actor))
+        return "v18 is live"
+
+    async def refuse(self, root, expected_live, reason, actor):
+        self._check(expected_live)
+        self.done.append(("refuse", root, reason, actor))
+        return "v18 never ships by itself"
+
+    async def roll_back(self, expected_live, reason, actor):
+        self._check(expected_live)
+        self.done.append(("roll_back", reason, actor))
         return "v16 is live again"
 
     def _check(self, expected_live):

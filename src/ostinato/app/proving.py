@@ -13,12 +13,13 @@ from ostinato.app.worlds import check_item, open_grader
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Alarm, AlarmState, ReleaseEvent
+from ostinato.core.records import ReleaseEvent
 from ostinato.demo import tasks as demo_tasks
-from ostinato.evaluate.config import BarConfig
+from ostinato.evaluate.config import BarConfig, GateConfig
 from ostinato.evaluate.gate.resolution import check_bars, check_margins
 from ostinato.evaluate.gate.rounds import items_in_round
 from ostinato.evaluate.suites import Suite, build, load, parse
+from ostinato.release.alarms import note
 from ostinato.worlds.sandbox import Sandbox
 
 if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for what measures
@@ -72,7 +73,7 @@ async def check_suite(config: Config) -> Suite:
 
     Raises BadConfig, SandboxRefused.
     """
-    suites, gate = open_suites(config), config.evaluate.gate
+    suites, gate = open_suites(config), gate_rules(config)
     items = [item for suite in (*suites.compared, *suites.aside) for item in suite.items]
     for item in items:
         check_item(item)
@@ -103,7 +104,7 @@ async def note_suite(run: Run) -> None:
         if suite
         else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
     )
-    await _note(run, NO_SUITE, raised=not suite, why=why)
+    await note(run.log, NO_SUITE, raised=not suite, why=why, at=wall_clock())
 
 
 MEASURED = 5
@@ -126,20 +127,7 @@ async def note_resolution(run: Run, suite: Suite) -> None:
             f", and {100 * margin:.1f} pp is set: more than one in ten equally good candidates is blocked; add items or draws, or raise "
             "evaluate.gate.total_margin"
         )
-    await _note(run, COARSE, raised=smallest > margin, why=why)
-
-
-async def _note(run: Run, name: str, *, raised: bool, why: str) -> None:
-    """Raise or clear an alarm, unless it stands so already."""
-    standing: Alarm | None = None
-    count = 0
-    async for _, row in run.log.read(0, {Alarm}):
-        if isinstance(row, Alarm) and row.name == name:
-            standing, count = row, count + 1
-    state = AlarmState.RAISED if raised else AlarmState.CLEARED
-    before = AlarmState.CLEARED if standing is None else standing.state
-    if state is not before:
-        await run.log.append(Alarm(id=f"{name}:{count}", name=name, state=state, reason=why, at=wall_clock()))
+    await note(run.log, COARSE, raised=smallest > margin, why=why, at=wall_clock())
 
 
 def _open(named: str, config: Config) -> Suite:
@@ -175,6 +163,18 @@ def open_runner(config: Config, url: str, suite: Suite | None = None) -> SuiteRu
     return SuiteRunner(chosen, open_grader(config), url, home(config).admin_key(), config.evaluate.runner)
 
 
+def gate_rules(config: Config) -> GateConfig:
+    """How the gate judges. Where no users can show that a candidate is better, `release.require` asks it of the gate. Raises BadConfig."""
+    gate = config.evaluate.gate
+    if config.release.require == "no_loss" or config.release.canary:
+        return gate
+    if not gate.sample_best:
+        raise BadConfig(
+            "release.require='win' compares with the best release, which evaluate.gate.sample_best=false leaves out; set it to true"
+        )
+    return gate.model_copy(update={"require": "win"})
+
+
 def open_evaluation(config: Config, url: str) -> Evaluation:
     """Candidates against live, best and anchor through the gateway at `url`."""
     from ostinato.evaluate.evaluation import Evaluation
@@ -182,7 +182,7 @@ def open_evaluation(config: Config, url: str) -> Evaluation:
     suites = open_suites(config)
     return Evaluation(
         [open_runner(config, url, suite) for suite in suites.compared],
-        config.evaluate.gate,
+        gate_rules(config),
         bars=suites.bars,
         aside=[open_runner(config, url, suite) for suite in suites.aside],
         candidate_slot=EVALUATION_REF,

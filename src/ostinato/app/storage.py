@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import StorageFull
+from ostinato.core.records import Arm
 from ostinato.record.lock import hold
 
 if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor, must not load what opens them
@@ -25,6 +26,11 @@ if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor,
 EVALUATION_REF = "evaluation"
 BEST_EVALUATION_REF = "evaluation-best"
 SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
+
+
+def served_refs(config: Config) -> tuple[str, ...]:
+    """The refs whose versions a gateway holds. The verified release is one where some users stay on it."""
+    return (*SERVED_REFS, Arm.VERIFIED.value) if config.release.best_arm else SERVED_REFS
 
 
 @dataclass(frozen=True, slots=True)

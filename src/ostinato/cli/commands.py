@@ -141,7 +141,7 @@ def show_config(
 @app.command(name="eval")
 def evaluate(
     *,
-    slot: Literal["live", "canary", "previous", "control", "evaluation", "evaluation-best"] = "live",
+    slot: Literal["live", "canary", "previous", "verified", "control", "evaluation", "evaluation-best"] = "live",
     draws: int = 1,
     common: Common | None = None,
 ) -> None:
@@ -227,7 +227,9 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
 
 
 @app.command
-def ship(version: str = "candidate", *, reason: str = "by hand", common: Common | None = None) -> None:
+def ship(
+    version: str = "candidate", *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
     """Put a version before users without asking the gate; `ostinato rollback` takes it back.
 
     Parameters
@@ -236,14 +238,58 @@ def ship(version: str = "candidate", *, reason: str = "by hand", common: Common 
         A ref, a number such as v12, or the first digits of a root.
     reason
         Kept in the ledger.
+    actor
+        Who decides, kept in the ledger as well; none: the login name.
     """
     from ostinato.launch.commands.release import ship as run
 
-    asyncio.run(run((common or Common()).load(), version, reason, Console()))
+    asyncio.run(run((common or Common()).load(), version, reason, actor, Console()))
 
 
 @app.command
-def rollback(number: int | None = None, *, reason: str = "by hand", common: Common | None = None) -> None:
+def approve(
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
+    """Put before users what has passed and waits for that (`release.approval = "manual"`); `ostinato status` names it.
+
+    Parameters
+    ----------
+    version
+        It must be this one: a ref, a number such as v12, or the first digits of a root. None: whichever waits.
+    reason
+        Kept in the ledger.
+    actor
+        Who decides, kept in the ledger as well; none: the login name.
+    """
+    from ostinato.launch.commands.release import approve as run
+
+    asyncio.run(run((common or Common()).load(), version, reason, actor, Console()))
+
+
+@app.command
+def refuse(
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
+    """Block what waits for approval: it never ships by itself.
+
+    Parameters
+    ----------
+    version
+        It must be this one; none: whichever waits.
+    reason
+        Kept in the ledger.
+    actor
+        Who decides, kept in the ledger as well; none: the login name.
+    """
+    from ostinato.launch.commands.release import refuse as run
+
+    asyncio.run(run((common or Common()).load(), version, reason, actor, Console()))
+
+
+@app.command
+def rollback(
+    number: int | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+) -> None:
     """Put an earlier release before users again; engines follow within seconds.
 
     Parameters
@@ -252,10 +298,12 @@ def rollback(number: int | None = None, *, reason: str = "by hand", common: Comm
         The release to go back to, as its policy number; none: the one before the live one.
     reason
         Kept in the ledger.
+    actor
+        Who decides, kept in the ledger as well; none: the login name.
     """
     from ostinato.launch.commands.release import roll_back
 
-    asyncio.run(roll_back((common or Common()).load(), number, reason, Console()))
+    asyncio.run(roll_back((common or Common()).load(), number, reason, actor, Console()))
 
 
 @app.command

@@ -42,13 +42,14 @@ class Finish(StrEnum):
 
 
 class Arm(StrEnum):
-    """Which release a user was served. `control` never changes; `previous` is what live replaced; `eval` is not a person; `outside` is
-    another's model, no release.
+    """Which release a user was served. `control` never changes; `previous` is what live replaced; `verified` is the best release that
+    users ever proved; `eval` is not a person; `outside` is another's model, no release.
     """
 
     LIVE = "live"
     CANARY = "canary"
     PREVIOUS = "previous"
+    VERIFIED = "verified"
     CONTROL = "control"
     EVAL = "eval"
     OUTSIDE = "outside"
@@ -290,7 +291,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEvent:
-    """One line of the release ledger. `action` is a verb: published, evaluated, canary, shipped, blocked, rolled_back.
+    """One line of the release ledger. `action`: evaluated, canary, ramped, awaits_approval, approved, shipped, better, verified, blocked or
+    rolled_back. `detail["actor"]` names the person who did it; what the release worker does by itself has none.
 
     Example: ``ReleaseEvent(id="r9", action="shipped", policy=v9, previous=v7, reason="+4.1 pp, lower bound -0.2", detail={...}, at=60.0)``
     """

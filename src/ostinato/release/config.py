@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.config import HOUR, Require, TrialConfig
+from ostinato.release.trial.standing import StandingConfig
 
 
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
@@ -20,10 +23,41 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
         description="Try each candidate on a growing share of users, and keep some on the release before it until the verdict. It takes "
         "hundreds of users a day; without it candidates go live on the gate alone.",
     )
+    require: Require = Field(
+        default="no_loss",
+        description="What a candidate must be shown to be before it ships: 'no_loss', not worse than the margin; 'win', better. Users show "
+        "it where `canary` is on, otherwise the suite does, against the best release so far.",
+    )
+    approval: Literal["auto", "manual"] = Field(
+        default="auto",
+        description="'auto' ships what has passed. With 'manual' it waits until a person says `ostinato approve` or `ostinato refuse`, or "
+        "presses the button on the page.",
+    )
+    cooldown_s: float = Field(
+        default=6 * HOUR,
+        ge=0.0,
+        description="Seconds after a rollback in which nothing ships by itself and no trial begins. A person may ship all the same.",
+    )
+    rollbacks_a_day: int = Field(
+        default=1,
+        ge=0,
+        description="Rollbacks without a person within 24 hours; after one more, nothing ships by itself until a person ships or approves.",
+    )
     trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried before users.")
+    best_arm: bool = Field(
+        default=False,
+        description="Keep a share of the users (release.standing.share) on the best release that users ever proved, and compare live with "
+        "them all the time: losses too small for one trial add up there. One more version is held in memory.",
+    )
+    standing: StandingConfig = Field(default=StandingConfig(), description="Live against that release.")
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
     outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
     auto: RouterConfig = Field(default=RouterConfig(), description="How Auto moves its shares.")
     monitors: MonitorsConfig = Field(
         default=MonitorsConfig(), description="Which behaviour is watched, and against what."
     )
+
+    @property
+    def verified_share(self) -> float:
+        """The share of users who stay on the verified release."""
+        return self.standing.share if self.best_arm else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -18,14 +18,18 @@ from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import Incumbents, Report, Verdict
 from ostinato.core.seams import Clock, Log
 from ostinato.release.ancestry import Ancestry
+from ostinato.release.approvals import Approvals, told
+from ostinato.release.braking import Braking
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.guard import Compare
 from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.release.moves import Moves
 from ostinato.release.outcomes import Outcomes
+from ostinato.release.pace.budget import Pace, spent
+from ostinato.release.pace.cadence import cadence
 from ostinato.release.protocols import Judge, Refs, Versions
-from ostinato.release.trial.record import TrialRecord
-from ostinato.release.trial.running import RunningTrial
-from ostinato.release.trial.verdict import Next
+from ostinato.release.trials import Trials
+from ostinato.release.verified import VerifiedArm
 from ostinato.release.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -61,6 +65,7 @@ class ReleaseController:
         paused: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ledger = ReleaseLedger(log, clock)
+        self._braking = Braking(log, config, clock)
         self._ancestry = Ancestry(log)
         self._troubles: dict[str, str] = {}
         self._store = store
@@ -74,7 +79,10 @@ class ReleaseController:
         self._clock = clock
         self._paused = paused
         self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
-        self._trials = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
+        self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
+        self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
+        self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)
+        self._verified = VerifiedArm(log, self.ledger, self._moves, config, clock)
         self._lock = asyncio.Lock()
         self._restored = False
 
@@ -109,8 +117,8 @@ class ReleaseController:
                         await self._store.move_ref(ref, None, manifest)
             await self._reconcile()
 
-    async def rollback(self, to: PolicyVersion | None, reason: str) -> ReleaseEvent:
-        """Put an earlier version (default: the previous release) live. What it replaces never ships again by itself.
+    async def rollback(self, to: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+        """A person puts an earlier version (default: the previous release) live. What it replaces never ships again by itself.
 
         Raises:
             NotFound: there is no earlier release, or `to` was never published.
@@ -123,9 +131,9 @@ class ReleaseController:
                 raise NotFound("there is no earlier release to roll back to; name a version", field="to")
             if target == self.live:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
-            return await self._take_back(target, reason, {})
+            return await self._moves.take_back(target, self.live, reason, {"actor": actor})
 
-    async def ship(self, policy: PolicyVersion, reason: str) -> ReleaseEvent:
+    async def ship(self, policy: PolicyVersion, reason: str, *, actor: str) -> ReleaseEvent:
         """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
 
         Raises:
@@ -137,7 +145,24 @@ class ReleaseController:
             await self._reconcile()
             if policy == self.live:
                 raise BadRequest(f"{policy} is live already; name another version", field="to")
-            return await self._ship(policy, self.live, reason)
+            return await self._moves.ship(policy, self.live, reason, {"actor": actor})
+
+    async def approve(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+        """A person puts before users what waits for that. `policy`: it must be this one.
+
+        Raises:
+            NotFound: nothing waits, or another version does.
+            Conflict: live was moved, or something newer passed, at this moment; look again.
+        """
+        async with self._lock:
+            await self._reconcile()
+            return await self._approvals.approve(policy, reason, actor)
+
+    async def refuse(self, policy: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+        """A person blocks what waits for approval. Raises NotFound as `approve`."""
+        async with self._lock:
+            await self._reconcile()
+            return await self._approvals.refuse(policy, reason, actor)
 
     async def decide(self, candidate: PolicyVersion, report: Report) -> ReleaseEvent:
         """Record a report and act on it: ship (or start a canary), block, or for EXTEND nothing more."""
@@ -151,8 +176,7 @@ class ReleaseController:
             if self._evals is not None and report.verdict is Verdict.EXTEND:
                 detail["evidence"] = dict(self._evals.evidence())
             event = await self.ledger.append("evaluated", candidate, report.live, report.reason, detail)
-            waits = report.verdict is Verdict.EXTEND or (report.verdict is Verdict.SHIP and self._paused())
-            return event if waits else await self._settle(self.ledger.state)
+            return event if report.verdict is Verdict.EXTEND else (await self._settle(self.ledger.state) or event)
 
     async def step(self) -> ReleaseEvent | None:
         """Do the one thing that is due; None when nothing is.
@@ -162,10 +186,16 @@ class ReleaseController:
         """
         async with self._lock:
             state = await self._reconcile()
-            if state.canary is not None:
-                return await self._try_canary(state.canary, state)
+            await self._braking.note(state)
+            if state.proposal is not None and state.proposal.actor is not None:
+                return await self._approvals.ship_approved(state.proposal)
+            if state.trial is not None and not state.trial.shipped:
+                return await self._trials.go_on(state.trial, self.live, state)
             if state.verdict is not None and state.verdict[1] == state.live and state.verdict[2] in ("SHIP", "BLOCK"):
-                return None if state.verdict[2] == "SHIP" and self._paused() else await self._settle(state)
+                return await self._settle(state)
+        if self._braking.holds(state):
+            await self._park()  # candidates come and go meanwhile: the newest is judged when it ends
+            return None
         candidate = await self._due(state)
         if candidate is not None and await self._ancestry.carried_on(candidate, self.ledger.harmful):
             why = "it may descend from a version that was taken back: training has not gone back yet"
@@ -179,14 +209,29 @@ class ReleaseController:
         """Compare live with what it replaced and with control, each beside it in time; on significant harm, roll back by itself."""
         async with self._lock:
             state = await self._reconcile()
-            if state.trial is not None and state.trial.shipped and self._trials is not None:
-                return await self._prove(state.trial, self._trials)
+            if event := await self._verified.look(state):
+                return event
+            if state.trial is not None and state.trial.shipped and self._trials.on:
+                return await self._trials.prove(state.trial, self.live)
             if self._watch is None or state.previous is None or self._anchor is None:
                 return None
             harm = await self._watch.live(state, self._anchor, self._clock())
             if harm is None:
                 return None
-            return await self._take_back(state.previous, f"guard: {harm}", {"guard": asdict(harm)})
+            return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
+
+    async def pace(self, *, gate_alpha: float) -> Pace:
+        """What this traffic can carry and what was risked lately. `gate_alpha` is the gate's level for one candidate."""
+        async with self._lock:
+            state, now, trial = await self._reconcile(), self._clock(), self._config.trial
+            traffic = None if self._watch is None else await self._watch.traffic(state, now)
+        history, tried = self.ledger.history, self._trials.on
+        return Pace(
+            traffic=traffic,
+            cadence=None if traffic is None else cadence(traffic, tuple(history.trials), trial),
+            spent=spent(history, trial, tried=tried, gate_alpha=gate_alpha, now=now),
+            tried=tried,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Step and watch until `stop` is set. What fails is tried again; `trouble` says what."""
@@ -231,13 +276,13 @@ class ReleaseController:
             evals.restore(self.ledger.evidence)
             self._restored = True
         if self._evaluation_ref != "candidate":
-            await self._point(self._evaluation_ref, candidate)
+            await self._moves.point(self._evaluation_ref, candidate)
         incumbents = self.incumbents
         if self.ledger.state.best is not None:
-            await self._point(BEST_REF, self.ledger.state.best)
+            await self._moves.point(BEST_REF, self.ledger.state.best)
         if self._best_ref is not None and incumbents.best not in (None, incumbents.live, incumbents.anchor):
             self._parked = False
-            await self._point(self._best_ref, incumbents.best)
+            await self._moves.point(self._best_ref, incumbents.best)
         try:
             report = await evals.run(candidate, against=incumbents)
         except Conflict:
@@ -252,7 +297,7 @@ class ReleaseController:
         if self._parked or self._best_ref is None or self._anchor is None:
             return
         if await self._store.read_ref(self._best_ref) is not None:
-            await self._point(self._best_ref, self._anchor)
+            await self._moves.point(self._best_ref, self._anchor)
         self._parked = True
 
     async def _reconcile(self) -> State:
@@ -271,100 +316,33 @@ class ReleaseController:
         elif state.live != policy and policy in state.releases:
             await self.ledger.append("rolled_back", policy, state.live, "found the live ref moved back")
         elif state.live != policy:
-            judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
-            reason = state.reason if judged else "found the live ref moved by hand"
-            await self.ledger.append("shipped", policy, state.live, reason, self._proving(policy, state))
-        await self._park_arms(policy)
+            reason, detail = self._moved_unwritten(policy, state)
+            await self.ledger.append("shipped", policy, state.live, reason, detail | self._moves.staying(policy))
+        await self._trials.park(policy, self.ledger.state)
+        await self._verified.park(self.ledger.state)
         return self.ledger.state
 
-    async def _park_arms(self, live: PolicyVersion) -> None:
-        """Outside a trial its arms hold what is live, whose weights are loaded anyway."""
-        if self._trials is None:
-            return
-        if self.ledger.state.canary is None:
-            await self._point("canary", live)
-        if self.ledger.state.trial is None or not self.ledger.state.trial.shipped:
-            await self._point("previous", live)
+    def _moved_unwritten(self, policy: PolicyVersion, state: State) -> tuple[str, dict[str, Any]]:
+        """Why something is live of which no line tells: whoever put it there was cut off in between."""
+        if state.proposal is not None and state.proposal.candidate == policy and state.proposal.actor is not None:
+            return told(state.proposal)
+        judged = policy == state.canary or (state.verdict is not None and state.verdict[0] == policy)
+        return (state.reason, {}) if judged else ("found the live ref moved by hand", {"actor": "unknown"})
 
-    async def _settle(self, state: State) -> ReleaseEvent:
-        """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live."""
+    async def _settle(self, state: State) -> ReleaseEvent | None:
+        """Act on the last verdict, which is SHIP or BLOCK and was reached against what is live; None while nothing may ship."""
         assert state.verdict is not None
         candidate, live, verdict = state.verdict
+        if state.proposal is not None and state.proposal.actor is not None:
+            return None  # what a person approved meanwhile goes live first, and ends this verdict
         if verdict == "BLOCK" or candidate.hash in state.refused:
             return await self.ledger.append("blocked", candidate, live, state.reason)
-        if self._trials is not None:
-            # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
-            share = await self._trials.first_share(self._clock())
-            trial = {"share": share, "salt": candidate.hash[:16]}
-            event = await self.ledger.append("canary", candidate, live, state.reason, trial)
-            await self._point("canary", candidate)
-            return event
-        return await self._ship(candidate, live, f"{state.reason}; on the gate alone, without a canary")
-
-    async def _try_canary(self, candidate: PolicyVersion, state: State) -> ReleaseEvent | None:
-        live = self.live
-        if self._trials is None or state.trial is None:
-            why = "its trial was switched off (release.canary) before there was enough evidence"
+        if self._paused() or self._braking.holds(state):
+            return None
+        if self._trials.on:
+            return await self._trials.begin(candidate, live, state.reason)
+        if self._config.require == "win" and not state.proven_better(candidate):
+            why = f"not proven better than the best so far (release.require): {state.reason}"
             return await self.ledger.append("blocked", candidate, live, why)
-        await self._point("canary", candidate)
-        decision = await self._trials.look(state.trial, self.ledger.trial_began, self._clock())
-        if decision is None or decision.next is Next.WAIT:
-            return None
-        if decision.next in (Next.SHIP, Next.RAMP) and self._paused():
-            return None
-        if decision.next is Next.SHIP:
-            return await self._ship(
-                candidate, live, f"{state.reason}; canary {decision.reason}", asdict(decision.reading)
-            )
-        if decision.next is Next.BLOCK:
-            event = await self.ledger.append(
-                "blocked", candidate, live, f"canary: {decision.reason}", {"reading": asdict(decision.reading)}
-            )
-            await self._point("canary", live)
-            return event
-        detail = {"share": decision.share, "reading": asdict(decision.reading)}
-        return await self.ledger.append("ramped", candidate, live, decision.reason, detail)
-
-    async def _prove(self, trial: TrialRecord, trials: RunningTrial) -> ReleaseEvent | None:
-        """Live beside what it replaced: taken back if it is worse, and noted once it is better."""
-        decision = await trials.look(trial, self.ledger.trial_began, self._clock())
-        if decision is None:
-            return None
-        detail = {"reading": asdict(decision.reading)}
-        if decision.next is Next.ROLL_BACK:
-            return await self._take_back(trial.against, f"beside {trial.against}: {decision.reason}", detail)
-        if decision.next is Next.BETTER and not trial.better:
-            return await self.ledger.append("better", trial.candidate, trial.against, decision.reason, detail)
-        return None
-
-    def _proving(self, policy: PolicyVersion, state: State) -> dict[str, Any]:
-        """What the line of a release that comes from a trial says about who stays on the one before it."""
-        return {"share": 1.0 - self._config.trial.holdback} if policy == state.canary else {}
-
-    async def _ship(
-        self, candidate: PolicyVersion, live: PolicyVersion, reason: str, reading: Mapping[str, Any] | None = None
-    ) -> ReleaseEvent:
-        proving = self._proving(candidate, self.ledger.state)
-        manifest = await self._swap_live(live, candidate)
-        detail = {"manifest": manifest, **proving} | ({} if reading is None else {"reading": reading})
-        return await self.ledger.append("shipped", candidate, live, reason, detail)
-
-    async def _take_back(self, target: PolicyVersion, reason: str, detail: Mapping[str, Any]) -> ReleaseEvent:
-        live = self.live
-        manifest = await self._swap_live(live, target)
-        return await self.ledger.append("rolled_back", target, live, reason, {**detail, "manifest": manifest})
-
-    async def _swap_live(self, live: PolicyVersion, target: PolicyVersion) -> str:
-        """Compare-and-swap on what the ref holds, which is read before the version behind it is checked."""
-        manifest, held = await self._versions.manifest_of(target), await self._store.read_ref("live")
-        found = await self._versions.resolve("live")
-        if found is None or found[0] != live:
-            raise Conflict(f"live is no longer {live}; look again")
-        await self._store.move_ref("live", held, manifest)
-        return manifest
-
-    async def _point(self, ref: str, policy: PolicyVersion) -> None:
-        """Move one of this controller's own refs, if it does not point there already."""
-        manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)
-        if old != manifest:
-            await self._store.move_ref(ref, old, manifest)
+        why = f"{state.reason}; on the gate alone, without a canary"
+        return await self._approvals.passed(candidate, live, why, {}, ask=self._braking.asks(state))

@@ -13,7 +13,13 @@ from ostinato.core.dealing import Dealing
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.ancestry import Harmful
+from ostinato.release.pace.brakes import RolledBack
+from ostinato.release.pace.history import History
+from ostinato.release.proposal import Proposal
 from ostinato.release.trial.record import TrialRecord
+
+_ROLLBACKS = 99
+"""How many earlier ones are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +31,9 @@ class State:
     way: of a candidate with live, or of live with what it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
     "EXTEND") and `better` whether it proved that candidate better than the best so far. `proven` is the chain of versions that were best,
     oldest first: it begins with the starting model, a release that was proven better grows it, and what is rolled back leaves it.
-    `judged` counts the verdicts.
+    `judged` counts the verdicts. `proposal` is what waits for a person; whatever moves live ends it, and a newer one takes its place.
+    `rollbacks` are those since a person last shipped or approved something, oldest first. `verified` is the chain of releases that users
+    proved better, each beside the one before it, oldest first, and `verified_at` when the comparison with the last of them began.
 
     Example: ``State(releases=(v0, v3), events=5, refused=frozenset({"9f..."}))``
     """
@@ -37,6 +45,10 @@ class State:
     better: bool = False
     proven: tuple[PolicyVersion, ...] = ()
     judged: int = 0
+    proposal: Proposal | None = None
+    rollbacks: tuple[RolledBack, ...] = ()
+    verified: tuple[PolicyVersion, ...] = ()
+    verified_at: float = 0.0
     reason: str = ""
     shipped_at: float = 0.0
     events: int = 0
@@ -61,14 +73,28 @@ class State:
         """How users are dealt to the arms of the trial, or None."""
         return None if self.trial is None else self.trial.dealing()
 
+    def dealt(self, verified: float) -> Dealing | None:
+        """How users are dealt to all arms, if so large a share of them stays on the verified release; None: there is no arm but live."""
+        if not verified or not self.verified:
+            return self.dealing
+        salt = self.verified[-1].hash[:16]
+        return replace(self.dealing or Dealing(salt=""), verified=verified, verified_salt=salt)
+
     @property
     def best(self) -> PolicyVersion | None:
         """The last release that was proven better than the best before it, or the starting model; None before the first release."""
         return self.proven[-1] if self.proven else None
 
     def settled(self, policy: PolicyVersion) -> bool:
-        """True if this version needs no judgement: it was released, blocked or rolled back before."""
-        return policy.hash in self.refused or any(policy.hash == release.hash for release in self.releases)
+        """True if this version needs no judgement: it was released, blocked or rolled back before, or waits for a person."""
+        waits = self.proposal is not None and self.proposal.candidate == policy
+        return waits or policy.hash in self.refused or any(policy.hash == release.hash for release in self.releases)
+
+    def proven_better(self, policy: PolicyVersion) -> bool:
+        """True if the gate proved a candidate that is not live yet better than the best so far."""
+        if self.proposal is not None and self.proposal.candidate == policy:
+            return self.proposal.better
+        return self.better and self.verdict is not None and self.verdict[0] == policy
 
 
 def fold(state: State, event: ReleaseEvent) -> State:
@@ -96,6 +122,7 @@ def _canary(state: State, event: ReleaseEvent) -> State:
         against=event.previous,
         salt=str(event.detail["salt"]),
         shares=((event.at, float(event.detail["share"])),),
+        require="win" if event.detail.get("require") == "win" else "no_loss",
     )
     return replace(state, trial=trial)
 
@@ -112,26 +139,66 @@ def _better(state: State, event: ReleaseEvent) -> State:
     return replace(state, trial=replace(state.trial, better=True))
 
 
+def _awaits_approval(state: State, event: ReleaseEvent) -> State:
+    """Its users go back to live until somebody has decided."""
+    if event.previous is None:
+        return state
+    tried = state.trial if state.canary == event.policy else None
+    proposal = Proposal(
+        candidate=event.policy,
+        against=event.previous,
+        reason=event.reason,
+        at=event.at,
+        salt=None if tried is None else tried.salt,
+        better=state.proven_better(event.policy),
+    )
+    return replace(state, proposal=proposal, trial=state.trial if tried is None else None, verdict=None)
+
+
+def _approved(state: State, event: ReleaseEvent) -> State:
+    if state.proposal is None or state.proposal.candidate != event.policy:
+        return state
+    actor = str(event.detail.get("actor", ""))
+    return replace(state, proposal=replace(state.proposal, actor=actor, why=event.reason), rollbacks=())
+
+
 def _shipped(state: State, event: ReleaseEvent) -> State:
     releases = (*(release for release in state.releases if release != event.policy), event.policy)
-    proven = state.better and state.verdict is not None and state.verdict[0] == event.policy
-    trial = None
-    if state.trial is not None and state.canary == event.policy and "share" in event.detail:
-        trial = replace(state.trial.then(event.at, float(event.detail["share"])), shipped=True)
+    proven = state.proven_better(event.policy)
     return replace(
         state,
         releases=releases,
         proven=(*state.proven, event.policy) if proven or not state.proven else state.proven,
-        trial=trial,
+        trial=_staying(state, event),
         shipped_at=event.at,
         refused=state.refused - {event.policy.hash},
         verdict=None,
+        proposal=None,
+        rollbacks=() if event.detail.get("actor") else state.rollbacks,
+        verified=state.verified or (event.policy,),
+        verified_at=state.verified_at if state.verified else event.at,
     )
+
+
+def _staying(state: State, event: ReleaseEvent) -> TrialRecord | None:
+    """The comparison that goes on after a release, if some users stay on what it replaced; after an approval it begins anew."""
+    if "share" not in event.detail or event.previous is None:
+        return None
+    share = (event.at, float(event.detail["share"]))
+    if state.trial is not None and state.canary == event.policy:
+        return replace(state.trial.then(*share), shipped=True)
+    if "salt" not in event.detail:
+        return None
+    salt = str(event.detail["salt"])
+    return TrialRecord(candidate=event.policy, against=event.previous, salt=salt, shares=(share,), shipped=True)
 
 
 def _blocked(state: State, event: ReleaseEvent) -> State:
     trial = None if state.canary == event.policy else state.trial
-    return replace(state, refused=state.refused | {event.policy.hash}, trial=trial, verdict=None)
+    proposal = None if state.proposal is None or state.proposal.candidate == event.policy else state.proposal
+    verdict = None if state.verdict is None or state.verdict[0] == event.policy else state.verdict
+    refused = state.refused | {event.policy.hash}
+    return replace(state, refused=refused, trial=trial, verdict=verdict, proposal=proposal)
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
@@ -144,7 +211,25 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
     kept = chain[:cut] if event.policy in chain else (*(r for r in chain if r.hash not in dropped), event.policy)
     refused = (state.refused | dropped) - {event.policy.hash}
     proven = tuple(release for release in state.proven if release.hash not in refused) or (event.policy,)
-    return replace(state, releases=kept, refused=refused, proven=proven, trial=None, shipped_at=event.at, verdict=None)
+    rolled = RolledBack(at=event.at, by_itself=not event.detail.get("actor"))
+    return replace(
+        state,
+        releases=kept,
+        refused=refused,
+        proven=proven,
+        trial=None,
+        shipped_at=event.at,
+        verdict=None,
+        proposal=None,
+        rollbacks=(*state.rollbacks[-_ROLLBACKS:], rolled),
+        verified=tuple(release for release in state.verified if release.hash not in refused) or (event.policy,),
+        verified_at=event.at,
+    )
+
+
+def _verified(state: State, event: ReleaseEvent) -> State:
+    chain = (*(release for release in state.verified if release != event.policy), event.policy)
+    return replace(state, verified=chain, verified_at=event.at)
 
 
 _STEPS = {
@@ -152,9 +237,12 @@ _STEPS = {
     "canary": _canary,
     "ramped": _ramped,
     "better": _better,
+    "awaits_approval": _awaits_approval,
+    "approved": _approved,
     "shipped": _shipped,
     "blocked": _blocked,
     "rolled_back": _rolled_back,
+    "verified": _verified,
 }
 
 
@@ -167,9 +255,14 @@ class ReleaseLedger:
         self._cursor: Cursor = 0
         self.trial_began: Cursor = 0
         """The place in the log of the last trial's first line."""
+        self.verified_from: Cursor = 0
+        """The place in the log from which live is compared with the verified release."""
+        self.moved: ReleaseEvent | None = None
+        """The last line that put something else live."""
         self.harmful: Harmful | None = None
         """What was taken back last, or harmed those who tried it; None once a person shipped something newer."""
         self.state = State()
+        self.history = History()
         self.evidence: dict[str, Any] = {}
 
     async def refresh(self) -> State:
@@ -178,9 +271,14 @@ class ReleaseLedger:
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
             self._cursor = cursor
-            self.state = fold(self.state, row)
-            if row.action == "canary":
+            before, self.state = self.state, fold(self.state, row)
+            if before.verified_at != self.state.verified_at or not before.verified:
+                self.verified_from = cursor
+            self.history.apply(row)
+            if row.action == "canary" or "salt" in row.detail:
                 self.trial_began = cursor
+            if row.action in ("shipped", "rolled_back"):
+                self.moved = row
             self._note_harm(cursor, row)
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])

@@ -52,6 +52,11 @@ class Outcomes:
                 self._early.advance(row.received_at)
                 self._signal(row)
 
+    @property
+    def since(self) -> float | None:
+        """When the oldest turn of the window ended; None if there is none."""
+        return self._window[0].ended_at if self._window else None
+
     def acceptance(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float
     ) -> dict[Person, tuple[float, int]]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.records import Arm, Person, PolicyVersion
 from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_at, total
 from ostinato.release.ledger import State
 from ostinato.release.outcomes import Outcomes
+from ostinato.release.pace.brakes import DAY
+from ostinato.release.pace.cadence import Traffic
+from ostinato.release.trial.config import HOUR
+
+_RELEASES = 8
+"""The newest releases, whose users are looked at."""
 
 Pair = tuple[Tally, Callable[[], Tally]]
 """What is watched, and what it is compared with: counted only when a look is due, which is seldom."""
@@ -43,6 +49,28 @@ class Watch:
             ),
         }
         return self._look(live, since, pairs)
+
+    async def traffic(self, state: State, now: float) -> Traffic | None:
+        """What people who may take part in trials did in the last day; None before there is an hour of it.
+
+        Where the window is shorter than a day, turns are counted up to one. People are not: who came twice would count twice.
+        """
+        await self._outcomes.refresh()
+        since = max(now - DAY, self._outcomes.since or now)
+        if now - since < HOUR:
+            return None
+        served: list[tuple[Arm, PolicyVersion]] = [(Arm.LIVE, release) for release in state.releases[-_RELEASES:]]
+        if state.trial is not None:
+            served += [(Arm.CANARY, state.trial.candidate), (Arm.PREVIOUS, state.trial.against)]
+        people: set[Person] = set()
+        turns, good = 0, 0.0
+        for arm, policy in served:
+            tally = self._outcomes.acceptance(arm, policy, since, now)
+            people |= tally.keys()
+            turns += total(tally)
+            good += sum(value for value, _ in tally.values())
+        a_day = round(turns * DAY / (now - since))
+        return Traffic(people=len(people), turns=a_day, good=good / turns if turns else 0.0)
 
     def _look(self, policy: PolicyVersion, since: float, pairs: Mapping[str, Pair]) -> Harm | None:
         """The measures share alpha equally."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from hashlib import blake2b
 
-from ostinato.core.dealing import Dealing
+from ostinato.core.dealing import Dealing, dealing_key, place_of
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm
 
@@ -27,8 +26,9 @@ class Assignment:
 class Arms:
     """Deals users to arms.
 
-    Control takes a fixed share by one hash of tenant and name: those users stay on it. The others are dealt by a second hash, with the
-    salt of the trial that is under way: canary takes the lower end of it, the previous release the upper one, live the rest.
+    Control takes a fixed share by one hash of tenant and name: those users stay on it. Of the others the verified release takes its share
+    by a second one. Who is left is dealt by a third, with the salt of the trial that is under way: canary takes the lower end of it, the
+    previous release the upper one, live the rest.
 
     Raises:
         BadConfig: a share of control that is none.
@@ -38,41 +38,35 @@ class Arms:
         if not 0.0 <= control <= 1.0:
             raise BadConfig(f"serve.control_share {control} must lie in [0, 1].")
         self._control = control
-        self._key = _key(salt)
+        self._key = dealing_key(salt)
         self._dealing: Dealing | None = None
-        self._trial_key = b""
+        self._trial_key = self._verified_key = b""
 
     def deal(self, dealing: Dealing | None) -> None:
         """The shares that are in force from now on; None: there is no trial."""
         if dealing != self._dealing:
             self._dealing = dealing
-            self._trial_key = b"" if dealing is None else _key(dealing.salt)
+            self._trial_key = b"" if dealing is None else dealing_key(dealing.salt)
+            self._verified_key = b"" if dealing is None else dealing_key(f"verified {dealing.verified_salt}")
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the slots that are loaded: an arm without weights gives its share to live."""
         if user == ANONYMOUS:  # many people behind one name: hashing it would move them all together
             return Assignment(arm=Arm.LIVE, propensity=1.0)
         control = self._control if Arm.CONTROL in loaded else 0.0
-        if control and _place(self._key, tenant, user) < control:
+        if control and place_of(self._key, tenant, user) < control:
             return Assignment(arm=Arm.CONTROL, propensity=control)
         if self._dealing is None:
             return Assignment(arm=Arm.LIVE, propensity=1.0 - control)
+        verified = self._dealing.verified if Arm.VERIFIED in loaded else 0.0
+        if verified and place_of(self._verified_key, tenant, user) < verified:
+            return Assignment(arm=Arm.VERIFIED, propensity=(1.0 - control) * verified)
+        left = (1.0 - control) * (1.0 - verified)
         canary = self._dealing.canary if Arm.CANARY in loaded else 0.0
         previous = self._dealing.previous if Arm.PREVIOUS in loaded else 0.0
-        place = _place(self._trial_key, tenant, user)
+        place = place_of(self._trial_key, tenant, user)
         if place < canary:
-            return Assignment(arm=Arm.CANARY, propensity=(1.0 - control) * canary)
+            return Assignment(arm=Arm.CANARY, propensity=left * canary)
         if place >= 1.0 - previous:
-            return Assignment(arm=Arm.PREVIOUS, propensity=(1.0 - control) * previous)
-        return Assignment(arm=Arm.LIVE, propensity=(1.0 - control) * (1.0 - canary - previous))
-
-
-def _key(salt: str) -> bytes:
-    return blake2b(salt.encode(), digest_size=32).digest()
-
-
-def _place(key: bytes, tenant: str, user: str) -> float:
-    """A user's place in [0, 1)."""
-    name = tenant.encode()
-    digest = blake2b(len(name).to_bytes(4, "big") + name + user.encode(), key=key, digest_size=7).digest()
-    return (int.from_bytes(digest, "big") >> 3) / 2.0**53  # 53 bits: exact in a float, so never 1.0
+            return Assignment(arm=Arm.PREVIOUS, propensity=left * previous)
+        return Assignment(arm=Arm.LIVE, propensity=left * (1.0 - canary - previous))

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from ostinato.app.proving import COARSE, NO_SUITE, check_suite, note_resolution, note_suite, open_suite, open_suites
+from ostinato.app.proving import (
+    COARSE,
+    NO_SUITE,
+    check_suite,
+    gate_rules,
+    note_resolution,
+    note_suite,
+    open_suite,
+    open_suites,
+)
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
@@ -74,6 +83,14 @@ async def test_bars_may_name_a_suite_of_their_own_and_must_be_within_reach(tmp_p
     lofty = suite(tmp_path, *SMALL, bars.replace("0.95", "0.99"), grader="pattern", pattern="x")
     with pytest.raises(BadConfig, match=r"suite 'safety': with 90 items .* give it 459 items or lower the bar"):
         await check_suite(lofty)
+
+
+def test_the_gate_must_show_that_a_candidate_is_better_where_no_users_can(tmp_path):
+    assert gate_rules(load(None, [])).require == "no_loss"
+    assert gate_rules(load(None, ["release.require='win'"])).require == "win"
+    assert gate_rules(load(None, ["release.require='win'", "release.canary=true"])).require == "no_loss"
+    with pytest.raises(BadConfig, match="sample_best=false leaves out"):
+        gate_rules(load(None, ["release.require='win'", "evaluate.gate.sample_best=false"]))
 
 
 def test_several_suites_have_several_names(tmp_path):

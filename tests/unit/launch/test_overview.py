@@ -2,19 +2,27 @@
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.launch.placing.board import Board, Shown, Standing, read_board
 from ostinato.launch.placing.process import WorkerProcess
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.placing.supervision import Condition, Watched
-from ostinato.launch.views.overview import Overview, ago, overview
+from ostinato.launch.views.overview import Overview, overview
+from ostinato.launch.views.spans import ago
 from ostinato.launch.views.status_json import as_json
 from ostinato.launch.views.summary import LedgerLine, RatedTurn, Served, Summary
+from ostinato.release.config import ReleaseConfig
+from ostinato.release.ledger import State
+from ostinato.release.pace.brakes import RolledBack
+from ostinato.release.pace.budget import Pace, Spent
+from ostinato.release.pace.cadence import Cadence, Traffic
+from ostinato.release.proposal import Proposal
 from ostinato.reward.accounting import Accounting, TenantCoverage
 
 NOW = 100_000.0
@@ -38,6 +46,8 @@ RUN = Overview(
     now=NOW,
     board=BOARD,
     summary=Summary(),
+    ledger=State(),
+    rules=ReleaseConfig(),
     accounting=Accounting(ingested=0, trained=0, held={}, waiting=0, rewarded=0),
     lines={},
     refs={"live": "ab" * 32},
@@ -151,7 +161,7 @@ def test_for_scripts_it_is_json(board, alive: bool):
     assert (live["turns"], live["acceptance"], live["newest_version"]) == (4, 0.5, 0)
     assert 0 < live["lower"] < 0.5 < live["upper"] < 1
     assert (found["steps"], found["tokens"], found["signals"], found["at"]) == (7, 90, 3, NOW)
-    assert found["releases"] == [{"action": "shipped", "number": 6, "reason": "better", "at": NOW - 9}]
+    assert found["releases"] == [{"action": "shipped", "number": 6, "reason": "better", "at": NOW - 9, "actor": None}]
     assert (found["turns"]["held"], found["turns"]["balanced"]) == ({"arm:eval": 1}, True)
     assert found["turns"]["coverage"]["acme"]["usual"] == 0.5
     assert found["disk"] == {"log": 5_000_000, "weights": 2_000_000_000, "free": 70_000_000_000}
@@ -214,3 +224,71 @@ def test_a_disk_that_refuses_the_board_stops_nobody(tmp_path):
 )
 def test_spans_for_people(seconds, words):
     assert ago(seconds) == words
+
+
+V7, V9 = (PolicyVersion(number=number, hash=f"{number:02d}" * 16) for number in (7, 9))
+PROPOSED = Proposal(candidate=V9, against=V7, reason="canary +1.2 pp", at=NOW - 600, salt=None, better=False)
+
+
+def test_what_waits_for_a_person_is_said_with_what_to_type():
+    run = replace(RUN, ledger=State(releases=(V7,), proposal=PROPOSED))
+    text = drawn(run)
+    assert "v9 has passed and waits for approval since 10 min (`ostinato approve` ships it" in text
+    assert "canary +1.2 pp" in text
+    told = as_json(run)["awaits_approval"]
+    assert (told["number"], told["against"], told["since"], told["approved_by"]) == (9, 7, NOW - 600, None)
+    approved = replace(run, ledger=State(releases=(V7,), proposal=replace(PROPOSED, actor="ann")))
+    assert "ann approved it, and the release worker is about to ship it" in drawn(approved)
+    assert "waits for approval" not in drawn(RUN)
+    assert as_json(RUN)["awaits_approval"] is None
+
+
+def test_who_acted_is_shown_with_the_line_and_every_arm_has_a_place():
+    """Users who stay behind after a trial are an arm like others."""
+    seen = Summary()
+    seen.releases.append(LedgerLine(action="rolled_back", number=7, reason="people complain", at=NOW, actor="ann"))
+    for arm in Arm:
+        served = Served(arm=arm.value, started_at=NOW - 60, number=7)
+        seen.rated.append(RatedTurn(served=served, value=1.0, heard=True))
+    text = drawn(replace(RUN, summary=seen))
+    assert "rolled back v7  by ann: people complain" in text
+    assert "previous" in text
+
+
+SPENT = Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0)
+TRAFFIC = Traffic(people=1_040, turns=10_300, good=0.61)
+
+
+def paced(**changes):
+    cadence = Cadence(a_week=7.3, trial_s=82_800.0, measured=5, sees=0.018, margin=0.02)
+    pace = Pace(traffic=TRAFFIC, cadence=replace(cadence, **changes), spent=SPENT, tried=True)
+    return replace(RUN, lines={"release": [{"kind": "pace", "at": NOW} | asdict(pace)]})
+
+
+def test_a_pause_after_a_rollback_is_shown_until_it_is_over():
+    pausing = State(rollbacks=(RolledBack(at=NOW - 3_600, by_itself=True),))
+    assert "(release.cooldown_s): 5 h to go" in drawn(replace(RUN, ledger=pausing))
+    over = State(rollbacks=(RolledBack(at=NOW - 30_000, by_itself=True),))
+    assert "cooldown" not in drawn(replace(RUN, ledger=over))
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, "1,040 people with 10,300 rated turns a day carry about 7.3 verified releases a week: the last 5 trials that passed took 23 h"),
+    ({"measured": 0}, "to rule out a loss of 2.0 pp takes a trial about 23 h; what comes faster is skipped"),
+    ({"trial_s": None, "sees": 0.041}, "are too few for trials: in 4 days they rule out no loss below 4.1 pp"),
+])  # fmt: skip
+def test_how_many_releases_the_traffic_carries_is_said(changes, words):
+    run = paced(**changes)
+    text = " ".join(drawn(run).split())
+    assert words in text
+    assert "of 12 trials in 4 weeks at most 0.60 are expected to have shipped a loss" in text
+    assert json.loads(json.dumps(as_json(run)))["pace"]["cadence"]["a_week"] == 7.3
+    assert as_json(RUN)["pace"] is None
+
+
+def test_without_trials_it_is_said_that_the_suite_alone_decides():
+    run = paced()
+    run.lines["release"][0]["tried"] = False
+    text = " ".join(drawn(run).split())
+    assert "trials are off (release.canary), so the suite alone decides" in text
+    assert "of 40 verdicts of the gate in 4 weeks" in text

@@ -1,190 +1,41 @@
 """The controller with fakes around it: what ships, what is blocked, what comes back, and death at every single write."""
 
 import asyncio
-import random
 from dataclasses import replace
 
 import pytest
+from tests.fakes.release_world import (
+    QUICK,
+    V0,
+    V3,
+    V5,
+    V8,
+    Crowd,
+    Disk,
+    FakeJudge,
+    Killed,
+    Time,
+    controller,
+    on_trial,
+    settle,
+    started,
+    version,
+    went_back,
+)
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
-from ostinato.core.records import Arm, Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
-from ostinato.core.report import Report, Verdict
+from ostinato.core.records import Arm, Batch, Finish, ReleaseEvent, Sampling, Signal, Source, Span, Turn
+from ostinato.core.report import Verdict
 from ostinato.core.seams import Releases
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.controller import ReleaseConfig, ReleaseController
 from ostinato.release.guard import GuardConfig
 from ostinato.release.ledger import ReleaseLedger, State, fold
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.trial.config import TrialConfig
-from ostinato.serve.arms import Arms
-from ostinato.testing.log import MemoryLog
-from ostinato.testing.records import a_signal, a_turn
+from ostinato.testing.records import a_turn
 
-
-def version(number):
-    return PolicyVersion(number=number, hash=f"{number:02d}" * 16)
-
-
-V0, V3, V5, V8 = (version(n) for n in (0, 3, 5, 8))
 ALONE = "because SHIP; on the gate alone, without a canary"
-
-
-class Killed(BaseException):
-    """The process died here."""
-
-
-class Fuse:
-    """Dies at the n-th write, before or after its effect."""
-
-    def __init__(self):
-        self.writes, self.at, self.after = 0, None, False
-
-    async def around(self, effect):
-        self.writes += 1
-        burns = self.at is not None and self.writes == self.at
-        if burns and not self.after:
-            raise Killed
-        result = await effect()
-        if burns:
-            raise Killed
-        return result
-
-
-class Disk:
-    """Refs, manifests and the log, which outlive a controller."""
-
-    def __init__(self):
-        self.fuse, self.refs, self.rows = Fuse(), {}, MemoryLog()
-        self.known = {}
-        self.moves = []
-
-    def publish(self, policy):
-        self.known[f"m{policy.number}"] = policy
-        self.refs["candidate"] = f"m{policy.number}"
-
-    async def move_ref(self, ref, old, new):
-        async def effect():
-            if self.refs.get(ref) != old:
-                raise Conflict(f"{ref} is {self.refs.get(ref)}, not {old}")
-            self.refs[ref] = new
-            self.moves.append((ref, new))
-
-        await self.fuse.around(effect)
-
-    async def read_ref(self, ref):
-        return self.refs.get(ref)
-
-    async def resolve(self, ref):
-        manifest = self.refs.get(ref)
-        return None if manifest is None else (self.known[manifest], manifest)
-
-    async def manifest_of(self, policy):
-        for manifest, known in self.known.items():
-            if known == policy:
-                return manifest
-        raise NotFound(f"{policy} was never published")
-
-    async def append(self, *rows):
-        if not rows:  # only asks for the newest place
-            return await self.rows.append()
-        return await self.fuse.around(lambda: self.rows.append(*rows))
-
-    def read(self, after, kinds):
-        return self.rows.read(after, kinds)
-
-    async def before_last(self, count, kind):
-        return await self.rows.before_last(count, kind)
-
-    def events(self):
-        return [(e.action, e.policy.number) for e in self.rows.rows if isinstance(e, ReleaseEvent)]
-
-
-class FakeJudge:
-    """Verdicts by candidate number, one after another; the last one stays."""
-
-    def __init__(self, verdicts=None):
-        self.verdicts = {number: list(v) for number, v in (verdicts or {}).items()}
-        self.asked, self.against, self.restored = [], [], []
-        self.better = set()
-        self.on_run = lambda candidate: None
-
-    async def run(self, candidate, *, against):
-        self.asked.append((candidate.number, against.live.number))
-        self.against.append(against)
-        self.on_run(candidate)
-        queue = self.verdicts.get(candidate.number, [Verdict.SHIP])
-        verdict = queue.pop(0) if len(queue) > 1 else queue[0]
-        return Report(
-            suite="s", suite_hash="9f", candidate=candidate, live=against.live, candidate_mean=0.5, live_mean=0.4, difference=0.1,
-            lower=0.0, upper=0.2, items=9, draws=2, margin=0.05, power=0.9, verdict=verdict, reason=f"because {verdict}",
-            better=candidate.number in self.better,
-        )  # fmt: skip
-
-    def evidence(self):
-        return {"drawn for": self.asked[-1][0]}
-
-    def restore(self, evidence):
-        self.restored.append(evidence)
-
-
-class Time:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-def controller(
-    disk,
-    judge=None,
-    time=None,
-    compare=None,
-    *,
-    evaluation_ref="candidate",
-    best_ref=None,
-    paused=lambda: False,
-    **config,
-):
-    judge = judge if judge is not None else FakeJudge()
-    return ReleaseController(
-        disk,
-        disk,
-        disk,
-        judge,
-        ReleaseConfig(**({"poll_s": 0.001} | config)),
-        time or Time(),
-        compare,
-        evaluation_ref=evaluation_ref,
-        best_ref=best_ref,
-        paused=paused,
-    )
-
-
-@pytest.fixture
-def disk():
-    disk = Disk()
-    disk.publish(V0)
-    return disk
-
-
-async def started(disk, judge=None, **config):
-    control = controller(disk, judge, **config)
-    await control.bootstrap(V0)
-    return control
-
-
-async def went_back(disk, base, *, step):
-    """The trainer took this step from the weights of a standing release."""
-    await disk.rows.append(Batch(step=step, turns=(), credits=(), reference=base, at=1.0, base=base))
-
-
-async def settle(control, steps=20):
-    for _ in range(steps):
-        if await control.step() is None:
-            return
-    raise AssertionError("the controller does not come to rest")
 
 
 async def test_bootstrap_sets_live_and_control_once(disk):
@@ -311,7 +162,7 @@ async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(dis
     for policy in (V3, V5):
         disk.publish(policy)
         await settle(control)
-    event = await control.rollback(None, "people complain")
+    event = await control.rollback(None, "people complain", actor="ann")
     assert (event.action, event.policy, event.previous) == ("rolled_back", V3, V5)
     assert disk.refs["live"] == "m3"
     await settle(control)
@@ -320,16 +171,16 @@ async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(dis
     disk.publish(V8)
     await settle(control)
     assert disk.refs["live"] == "m8"
-    assert (await control.rollback(V0, "start over")).previous == V8
+    assert (await control.rollback(V0, "start over", actor="ann")).previous == V8
     await settle(control)
     assert disk.refs["live"] == "m0"
     with pytest.raises(NotFound, match="no earlier release"):
-        await control.rollback(None, "further")
+        await control.rollback(None, "further", actor="ann")
     with pytest.raises(BadRequest, match="is live already"):
-        await control.rollback(V0, "again")
+        await control.rollback(V0, "again", actor="ann")
     with pytest.raises(NotFound, match="never published"):
-        await control.rollback(version(77), "where")
-    assert (await control.rollback(V8, "a person wants it after all")).policy == V8
+        await control.rollback(version(77), "where", actor="ann")
+    assert (await control.rollback(V8, "a person wants it after all", actor="ann")).policy == V8
 
 
 async def test_a_person_ships_what_no_gate_judged(disk):
@@ -337,14 +188,14 @@ async def test_a_person_ships_what_no_gate_judged(disk):
     await control.bootstrap(V0)
     disk.publish(V3)
     assert await control.step() is None, "without a judge nothing ships by itself"
-    event = await control.ship(V3, "ann looked at it")
+    event = await control.ship(V3, "ann looked at it", actor="ann")
     assert (event.action, event.policy, event.previous, event.reason) == ("shipped", V3, V0, "ann looked at it")
     assert disk.refs["live"] == "m3"
     assert control.ledger.state.releases == (V0, V3)
     with pytest.raises(BadRequest, match="is live already"):
-        await control.ship(V3, "again")
+        await control.ship(V3, "again", actor="ann")
     with pytest.raises(NotFound, match="never published"):
-        await control.ship(version(77), "where")
+        await control.ship(version(77), "where", actor="ann")
 
 
 async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
@@ -352,13 +203,13 @@ async def test_shipping_by_hand_ends_a_trial_and_forgives_a_refusal(disk):
     disk.publish(V3)
     await settle(control)
     assert V3.hash in control.ledger.state.refused
-    await control.ship(V3, "the suite is wrong")
+    await control.ship(V3, "the suite is wrong", actor="ann")
     assert control.ledger.state.refused == frozenset()
     trial = controller(disk, FakeJudge(), Time(), clustered_difference, canary=True)
     disk.publish(V5)
     assert (await trial.step()).action == "canary"
     disk.publish(V8)
-    await control.ship(V8, "in a hurry")
+    await control.ship(V8, "in a hurry", actor="ann")
     assert (await trial.ledger.refresh()).canary is None
     assert trial.live == V8
 
@@ -380,7 +231,7 @@ async def test_the_reason_of_who_moves_live_by_hand_stands_however_soon_another_
         return await append(*rows)
 
     disk.append = slow
-    await by_hand.rollback(None, "people complain")
+    await by_hand.rollback(None, "people complain", actor="ann")
     await looked[0]
     told = [row.reason for row in disk.rows.rows if isinstance(row, ReleaseEvent) and row.action == "rolled_back"]
     assert told == ["people complain"]
@@ -400,7 +251,7 @@ async def test_rollback_from_another_process_during_an_evaluation_voids_it(disk)
 
     async def slow(candidate, *, against):
         if against.live == V3:
-            await other.rollback(None, "now")
+            await other.rollback(None, "now", actor="ann")
         return await run(candidate, against=against)
 
     judge.run = slow
@@ -556,7 +407,7 @@ async def test_killed_in_a_rollback_the_bad_version_stays_refused(disk, after):
     for offset in (1, 2):
         disk.fuse.at, disk.fuse.after = disk.fuse.writes + offset, after
         with pytest.raises(Killed):
-            await control.rollback(None, "bad")
+            await control.rollback(None, "bad", actor="ann")
         disk.fuse.at = None
         control = controller(disk)
         await settle(control)
@@ -596,9 +447,9 @@ async def test_best_moves_only_to_what_was_proven_better_and_leaves_with_a_rollb
     stood = [(a.live.number, a.best.number, a.anchor.number, a.round) for a in judge.against]
     assert stood == [(0, 0, 0, 0), (3, 3, 0, 1), (5, 3, 0, 2)]
     assert control.incumbents.best == V3
-    await control.rollback(V3, "people complain")
+    await control.rollback(V3, "people complain", actor="ann")
     assert control.incumbents.best == V3, "what came after it is gone, not it"
-    await control.rollback(V0, "start over")
+    await control.rollback(V0, "start over", actor="ann")
     assert control.incumbents.best == V0, "a release that users were harmed by is the best no more"
 
 
@@ -631,7 +482,7 @@ async def test_a_best_that_cannot_be_sampled_is_left_out_aloud(disk):
 async def test_what_a_person_ships_is_not_proven_better(disk):
     control = await started(disk)
     disk.publish(V3)
-    await control.ship(V3, "a hunch")
+    await control.ship(V3, "a hunch", actor="ann")
     assert (control.incumbents.live, control.incumbents.best) == (V3, V0)
 
 
@@ -719,75 +570,6 @@ async def test_an_outage_of_the_product_rolls_nothing_back(disk):
 
 # ------------------------------------------------------------------------------------------------------------- trials
 
-QUICK = {
-    "canary": True,
-    "trial": TrialConfig(
-        slot_s=10.0, limit_s=200.0, margin=0.1, first_people=60, holdback=0.5, better_after_s=60.0, most_turns_a_day=1e4
-    ),
-    "outcomes": OutcomeConfig(maturity_s=5.0),
-}
-CROWD = 200
-
-
-class Crowd:
-    """Simulated users who meet what the gateway would deal them by the ledger, one slot at a time."""
-
-    def __init__(self, disk, control, time, worth, *, said=True, share=1.0, each=4):
-        self.disk, self.control, self.time, self.worth, self.said = disk, control, time, worth, said
-        self.arms, self.turns = Arms(), 0
-        self.loaded = {"live", "canary", "previous"}
-        self.people, self.each = range(int(CROWD * share)), each
-        self.random = random.Random(3)
-        self.fails = {}
-
-    async def slot(self):
-        self.time.now += 9.0
-        self.arms.deal(self.control.ledger.state.dealing)
-        held = {arm: self.disk.known[self.disk.refs[arm]] for arm in self.loaded}
-        rows = []
-        for i in self.people:
-            arm = self.arms.assign("t", f"u{i}", self.loaded).arm
-            policy = held[arm.value]
-            for _ in range(self.each):
-                self.turns += 1
-                failed = self.turns % 100 < 100 * self.fails.get(policy, 0.0)
-                name = f"{self.turns}"
-                turn = Turn(
-                    id=name, episode=name, parent=None, user=f"u{i}", tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
-                    sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
-                    finish=Finish.ERROR if failed else Finish.STOP, text="", started_at=self.time.now, ended_at=self.time.now,
-                )  # fmt: skip
-                rows.append(turn)
-                if self.said and not failed:
-                    good = self.random.random() < self.worth[policy]
-                    rows.append(a_signal(turn, "accepted" if good else "rejected", at=self.time.now, id=name))
-        await self.disk.rows.append(*rows)
-        self.time.now += 1.0
-
-    async def until(self, *actions, slots=60):
-        """Go on until the controller writes one of these lines."""
-        for _ in range(slots):
-            await self.slot()
-            for what in (self.control.step, self.control.watch):
-                event = await what()
-                if event is not None and event.action in actions:
-                    return event
-        raise AssertionError(f"no {actions} in {slots} slots: {self.disk.events()}")
-
-
-async def on_trial(disk, worth, **settings):
-    time = Time()
-    control = controller(disk, FakeJudge(), time, clustered_difference, **QUICK)
-    await control.bootstrap(V0)
-    crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
-    await crowd.slot()
-    await control.step()
-    disk.publish(V3)
-    event = await control.step()
-    assert event.action == "canary"
-    assert event.detail["share"] == pytest.approx(min(0.5, 60 / len(crowd.people)))
-    return control, crowd
-
 
 async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_better(disk):
     control, crowd = await on_trial(disk, {V3: 0.75})
@@ -869,14 +651,14 @@ async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):
     readings = []
     for each in (control, again):
         await crowd_free_look(each, record, began, crowd.time.now)
-        readings.append(each._trials._trial._contrast.effect())
+        readings.append(each._trials._running._trial._contrast.effect())
     assert readings[0].difference == pytest.approx(readings[1].difference, abs=1e-12)
     assert readings[0].variance == pytest.approx(readings[1].variance)
 
 
 async def crowd_free_look(control, record, began, now):
     """What a look does, without acting on it."""
-    await control._trials.look(record, began, now)
+    await control._trials._running.look(record, began, now)
 
 
 async def test_a_trial_that_is_switched_off_in_mid_air_ships_nothing_unseen(disk):
@@ -904,11 +686,12 @@ async def test_while_an_alarm_stands_nothing_ships_and_no_share_grows(disk):
 
 
 async def test_a_trial_waits_at_its_share_while_an_alarm_stands(disk):
-    control, crowd = await on_trial(disk, {V3: 0.6})
-    control._paused = lambda: True
+    alarm = []
+    _, crowd = await on_trial(disk, {V3: 0.6}, paused=lambda: bool(alarm))
+    alarm.append("repetition")
     with pytest.raises(AssertionError, match="no "):
         await crowd.until("shipped", "ramped", slots=15)
-    control._paused = lambda: False
+    alarm.clear()
     await crowd.until("shipped")
 
 
@@ -916,7 +699,7 @@ async def test_what_descends_from_a_version_that_was_taken_back_does_not_ship_un
     control = await started(disk)
     disk.publish(V3)
     await settle(control)
-    await control.rollback(None, "people complain")
+    await control.rollback(None, "people complain", actor="ann")
     disk.publish(V5)
     event = await control.step()
     assert (event.action, event.policy) == ("blocked", V5)
@@ -933,9 +716,9 @@ async def test_a_person_may_ship_what_descends_from_it(disk):
     control = await started(disk)
     disk.publish(V3)
     await settle(control)
-    await control.rollback(None, "people complain")
+    await control.rollback(None, "people complain", actor="ann")
     disk.publish(V5)
-    await control.ship(V5, "it was the product, not the model")
+    await control.ship(V5, "it was the product, not the model", actor="ann")
     disk.publish(V8)
     await settle(control)
     assert disk.refs["live"] == "m8"

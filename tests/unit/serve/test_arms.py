@@ -32,6 +32,21 @@ def test_shares_are_met_and_propensities_are_the_shares(trial, arm):
         assert {round(a.propensity, 12) for a in mine} == {round(expected, 12)}
 
 
+def test_who_stays_on_the_verified_release_takes_part_in_nothing_else():
+    everywhere = {*ALL, "verified"}
+    shares = {"control": 0.2, "verified": 0.1, "verified_salt": "a"}
+    plain, trial = dealt(everywhere, **shares), dealt(everywhere, **shares, canary=0.5)
+    for which, expected in ((Arm.CONTROL, 0.2), (Arm.VERIFIED, 0.08), (Arm.CANARY, 0.36), (Arm.LIVE, 0.36)):
+        mine = [a for a in trial.values() if a.arm is which]
+        assert len(mine) / len(USERS) == pytest.approx(expected, abs=0.02)
+        assert {round(a.propensity, 12) for a in mine} == {round(expected, 12)}
+    stays = [u for u in USERS if trial[u].arm is Arm.VERIFIED]
+    assert stays == [u for u in USERS if plain[u].arm is Arm.VERIFIED], "a trial moves none of them"
+    other = dealt(everywhere, **shares | {"verified_salt": "b"})
+    assert sum(other[u].arm is Arm.VERIFIED for u in stays) / len(stays) < 0.25, "another release, other users"
+    assert not [a for a in dealt(ALL, **shares).values() if a.arm is Arm.VERIFIED], "not while it is not loaded"
+
+
 def test_a_user_stays_while_a_share_grows_and_control_never_moves():
     before, after, wider = dealt(control=0.2), dealt(control=0.2, canary=0.3), dealt(control=0.2, canary=0.5)
     assert all((after[u].arm is Arm.CONTROL) == (before[u].arm is Arm.CONTROL) for u in USERS)

@@ -14,7 +14,7 @@ PAGES = [
     "/monitors",
     "/weights",
 ]
-SHIP = f"/releases/{V18.hash}/ship"
+SHIP, APPROVE, REFUSE = (f"/releases/{V18.hash}/{act}" for act in ("ship", "approve", "refuse"))
 FORM = {"expected_live": V17.hash, "reason": "it is better", "actor": "ann"}
 
 
@@ -86,7 +86,7 @@ async def test_what_is_not_a_page_is_answered_as_before():
         ({}, False),
     ],
 )
-@pytest.mark.parametrize("path", [SHIP, "/rollback", "/playground", "/playground/feedback"])
+@pytest.mark.parametrize("path", [SHIP, APPROVE, REFUSE, "/rollback", "/playground", "/playground/feedback"])
 async def test_only_the_pages_own_forms_do_anything(path, headers, done):
     fields = {**FORM, "prompt": "hi", "turn": "t", "name": "accepted"}
     for keys in ((), KEYS):
@@ -114,12 +114,27 @@ async def test_a_form_needs_a_reason_a_name_and_what_was_seen_to_be_live():
 async def test_of_two_who_press_one_is_told():
     async with page_world() as w:
         assert (await w.post(SHIP, FORM, ADMIN)).status_code == 200
-        assert w.acts.done == [("ship", V18.hash, "it is better (by ann, on the page)")]
+        assert w.acts.done == [("ship", V18.hash, "it is better", "ann")]
         w.acts.live = V18.hash
         late = await w.post("/rollback", FORM, ADMIN)
         assert late.status_code == 409
         assert "something else is live now" in late.text
         assert len(w.acts.done) == 1
+
+
+async def test_what_waits_for_approval_has_two_buttons_and_each_does_its_own():
+    async with page_world() as w:
+        path = f"/releases/{V18.hash}"
+        assert "waits for approval" not in (await w.get(path, ADMIN)).text
+        w.facts.awaits = True
+        page = (await w.get(path, ADMIN)).text
+        assert "It has passed and waits for approval" in page
+        assert f'action="{APPROVE}"' in page
+        assert f'formaction="{REFUSE}"' in page
+        assert "ostinato approve v18" in (await w.get(path)).text
+        assert (await w.post(APPROVE, FORM, ADMIN)).status_code == 200
+        assert (await w.post(REFUSE, FORM, ADMIN)).status_code == 200
+        assert w.acts.done == [(act, V18.hash, "it is better", "ann") for act in ("approve", "refuse")]
 
 
 # ---------------------------------------------------------------- keys
@@ -129,7 +144,7 @@ async def test_without_keys_everybody_here_reads_and_nobody_acts():
     async with page_world() as w:
         for path in PAGES:
             assert (await w.get(path)).status_code == 200
-        for path in (SHIP, "/rollback", "/playground", "/playground/feedback"):
+        for path in (SHIP, APPROVE, REFUSE, "/rollback", "/playground", "/playground/feedback"):
             assert (await w.post(path, FORM)).status_code == 403
         assert not w.acts.done
         assert 'action="/releases' not in (await w.get(f"/releases/{V18.hash}")).text
@@ -141,7 +156,7 @@ async def test_with_keys_a_stranger_sees_the_form_to_sign_in_and_no_more():
         for path in [*PAGES, "/events?page=now", "/playground"]:
             reply = await w.get(path)
             assert (reply.status_code, reply.headers["location"]) == (303, "/sign-in")
-        for path in (SHIP, "/rollback"):
+        for path in (SHIP, APPROVE, REFUSE, "/rollback"):
             assert (await w.post(path, FORM)).status_code == 401
         assert not w.acts.done
         assert (await w.get("/sign-in")).status_code == 200
@@ -159,7 +174,7 @@ async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
             reply = await w.get(path, ACME)
             assert reply.status_code == 403
             assert "v17" not in reply.text
-        for path in (SHIP, "/rollback", "/playground"):
+        for path in (SHIP, APPROVE, REFUSE, "/rollback", "/playground"):
             assert (await w.post(path, FORM, ACME)).status_code == 403
         assert not w.acts.done
         assert "Hello, Ann!" in (await w.get("/turns", ADMIN)).text

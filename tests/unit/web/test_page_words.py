@@ -46,10 +46,12 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
         facts.lines = [a_turn_line(replace(shaped, spans=(span,)), signals=(payload,), reason=payload)]
         facts.signals = (replace(facts.signals[1], name=payload, comment=payload, correction=payload, id=payload),)
         facts.reason = payload
+        facts.actor = payload
         facts.alarm = replace(facts.alarm, name=payload, reason=payload)
         facts.run = replace(
             RUN,
             alarms=(facts.alarm,),
+            releasing=(payload,),
             held={payload: 3},
             workers=(a_worker("train", payload, trouble=payload, last_end=payload),),
         )

@@ -53,6 +53,7 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
         "reward.options={window=10.0}",
         "reward.max_staleness=8",
         "release.outcomes.maturity_s=10.0",
+        "release.cooldown_s=60.0",  # six hours would be the rest of it
         "engine.block=16",
         "learn.publish_every=3",
         "learn.max_lead=8",

@@ -76,7 +76,8 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
         case Batch():
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
         case ReleaseEvent():
-            return "release", f"{row.action}  {row.policy}  {row.reason}"
+            actor = f"  by {row.detail['actor']}" if row.detail.get("actor") else ""
+            return "release", f"{row.action}  {row.policy}{actor}  {row.reason}"
         case Stamp():
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():

@@ -1,6 +1,8 @@
-"""`ostinato eval`, `ship` and `rollback`: a person looks at a version, puts it before users, and takes it back."""
+"""`ostinato eval`, `ship`, `approve`, `refuse` and `rollback`: a person looks at a version, puts it before users, and takes it back."""
 
 from __future__ import annotations
+
+import getpass
 
 from rich.console import Console
 
@@ -23,7 +25,8 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     policy = await open_follower(config).resolve(slot)
     if policy is None:
         raise NotFound(
-            f"no ref {slot!r} in the weight store; use live, canary, previous, control or evaluation", field="slot"
+            f"no ref {slot!r} in the weight store; use live, canary, previous, verified, control or evaluation",
+            field="slot",
         )
     runner = open_runner(config, url)
     with console.status(f"{len(runner.suite.items)} items x {draws} draws against {slot} = {policy}"):
@@ -35,11 +38,41 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
     )
 
 
-async def ship(config: Config, version: str, reason: str, console: Console) -> None:
+async def ship(config: Config, version: str, reason: str, actor: str | None, console: Console) -> None:
     """Put a published version before users, unjudged. Raises NotFound, and BadRequest for what is live already."""
     policy = (await find_version(config, version)).policy
     with open_run(config) as run:
-        event = await open_releases(run).ship(policy, reason)
+        event = await open_releases(run).ship(policy, reason, actor=actor or _login())
+    _say_live(config, event, console)
+
+
+async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
+    """Put before users what waits for that. Raises NotFound if nothing does or another version, Conflict if live is moved meanwhile."""
+    policy = None if version is None else (await find_version(config, version)).policy
+    with open_run(config) as run:
+        event = await open_releases(run).approve(policy, reason, actor=actor or _login())
+    _say_live(config, event, console)
+
+
+async def refuse(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
+    """Block what waits for approval. Raises NotFound as `approve`."""
+    policy = None if version is None else (await find_version(config, version)).policy
+    with open_run(config) as run:
+        event = await open_releases(run).refuse(policy, reason, actor=actor or _login())
+    console.print(f"{event.policy} never ships by itself; live is still {event.previous}", highlight=False)
+
+
+async def roll_back(config: Config, number: int | None, reason: str, actor: str | None, console: Console) -> None:
+    """Move `live` back. Raises NotFound for a number that was never released."""
+    with open_run(config) as run:
+        target = None if number is None else await _released(run.log, number)
+        event = await open_releases(run).rollback(target, reason, actor=actor or _login())
+    console.print(
+        f"live is {event.policy} again (was {event.previous}); engines follow within {config.follow.interval_s:g} s"
+    )
+
+
+def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
     console.print(
         f"live is {event.policy} (was {event.previous}); engines follow within {config.follow.interval_s:g} s. "
         "`ostinato rollback` takes it back",
@@ -47,14 +80,12 @@ async def ship(config: Config, version: str, reason: str, console: Console) -> N
     )
 
 
-async def roll_back(config: Config, number: int | None, reason: str, console: Console) -> None:
-    """Move `live` back. Raises NotFound for a number that was never released."""
-    with open_run(config) as run:
-        target = None if number is None else await _released(run.log, number)
-        event = await open_releases(run).rollback(target, reason)
-    console.print(
-        f"live is {event.policy} again (was {event.previous}); engines follow within {config.follow.interval_s:g} s"
-    )
+def _login() -> str:
+    """Who types the command, for the ledger."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run a user who has no name
+        return "command line"
 
 
 async def _released(log: Log, number: int) -> PolicyVersion:

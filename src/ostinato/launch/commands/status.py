@@ -22,6 +22,7 @@ from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.overview import Overview, overview
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.status_json import as_json
+from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
 
@@ -35,10 +36,11 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
     with open_log(config) as log:
         seen, rows = await summary.summarise(log, folds, log.newest())
         accounting = await account(log, folds, config.reward)
+        ledger = await ReleaseLedger(log, wall_clock).refresh()
     if rows > _WORTH_KEEPING:
         with contextlib.suppress(StorageFull):
             await summary.keep(seen, folds)
-    shown = await _look(config, place, seen, accounting)
+    shown = await _look(config, place, seen, ledger, accounting)
     if machine:
         console.print_json(data=as_json(shown), highlight=False)
         return
@@ -48,7 +50,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-async def _look(config: Config, place: Home, seen: summary.Summary, accounting: Accounting) -> Overview:
+async def _look(config: Config, place: Home, seen: summary.Summary, ledger: State, accounting: Accounting) -> Overview:
     every = await open_store(config).refs()
     refs = {name: root for name, root in every.items() if not name.startswith(VERSIONS)}
     held = {
@@ -64,8 +66,10 @@ async def _look(config: Config, place: Home, seen: summary.Summary, accounting: 
         now=wall_clock(),
         board=read_board(place.workers),
         summary=seen,
+        ledger=ledger,
+        rules=config.release,
         accounting=accounting,
-        lines={name: last_lines(place.progress(name)) for name in ("train", "serve", "housekeeping")},
+        lines={name: last_lines(place.progress(name)) for name in ("train", "serve", "release", "housekeeping")},
         refs=refs,
         disk={name: disk_use(path) for name, path in held.items()},
         free=shutil.disk_usage(place.root).free,

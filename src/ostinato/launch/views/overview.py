@@ -15,8 +15,12 @@ from rich.text import Text
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.board import STALE_S, Shown, Standing
 from ostinato.launch.views.accounts import accounts
+from ostinato.launch.views.releasing import releasing
 from ostinato.launch.views.screen import ArmRow, arms_table, published_line, release_line, step_line, swap_line
+from ostinato.launch.views.spans import ago
 from ostinato.launch.views.summary import Summary
+from ostinato.release.config import ReleaseConfig
+from ostinato.release.ledger import State
 from ostinato.reward.accounting import Accounting
 
 SHOWN_RELEASES = 6
@@ -30,6 +34,7 @@ _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """A run as it stands. `lines` are the newest progress lines by worker, `disk` bytes by what they hold, `free` bytes left.
+    `ledger` is what the release ledger adds up to, `rules` are those of the release worker.
 
     `who` heads the arms: people, or the demo's programs.
     """
@@ -40,6 +45,8 @@ class Overview:
     now: float
     board: Shown | None
     summary: Summary
+    ledger: State
+    rules: ReleaseConfig
     accounting: Accounting
     lines: Mapping[str, Sequence[dict[str, Any]]]
     refs: Mapping[str, str]
@@ -57,8 +64,10 @@ def overview(run: Overview) -> list[RenderableType]:
     ]
     parts += [*_arms(run), *_learning(run)]
     parts += [
-        release_line(each.action, each.number, each.reason) for each in list(run.summary.releases)[-SHOWN_RELEASES:]
+        release_line(each.action, each.number, each.reason, each.actor)
+        for each in list(run.summary.releases)[-SHOWN_RELEASES:]
     ]
+    parts += [Text(said, "yellow") for said in releasing(run.ledger, run.rules, run.lines.get("release", ()), run.now)]
     if run.refs:
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, root in sorted(run.refs.items()):
@@ -153,11 +162,3 @@ def _disk(run: Overview) -> list[RenderableType]:
         failing = f"; FAILED: {', '.join(rounds[-1]['failing'])}" if rounds[-1]["failing"] else ""
         parts.append(Text(f"housekeeping: {ago(run.now - rounds[-1]['at'])} ago, {said}{failing}", "dim"))
     return list(parts)
-
-
-def ago(seconds: float) -> str:
-    """A time span for people. Example: ``ago(200) == "3 min"``"""
-    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

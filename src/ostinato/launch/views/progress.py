@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.weights import Learned, Swap
 
 if TYPE_CHECKING:
+    from ostinato.release.pace.budget import Pace
     from ostinato.weights.publish.publisher import Published
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,10 @@ class Progress:
     def learned(self, learned: Learned) -> None:
         """What an optimizer step did."""
         self.write("step", step=learned.step, **learned.metrics)
+
+    def paced(self, pace: Pace) -> None:
+        """How many releases the traffic can carry."""
+        self.write("pace", **asdict(pace))
 
     def published(self, done: Published) -> None:
         """What a publication cost."""

@@ -55,7 +55,7 @@ def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = (Arm.LIVE.value, Arm.CANARY.value, Arm.CONTROL.value, Arm.EVAL.value, Arm.OUTSIDE.value)
+_ORDER = [arm.value for arm in (Arm.LIVE, Arm.CANARY, Arm.PREVIOUS, Arm.VERIFIED, Arm.CONTROL, Arm.EVAL, Arm.OUTSIDE)]
 
 
 def recent_arms(seen: Observed, now: float) -> list[ArmRow]:
@@ -73,10 +73,11 @@ def step_line(step: dict[str, Any]) -> str:
     )
 
 
-def release_line(action: str, number: int, reason: str) -> Text:
-    """One line of the ledger."""
+def release_line(action: str, number: int, reason: str, actor: str | None = None) -> Text:
+    """One line of the ledger. `actor`: the person who did it."""
     style = {"shipped": "bold green", "blocked": "yellow", "rolled_back": "bold red"}.get(action, "dim")
-    return Text.assemble((f"{action:11}", style), f" v{number}  {reason}")
+    by = "" if actor is None else f"by {actor}: "
+    return Text.assemble((f"{action.replace('_', ' '):11}", style), f" v{number}  {by}{reason}")
 
 
 def published_line(line: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ostinato.launch.placing.board import STALE_S
 from ostinato.launch.views.overview import Overview, arm_rows
+from ostinato.launch.views.releasing import releasing_json
 
 
 def as_json(run: Overview) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "tokens": seen.tokens,
         "signals": seen.signals,
         "releases": [asdict(line) for line in seen.releases],
+        **releasing_json(run.ledger, run.lines.get("release", ())),
         "refs": dict(run.refs),
         "turns": asdict(run.accounting) | {"balanced": run.accounting.balanced},
         "disk": {**run.disk, "free": run.free},

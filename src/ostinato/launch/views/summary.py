@@ -53,12 +53,13 @@ class RatedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """One line of the release ledger, as a screen shows it."""
+    """One line of the release ledger, as a screen shows it. `actor` is the person who did it, None for the release worker."""
 
     action: str
     number: int
     reason: str
     at: float
+    actor: str | None = None
 
 
 @dataclass(slots=True)
@@ -106,8 +107,15 @@ class Summary:
         match row:
             case ReleaseEvent():
                 self.actions[row.action] += 1
+                actor = row.detail.get("actor")
                 self.releases.append(
-                    LedgerLine(action=row.action, number=row.policy.number, reason=row.reason, at=row.at)
+                    LedgerLine(
+                        action=row.action,
+                        number=row.policy.number,
+                        reason=row.reason,
+                        at=row.at,
+                        actor=None if actor is None else str(actor),
+                    )
                 )
             case Stamp():
                 self.contracts[row.id] = row.contract

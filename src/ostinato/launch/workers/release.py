@@ -15,11 +15,16 @@ from ostinato.app.proving import (
 )
 from ostinato.app.storage import Home, home, open_run
 from ostinato.config import Config
+from ostinato.core.errors import OstinatoError
 from ostinato.launch.placing.address import read_address
+from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
+from ostinato.release.controller import ReleaseController
+
+_PACE_S = 600.0
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +52,22 @@ async def release(config: Config, life: Life) -> None:
         controller = open_releases(run, evaluation, monitors)
         life.pulse.trouble = lambda: "; ".join(filter(None, (controller.trouble, monitors.trouble))) or None
         await monitors.refresh()  # an alarm that stands pauses the first step already
-        await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
+        progress = Progress(run.home.progress("release"), kept_bytes(config))
+        telling = asyncio.create_task(tell_pace(controller, config.evaluate.gate.alpha, progress))
+        try:
+            await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
+        finally:
+            telling.cancel()
+
+
+async def tell_pace(controller: ReleaseController, gate_alpha: float, progress: Progress) -> None:
+    """Leave a line now and then on how many releases the traffic can carry. Until cancelled."""
+    while True:
+        try:
+            progress.paced(await controller.pace(gate_alpha=gate_alpha))
+        except OstinatoError as error:
+            logger.warning("release: no figures on the pace now: %s", error)
+        await asyncio.sleep(_PACE_S)
 
 
 async def gateway(place: Home) -> str:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Sequence
 
 from ostinato.app.proving import open_ledger
 from ostinato.app.serving import Serving, open_serving
-from ostinato.app.storage import SERVED_REFS, Run, home, open_run
+from ostinato.app.storage import Run, home, open_run, served_refs
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.seams import Engine
@@ -80,10 +81,14 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, 
     try:
         async with asyncio.TaskGroup() as group:
             beside = [
-                group.create_task(follow(serving, Progress(run.home.progress("serve"), kept_bytes(run.config)))),
+                group.create_task(
+                    follow(
+                        serving, served_refs(run.config), Progress(run.home.progress("serve"), kept_bytes(run.config))
+                    )
+                ),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
-                group.create_task(follow_trial(open_ledger(run), serving.gateway)),
+                group.create_task(follow_trial(open_ledger(run), serving.gateway, run.config.release.verified_share)),
                 *([] if page is None else [group.create_task(page.keep(life.stopping))]),
             ]
             if serving.router is not None:
@@ -107,7 +112,7 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, 
             await asyncio.wait_for(engine.close(), _CLOSE_S)
 
 
-async def follow(serving: Serving, progress: Progress) -> None:
+async def follow(serving: Serving, refs: Sequence[str], progress: Progress) -> None:
     """Load whatever the refs point to, now and whenever they move."""
 
     async def load(slot: str, snapshot: Snapshot) -> None:
@@ -115,14 +120,14 @@ async def follow(serving: Serving, progress: Progress) -> None:
         serving.gateway.state.metrics.swapped(swap)
         progress.swapped(swap)
 
-    await serving.follower.watch(SERVED_REFS, load)
+    await serving.follower.watch(refs, load)
 
 
-async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp) -> None:
-    """Deal users as the ledger says, now and whenever it says otherwise. Until cancelled."""
+async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:
+    """Deal users as the ledger says, a share `verified` of them to the verified release, now and whenever it changes. Until cancelled."""
     while True:
         with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
-            gateway.deal((await ledger.refresh()).dealing)
+            gateway.deal((await ledger.refresh()).dealt(verified))
         await asyncio.sleep(_LOOK_S)
 
 

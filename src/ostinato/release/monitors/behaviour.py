@@ -27,7 +27,7 @@ REFERENCE = "monitor:reference"
 ANONYMOUS = "anonymous"
 """Whom the gateway serves without a name: many people, of whom each conversation counts as one."""
 _CANARY = Arm.CANARY.value
-_ENDS_A_CANARY = frozenset({"canary", "shipped", "blocked", "rolled_back"})
+_ENDS_A_CANARY = frozenset({"canary", "awaits_approval", "shipped", "blocked", "rolled_back"})
 
 
 class Behaviour:

@@ -10,9 +10,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol, TypeVar
 
+from ostinato.core.dealing import dealing_key, place_of
 from ostinato.core.records import Batch, Person, Turn
 
 Named = TypeVar("Named")
@@ -46,9 +46,7 @@ def is_gold(tenant: str, user: str, *, share: float, salt: str) -> bool:
 
     Example: ``is_gold("default", "ann", share=0.1, salt="gold")``
     """
-    name, key = tenant.encode(), blake2b(salt.encode(), digest_size=32).digest()
-    digest = blake2b(len(name).to_bytes(4, "big") + name + user.encode(), key=key, digest_size=7).digest()
-    return (int.from_bytes(digest, "big") >> 3) / 2.0**53 < share
+    return place_of(dealing_key(salt), tenant, user) < share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 
 HOUR = 3600.0
+
+Require = Literal["no_loss", "win"]
+"""What a candidate must be shown to be: not worse than the margin, or better."""
 
 
 class TrialConfig(BaseModel, frozen=True, extra="forbid"):

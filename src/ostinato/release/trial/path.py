@@ -1,7 +1,7 @@
 """The way of releases: which version each share of users gets, trial after trial, and when live goes back to the best.
 
-Pure: outcomes go in as slots of time, what to do comes out. The controller moves refs and writes the ledger by it; the simulations in
-`benchmarks.release` drive the same class.
+Pure: outcomes go in as slots of time, what to do comes out. It is the controller's way without refs or a ledger, for the simulations in
+`benchmarks.release`: the controller drives the same `Trial` and `StandingWatch`, and is told by its ledger what stands here.
 """
 
 from __future__ import annotations

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.records import PolicyVersion
+from ostinato.release.trial.config import Require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
     """A trial as the ledger has it. `shares` are the candidate's shares of the users, each with the time from which it is in force.
+
+    `require` is what was asked of it when it began: a rule that is changed later holds for later trials.
 
     Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
     """
@@ -21,6 +24,7 @@ class TrialRecord:
     shares: tuple[tuple[float, float], ...]
     shipped: bool = False
     better: bool = False
+    require: Require = "no_loss"
 
     @property
     def began(self) -> float:

@@ -60,6 +60,7 @@ class RunningTrial:
             self._upto = end
             ended += 1
         self._trial.share, self._trial.shipped, self._trial.better = record.shares[-1][1], record.shipped, record.better
+        self._trial.require = record.require
         return self._trial.look(self._upto - record.began) if ended else None
 
     async def _begin(self, record: TrialRecord, after: Cursor) -> None:

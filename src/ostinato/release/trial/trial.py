@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.release.trial.balance import Balance
-from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.config import Require, TrialConfig
 from ostinato.release.trial.contrast import Contrast, Slot
 from ostinato.release.trial.verdict import Decision, Next, Reading, read
 
@@ -40,6 +40,7 @@ class Trial:
         self._balance = Balance()
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
+        self.require: Require = "no_loss"
         self.shipped = False
         self.over = False
         self.better = False
@@ -65,11 +66,14 @@ class Trial:
     def _canary(self, reading: Reading, elapsed_s: float) -> Decision:
         if reading.worse:
             return self._end(Next.BLOCK, f"worse: {_points(reading.effect.difference)}", reading)
-        if reading.not_worse:
+        if reading.not_worse and (self.require == "no_loss" or self._better(reading, elapsed_s)):
             self.shipped = True
-            why = f"not worse than {_points(self._config.margin, sign=False)}: {_interval(reading)}"
+            found = self._held_to() if self.require == "no_loss" else "better (provisional)"
+            why = f"{found}: {_interval(reading)}"
             return Decision(next=Next.SHIP, share=1.0 - self._config.holdback, reason=why, reading=reading)
         if elapsed_s >= self._config.limit_s:
+            if reading.not_worse:
+                return self._end(Next.BLOCK, f"not shown to be better: {_interval(reading)}", reading)
             return self._end(Next.BLOCK, f"not enough evidence: {_undecided(reading)}", reading)
         share = max([self.share, *(step for step in self._config.shares if self._bearable(step, reading))])
         if share > self.share:
@@ -80,12 +84,19 @@ class Trial:
     def _proving(self, reading: Reading, elapsed_s: float) -> Decision:
         if reading.worse:
             return self._end(Next.ROLL_BACK, f"worse: {_points(reading.effect.difference)}", reading)
-        if reading.better and elapsed_s >= self._config.better_after_s and not self.better:
+        if self._better(reading, elapsed_s) and not self.better:
             self.better = True
             why = f"better (provisional): {_interval(reading)}"
             return Decision(next=Next.BETTER, share=self.share, reason=why, reading=reading)
-        what = "better (provisional)" if self.better else f"not worse than {_points(self._config.margin, sign=False)}"
+        what = "better (provisional)" if self.better else self._held_to()
         return Decision(next=Next.WAIT, share=self.share, reason=f"{what}: {_interval(reading)}", reading=reading)
+
+    def _better(self, reading: Reading, elapsed_s: float) -> bool:
+        """What is new may please for a while: it takes more than evidence."""
+        return reading.better and elapsed_s >= self._config.better_after_s
+
+    def _held_to(self) -> str:
+        return f"not worse than {_points(self._config.margin, sign=False)}"
 
     def _bearable(self, share: float, reading: Reading) -> bool:
         return reading.enough and share * max(-reading.lower, 0.0) <= self._config.risk

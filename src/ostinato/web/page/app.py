@@ -66,6 +66,8 @@ class Pages:
         ]
         acts: list[tuple[str, Handler]] = [
             ("/releases/{root}/ship", self._ship),
+            ("/releases/{root}/approve", self._approve),
+            ("/releases/{root}/refuse", self._refuse),
             ("/rollback", self._roll_back),
             ("/playground", self._ask),
             ("/playground/feedback", self._rate),
@@ -178,15 +180,20 @@ class Pages:
     # ------------------------------------------------------------ what an operator does
 
     async def _ship(self, request: Request, visitor: Visitor) -> Response:
-        fields = await form(request)
-        expected, reason = words(fields, "expected_live", needed=True), _reason(fields)
-        said = await self._acts.ship(root(request.path_params["root"]), expected, reason)
+        said = await self._acts.ship(root(request.path_params["root"]), *_decision(await form(request)))
         return await self._told(visitor, "Shipped", said)
 
+    async def _approve(self, request: Request, visitor: Visitor) -> Response:
+        said = await self._acts.approve(root(request.path_params["root"]), *_decision(await form(request)))
+        return await self._told(visitor, "Approved", said)
+
+    async def _refuse(self, request: Request, visitor: Visitor) -> Response:
+        said = await self._acts.refuse(root(request.path_params["root"]), *_decision(await form(request)))
+        return await self._told(visitor, "Refused", said)
+
     async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
-        fields = await form(request)
-        expected, reason = words(fields, "expected_live", needed=True), _reason(fields)
-        return await self._told(visitor, "Rolled back", await self._acts.roll_back(expected, reason))
+        said = await self._acts.roll_back(*_decision(await form(request)))
+        return await self._told(visitor, "Rolled back", said)
 
     async def _told(self, visitor: Visitor, title: str, said: str) -> Response:
         facts = {**await self._views.frame(visitor), "tab": "releases", "title": title, "message": said, "status": 200}
@@ -251,6 +258,7 @@ def _events_of(name: str, request: Request) -> str | None:
     return f"/events?page={name}" + (f"&{request.url.query}" if request.url.query else "")
 
 
-def _reason(fields: Mapping[str, str]) -> str:
-    """Why, and by whom: the ledger keeps both."""
-    return f"{words(fields, 'reason', needed=True)} (by {words(fields, 'actor', 80, needed=True)}, on the page)"
+def _decision(fields: Mapping[str, str]) -> tuple[str, str, str]:
+    """What was live when somebody decided, why, and who: the ledger keeps the last two."""
+    expected, reason = words(fields, "expected_live", needed=True), words(fields, "reason", needed=True)
+    return expected, reason, words(fields, "actor", 80, needed=True)

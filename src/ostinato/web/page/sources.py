@@ -80,7 +80,8 @@ class RunNow:
     `troubles` are sentences, the worst first. `refs` are the versions that are served or judged, `shares` the shares of users on
     the arms beside live. `pace` is turns a second over the last minute. `batch` is how many turns a step takes, `step` the newest
     step with what its line said. `held` counts turns by the reason why nothing was learned from them. `rated_since` is when the
-    oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`.
+    oldest turn behind `arms` was served, `rated_end` the end of the last window of `curves`. `releasing` are sentences on what waits for
+    whom, and on how many releases the traffic can carry.
     """
 
     at: float
@@ -109,6 +110,7 @@ class RunNow:
     rated_since: float | None
     rated_end: float | None
     alarms: tuple[AlarmLine, ...]
+    releasing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +173,8 @@ class ReleaseList:
 class ReleaseDetail:
     """One version with its evidence. `events` are newest first, each with what its ledger line carries besides.
 
-    `live` is what is before users now, `previous` what a rollback would bring back, `kept`: its weights are in the store.
+    `live` is what is before users now, `previous` what a rollback would bring back, `kept`: its weights are in the store, `awaits`: it
+    has passed and waits until somebody approves or refuses it.
     """
 
     line: ReleaseLine
@@ -180,6 +183,7 @@ class ReleaseDetail:
     live: PolicyVersion | None
     previous: PolicyVersion | None
     kept: bool
+    awaits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,11 +371,19 @@ class Facts(Protocol):
 class Acts(Protocol):
     """What an operator may do from the page: the same functions as the command line's."""
 
-    async def ship(self, root: str, expected_live: str, reason: str) -> str:
+    async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
         """Put a version before users; says what is live now. Raises Conflict if `expected_live` is not, NotFound, BadRequest."""
         ...
 
-    async def roll_back(self, expected_live: str, reason: str) -> str:
+    async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """Put before users what has passed and waits for that. Raises as `ship`; NotFound too if it does not wait."""
+        ...
+
+    async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """Block what waits for approval. Raises as `approve`."""
+        ...
+
+    async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
         """Take the live version back; says what is live now. Raises as `ship`."""
         ...
 

@@ -122,17 +122,47 @@ async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(
     acts = RunActs(seen.run)
     await seen.fill(ReleaseEvent(id="0", action="shipped", policy=zero, previous=None, reason="", detail={}, at=1.0))
     with pytest.raises(Conflict, match="is live now, not what the page showed"):
-        await acts.ship(one.hash, one.hash, "why")
+        await acts.ship(one.hash, one.hash, "why", "ann")
     with pytest.raises(NotFound):
-        await acts.ship("ab" * 32, zero.hash, "why")
-    assert "v1@" in await acts.ship(one.hash, zero.hash, "it is better (by ann, on the page)")
+        await acts.ship("ab" * 32, zero.hash, "why", "ann")
+    assert "v1@" in await acts.ship(one.hash, zero.hash, "it is better", "ann")
     with pytest.raises(Conflict):
-        await acts.roll_back(zero.hash, "why")
-    assert "live again" in await acts.roll_back(one.hash, "it was not (by bob, on the page)")
+        await acts.roll_back(zero.hash, "why", "ann")
+    assert "live again" in await acts.roll_back(one.hash, "it was not", "bob")
     await seen.fill()
     found = await seen.facts.releases(None)
     assert (found.live, found.counts) == (zero, {"shipped": 2, "rolled_back": 1})
-    assert {line.reason for line in found.rows} == {"it was not (by bob, on the page)"}
+    assert {line.reason for line in found.rows} == {"it was not"}
+    told = (await seen.facts.release(one.hash)).events
+    assert [(event.action, carried["actor"]) for event, carried in told] == [("rolled_back", "bob"), ("shipped", "ann")]
+
+
+async def test_what_waits_is_approved_or_refused_from_the_page_and_expects_what_was_seen(seen):
+    zero, one, two = await seen.publish(0, "live"), await seen.publish(1), await seen.publish(2)
+    acts = RunActs(seen.run)
+
+    def event(number, action, policy):
+        return ReleaseEvent(
+            id=str(number), action=action, policy=policy, previous=zero, reason="why", detail={}, at=float(number)
+        )
+
+    await seen.fill(event(0, "shipped", zero), event(1, "awaits_approval", one))
+    assert (await seen.facts.release(one.hash)).awaits
+    assert not (await seen.facts.release(zero.hash)).awaits
+    with pytest.raises(Conflict, match="is live now, not what the page showed"):
+        await acts.approve(one.hash, one.hash, "why", "ann")
+    with pytest.raises(NotFound, match="does not wait for approval"):
+        await acts.approve(two.hash, zero.hash, "why", "ann")
+    assert "never ships by itself" in await acts.refuse(one.hash, zero.hash, "no", "bob")
+    await seen.fill(event(3, "awaits_approval", two))
+    assert "is live" in await acts.approve(two.hash, zero.hash, "yes", "ann")
+    await seen.fill()
+    assert not (await seen.facts.release(two.hash)).awaits
+    told = (await seen.facts.release(one.hash)).events
+    assert [(event.action, carried.get("actor")) for event, carried in told] == [
+        ("blocked", "bob"),
+        ("awaits_approval", None),
+    ]
 
 
 def test_only_a_supervisor_that_is_there_says_what_workers_do():

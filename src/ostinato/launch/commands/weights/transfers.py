@@ -26,7 +26,7 @@ from ostinato.weights.store.opening import open_url
 from ostinato.weights.store.readonly import HttpStore
 from ostinato.weights.version.content import is_hash
 
-LEDGERS = frozenset({"live", "control", "canary", "best"})
+LEDGERS = frozenset({"live", "control", "canary", "best", "verified"})
 """Refs that a run's release ledger speaks about."""
 
 

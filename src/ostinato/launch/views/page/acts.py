@@ -28,21 +28,32 @@ class RunActs:
         self._run = run
         self._moving = asyncio.Lock()
 
-    async def ship(self, root: str, expected_live: str, reason: str) -> str:
+    async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
         """As `ostinato ship`."""
         async with self._moving:
             releases = await self._releases(expected_live)
-            policy = await self._run.follower.resolve(version_ref(root))
-            if policy is None:
-                raise NotFound(f"{root[:16]} is not in the weight store any more; it cannot be shipped", field="root")
-            event = await releases.ship(policy, reason)
+            event = await releases.ship(await self._kept(root), reason, actor=actor)
         return f"{event.policy} is live; it was {event.previous}"
 
-    async def roll_back(self, expected_live: str, reason: str) -> str:
+    async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """As `ostinato approve`."""
+        async with self._moving:
+            releases = await self._releases(expected_live)
+            event = await releases.approve(await self._kept(root), reason, actor=actor)
+        return f"{event.policy} is live; it was {event.previous}"
+
+    async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
+        """As `ostinato refuse`."""
+        async with self._moving:
+            releases = await self._releases(expected_live)
+            event = await releases.refuse(await self._kept(root), reason, actor=actor)
+        return f"{event.policy} never ships by itself; {event.previous} is still live"
+
+    async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
         """As `ostinato rollback`."""
         async with self._moving:
             releases = await self._releases(expected_live)
-            event = await releases.rollback(None, reason)
+            event = await releases.rollback(None, reason, actor=actor)
         return f"{event.policy} is live again; it was {event.previous}"
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
@@ -76,6 +87,12 @@ class RunActs:
                 f"{_named(live)} is live now, not what the page showed when you decided: nothing was done; look again"
             )
         return releases
+
+    async def _kept(self, root: str) -> PolicyVersion:
+        policy = await self._run.follower.resolve(version_ref(root))
+        if policy is None:
+            raise NotFound(f"{root[:16]} is not in the weight store any more; it cannot be shipped", field="root")
+        return policy
 
     def _headers(self) -> dict[str, str]:
         return {"X-Ostinato-Key": self._run.home.admin_key()}

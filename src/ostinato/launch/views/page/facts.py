@@ -92,6 +92,7 @@ class RunFacts:
             live=live,
             previous=previous,
             kept=kept,
+            awaits=await self._running.awaits(line.policy),
         )
 
     async def turns(self, query: TurnQuery) -> TurnList:

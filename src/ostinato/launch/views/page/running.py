@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ostinato.app.storage import SERVED_REFS, Run
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Clock, Cursor
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.address import read_address
@@ -19,6 +20,7 @@ from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.page.queries import Questions
 from ostinato.launch.views.page.windows import windows
 from ostinato.launch.views.progress import last_lines
+from ostinato.launch.views.releasing import releasing
 from ostinato.launch.views.summary import Summary
 from ostinato.record.log import SqlLog
 from ostinato.release.ledger import ReleaseLedger
@@ -27,7 +29,7 @@ from ostinato.reward.reading import Reading
 from ostinato.web.page.sources import AlarmLine, ArmNow, LedgerEvent, RunNow, TooWide, WorkerNow
 
 T = TypeVar("T")
-REFS = (*SERVED_REFS, "candidate")
+REFS = (*SERVED_REFS, Arm.VERIFIED.value, "candidate")
 _FRESH_S = 1.0
 _AWAY_S = 60.0
 """After so long without a question the kept folds may be nearer to the end of the log than what is in memory."""
@@ -71,11 +73,19 @@ class Running:
                 found[ref] = policy
         return found
 
+    async def awaits(self, policy: PolicyVersion) -> bool:
+        """True if a version has passed and waits for approval."""
+        proposal = (await self._ledger.refresh()).proposal
+        return proposal is not None and proposal.candidate == policy
+
     async def _shares(self) -> dict[str, float]:
         """The shares of users on the arms beside live: control's of all, the trial's of all the others."""
-        control, dealing = self._run.config.serve.control_share, (await self._ledger.refresh()).dealing
-        canary, previous = (0.0, 0.0) if dealing is None else (dealing.canary, dealing.previous)
-        return {"control": control, "canary": (1.0 - control) * canary, "previous": (1.0 - control) * previous}
+        control, release = self._run.config.serve.control_share, self._run.config.release
+        dealing = (await self._ledger.refresh()).dealt(release.verified_share) or Dealing(salt="")
+        verified = (1.0 - control) * dealing.verified
+        left = 1.0 - control - verified
+        trial = {"canary": left * dealing.canary, "previous": left * dealing.previous}
+        return {"control": control, **trial, "verified": verified}
 
     # ------------------------------------------------------------ one look
 
@@ -84,6 +94,7 @@ class Running:
         home, config = self._run.home, self._run.config
         board = await asyncio.to_thread(read_board, home.workers)
         lines = await asyncio.to_thread(last_lines, home.progress("train"))
+        paces = await asyncio.to_thread(last_lines, home.progress("release"))
         marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
         drawn = windows(seen.rated, marks)
         steps = [line for line in lines if line["kind"] == "step"]
@@ -114,6 +125,7 @@ class Running:
             rated_since=drawn.start,
             rated_end=drawn.end,
             alarms=alarms(seen),
+            releasing=tuple(releasing(self._ledger.state, config.release, paces, now)),
         )
 
     async def _folded(self) -> tuple[Summary, Accounting]:

@@ -1,0 +1,19 @@
+"""Alarms that stand until they are taken back, one state at a time: what the log says of them already is not said again."""
+
+from __future__ import annotations
+
+from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.seams import Log
+
+
+async def note(log: Log, name: str, *, raised: bool, why: str, at: float) -> None:
+    """Raise or clear an alarm, unless it stands so already. Reads all alarms of the log: not to be called often."""
+    standing: Alarm | None = None
+    count = 0
+    async for _, row in log.read(0, {Alarm}):
+        if isinstance(row, Alarm) and row.name == name:
+            standing, count = row, count + 1
+    state = AlarmState.RAISED if raised else AlarmState.CLEARED
+    before = AlarmState.CLEARED if standing is None else standing.state
+    if state is not before:
+        await log.append(Alarm(id=f"{name}:{count}", name=name, state=state, reason=why, at=at))

@@ -1,0 +1,97 @@
+"""What has passed: it goes live, or waits until a person says so. The person's word is a line of the ledger before anything moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.core.errors import Conflict, NotFound
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.moves import Moves
+from ostinato.release.proposal import Proposal
+
+_LOOKS, _PAUSE_S = 50, 0.1
+
+
+class Approvals:
+    """`manual`: everything that has passed waits for a person. The caller holds the ledger up to date."""
+
+    def __init__(self, ledger: ReleaseLedger, moves: Moves, *, manual: bool) -> None:
+        self._ledger = ledger
+        self._moves = moves
+        self._manual = manual
+
+    async def passed(
+        self,
+        candidate: PolicyVersion,
+        live: PolicyVersion,
+        reason: str,
+        detail: Mapping[str, Any],
+        *,
+        ask: bool = False,
+    ) -> ReleaseEvent:
+        """Ship a candidate, or write that it waits; with `ask` it waits whatever the configuration says."""
+        if self._manual or ask:
+            return await self._ledger.append("awaits_approval", candidate, live, reason, detail)
+        return await self._moves.ship(candidate, live, reason, detail)
+
+    async def approve(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:
+        """Ship what waits. `policy`: it must be this one.
+
+        Raises:
+            NotFound: nothing waits, or another version does.
+            Conflict: live was moved, or something newer took its place, at this moment; look again.
+        """
+        proposal = self._waiting(policy)
+        if proposal.actor is None:
+            await self._ledger.append("approved", proposal.candidate, proposal.against, reason, {"actor": actor})
+        try:
+            if self._still(proposal):
+                return await self.ship_approved(self._waiting(proposal.candidate))
+        except Conflict:  # another process has read the line, and ships by it
+            await self._settled(proposal)
+        moved = self._ledger.moved
+        if moved is None or self._ledger.state.live != proposal.candidate:
+            raise Conflict(
+                f"{proposal.candidate} does not wait any more: live was moved, or a newer one passed; look again"
+            )
+        return moved
+
+    async def refuse(self, policy: PolicyVersion | None, reason: str, actor: str) -> ReleaseEvent:
+        """What waits never ships by itself. Raises NotFound as `approve`."""
+        proposal = self._waiting(policy)
+        return await self._ledger.append("blocked", proposal.candidate, proposal.against, reason, {"actor": actor})
+
+    async def ship_approved(self, proposal: Proposal) -> ReleaseEvent:
+        """Ship what a person approved; also what is due when they were cut off after their word. Raises Conflict."""
+        reason, detail = told(proposal)
+        return await self._moves.ship(proposal.candidate, proposal.against, reason, detail)
+
+    def _still(self, proposal: Proposal) -> bool:
+        current = self._ledger.state.proposal
+        return current is not None and current.candidate == proposal.candidate
+
+    async def _settled(self, proposal: Proposal) -> None:
+        """Wait for the line of whoever moved live, which follows the move."""
+        for _ in range(_LOOKS):
+            await self._ledger.refresh()
+            if not self._still(proposal):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    def _waiting(self, policy: PolicyVersion | None) -> Proposal:
+        proposal = self._ledger.state.proposal
+        if proposal is None:
+            raise NotFound(
+                "nothing waits for approval; `ostinato status` says what is live and what is judged", field="version"
+            )
+        if policy not in (None, proposal.candidate):
+            raise NotFound(f"{policy} does not wait for approval; {proposal.candidate} does", field="version")
+        return proposal
+
+
+def told(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+    """Reason and detail of the line that says that an approved candidate is live."""
+    return f"approved: {proposal.why}; {proposal.reason}", {"actor": proposal.actor}

@@ -1,0 +1,65 @@
+"""Moves of refs that the ledger tells of: live by compare-and-swap, with its line after it, and the controller's own refs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.core.errors import Conflict
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.protocols import Refs, Versions
+
+
+class Moves:
+    """Whoever dies between a move of live and its line leaves a ref that the next look at both writes down.
+
+    `holdback` is the share of users who stay on what a release that was tried replaces.
+    """
+
+    def __init__(self, ledger: ReleaseLedger, store: Refs, versions: Versions, *, holdback: float) -> None:
+        self._ledger = ledger
+        self._holdback = holdback
+        self._store = store
+        self._versions = versions
+
+    async def ship(
+        self, candidate: PolicyVersion, live: PolicyVersion, reason: str, detail: Mapping[str, Any]
+    ) -> ReleaseEvent:
+        """Put a candidate before users. Raises Conflict if something else than `live` is live, NotFound if it was never published."""
+        manifest = await self._swap_live(live, candidate)
+        return await self._ledger.append(
+            "shipped", candidate, live, reason, {"manifest": manifest, **self.staying(candidate), **detail}
+        )
+
+    async def take_back(
+        self, target: PolicyVersion, live: PolicyVersion, reason: str, detail: Mapping[str, Any]
+    ) -> ReleaseEvent:
+        """Put an earlier version before users again. Raises as `ship`."""
+        manifest = await self._swap_live(live, target)
+        return await self._ledger.append("rolled_back", target, live, reason, {**detail, "manifest": manifest})
+
+    def staying(self, policy: PolicyVersion) -> dict[str, Any]:
+        """What the line of a release that was tried says about who stays on the one before it."""
+        state = self._ledger.state
+        if policy == state.canary:
+            return {"share": 1.0 - self._holdback}
+        proposal = state.proposal
+        if proposal is None or proposal.candidate != policy or proposal.salt is None:
+            return {}
+        return {"share": 1.0 - self._holdback, "salt": proposal.salt}
+
+    async def point(self, ref: str, policy: PolicyVersion) -> None:
+        """Move a ref that nobody else moves, if it does not point there already."""
+        manifest, old = await self._versions.manifest_of(policy), await self._store.read_ref(ref)
+        if old != manifest:
+            await self._store.move_ref(ref, old, manifest)
+
+    async def _swap_live(self, live: PolicyVersion, target: PolicyVersion) -> str:
+        """Compare-and-swap on what the ref holds, which is read before the version behind it is checked."""
+        manifest, held = await self._versions.manifest_of(target), await self._store.read_ref("live")
+        found = await self._versions.resolve("live")
+        if found is None or found[0] != live:
+            raise Conflict(f"live is no longer {live}; look again")
+        await self._store.move_ref("live", held, manifest)
+        return manifest

@@ -1,0 +1,58 @@
+"""What the decisions of the last weeks may have got wrong, in expectation and at most. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.release.pace.cadence import WEEK, Cadence, Traffic
+from ostinato.release.pace.history import History
+from ostinato.release.trial.config import TrialConfig
+
+WEEKS = 4
+"""So far back it is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Errors of the last `WEEKS` weeks, in expectation, at most.
+
+    `false_ships`: candidates that shipped although they lose the margin, had every one lost it; by linearity of expectation the sum of
+    the levels at which `trials` and, where there are none, `verdicts` of the gate were decided. `false_stops`: trials that were stopped
+    as harmful, had none been; `stops_allowed` is what `release.trial.false_stops` allows for as long.
+
+    Example: ``Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0)``
+    """
+
+    trials: int
+    verdicts: int
+    false_ships: float
+    false_stops: float
+    stops_allowed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast releases may follow each other, and what was risked. `tried`: candidates are tried before users.
+
+    Example: ``Pace(traffic=Traffic(...), cadence=Cadence(...), spent=Spent(...), tried=True)``
+    """
+
+    traffic: Traffic | None
+    cadence: Cadence | None
+    spent: Spent
+    tried: bool
+
+
+def spent(history: History, config: TrialConfig, *, tried: bool, gate_alpha: float, now: float) -> Spent:
+    """Add up the levels. `tried`: candidates are tried before users; `gate_alpha`: the gate's level for one candidate."""
+    since = now - WEEKS * WEEK
+    trials = sum(each.at >= since for each in history.trials)
+    verdicts = sum(at >= since for at in history.verdicts)
+    stop_alpha = min(0.05, config.false_stops / config.trials_a_week)
+    return Spent(
+        trials=trials,
+        verdicts=verdicts,
+        false_ships=trials * config.ship_alpha if tried else verdicts * gate_alpha,
+        false_stops=trials * stop_alpha,
+        stops_allowed=WEEKS * config.false_stops,
+    )

@@ -1,0 +1,106 @@
+"""A release's way through its users: tried on some beside live, then live beside some who stay on what it replaced.
+
+The slots and the evidence are `trial.running`'s. Here their decisions become lines of the ledger and moves of refs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.seams import Clock, Log
+from ostinato.release.approvals import Approvals
+from ostinato.release.config import ReleaseConfig
+from ostinato.release.ledger import ReleaseLedger, State
+from ostinato.release.moves import Moves
+from ostinato.release.trial.record import TrialRecord
+from ostinato.release.trial.running import RunningTrial
+from ostinato.release.trial.verdict import Next
+
+
+class Trials:
+    """Begins trials, follows them, and keeps the refs of their arms where they belong. Without `config.canary` it begins none.
+
+    It holds nothing that the ledger does not say: each method is given the state, and may be killed anywhere. While `paused` says so, no
+    share grows and nothing ships.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        ledger: ReleaseLedger,
+        moves: Moves,
+        approvals: Approvals,
+        config: ReleaseConfig,
+        clock: Clock,
+        paused: Callable[[], bool],
+    ) -> None:
+        self._ledger = ledger
+        self._moves = moves
+        self._approvals = approvals
+        self._config = config
+        self._clock = clock
+        self._paused = paused
+        self._running = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
+
+    @property
+    def on(self) -> bool:
+        """True if candidates are tried before they go live."""
+        return self._running is not None
+
+    async def begin(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
+        """Put a candidate before its first users. To be called only where trials are on."""
+        assert self._running is not None
+        # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
+        share = await self._running.first_share(self._clock())
+        trial = {"share": share, "salt": candidate.hash[:16], "require": self._config.require}
+        event = await self._ledger.append("canary", candidate, live, reason, trial)
+        await self._moves.point("canary", candidate)
+        return event
+
+    async def go_on(self, trial: TrialRecord, live: PolicyVersion, state: State) -> ReleaseEvent | None:
+        """Do what follows from the slots of a trial that are over: more users, live, or back."""
+        candidate = trial.candidate
+        if self._running is None:
+            why = "its trial was switched off (release.canary) before there was enough evidence"
+            return await self._ledger.append("blocked", candidate, live, why)
+        await self._moves.point("canary", candidate)
+        decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
+        if decision is None or decision.next is Next.WAIT:
+            return None
+        if decision.next in (Next.SHIP, Next.RAMP) and self._paused():
+            return None
+        reading = {"reading": asdict(decision.reading)}
+        if decision.next is Next.SHIP:
+            why = f"{state.reason}; canary {decision.reason}"
+            return await self._approvals.passed(candidate, live, why, reading)
+        if decision.next is Next.BLOCK:
+            event = await self._ledger.append("blocked", candidate, live, f"canary: {decision.reason}", reading)
+            await self._moves.point("canary", live)
+            return event
+        detail = {"share": decision.share} | reading
+        return await self._ledger.append("ramped", candidate, live, decision.reason, detail)
+
+    async def prove(self, trial: TrialRecord, live: PolicyVersion) -> ReleaseEvent | None:
+        """Live beside what it replaced: taken back if it is worse, and noted once it is better. Where trials are on only."""
+        assert self._running is not None
+        decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
+        if decision is None:
+            return None
+        detail = {"reading": asdict(decision.reading)}
+        if decision.next is Next.ROLL_BACK:
+            why = f"beside {trial.against}: {decision.reason}"
+            return await self._moves.take_back(trial.against, live, why, detail)
+        if decision.next is Next.BETTER and not trial.better:
+            return await self._ledger.append("better", trial.candidate, trial.against, decision.reason, detail)
+        return None
+
+    async def park(self, live: PolicyVersion, state: State) -> None:
+        """Outside a trial its arms hold what is live, whose weights are loaded anyway."""
+        if self._running is None:
+            return
+        if state.canary is None:
+            await self._moves.point("canary", live)
+        if state.trial is None or not state.trial.shipped:
+            await self._moves.point("previous", live)

@@ -1,0 +1,172 @@
+"""Live beside the users who stay on the best release that users proved: a staircase of small losses ends there."""
+
+import pytest
+from tests.fakes.release_world import (
+    V0,
+    V3,
+    V5,
+    V8,
+    Crowd,
+    Disk,
+    FakeJudge,
+    Killed,
+    Time,
+    controller,
+    settle,
+)
+
+from ostinato.evaluate.statistics import clustered_difference
+from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.standing import RunningStanding
+from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.contrast import Effect
+from ostinato.release.trial.standing import Standing, StandingConfig
+
+SHARE = 0.4
+RULES = {
+    "best_arm": True,
+    "standing": StandingConfig(share=SHARE, period_s=300.0, better_after_s=60.0),
+    "trial": TrialConfig(slot_s=10.0, most_turns_a_day=1e4),
+    "outcomes": OutcomeConfig(maturity_s=5.0),
+}
+
+
+async def standing(disk, worth, **settings):
+    time = Time()
+    control = controller(disk, FakeJudge(), time, clustered_difference, **RULES)
+    await control.bootstrap(V0)
+    crowd = Crowd(disk, control, time, {V0: 0.5} | worth, **settings)
+    crowd.loaded, crowd.verified = {"live", "verified"}, SHARE
+    return control, crowd
+
+
+async def test_small_losses_add_up_beside_those_who_stayed_and_live_goes_back_to_them(disk):
+    control, crowd = await standing(disk, {V3: 0.47, V5: 0.43, V8: 0.36}, each=1)
+    for policy in (V3, V5, V8):
+        disk.publish(policy)
+        await settle(control)
+        await crowd.slot()
+        assert await control.watch() is None, "no single step is large enough to be seen so soon"
+    crowd.each = 4
+    event = await crowd.until("rolled_back")
+    assert (event.policy, event.previous) == (V0, V8), "not to the one before it"
+    assert event.reason.startswith(f"worse beside {V0}, the best that users proved: -")
+    assert control.ledger.state.refused == {V3.hash, V5.hash, V8.hash}
+    assert disk.refs["live"] == disk.refs["verified"] == "m0"
+
+
+async def test_what_users_prove_better_takes_its_place_and_other_users_stay_on_it(disk):
+    control, crowd = await standing(disk, {V3: 0.75})
+    disk.publish(V3)
+    await settle(control)
+    salt = control.ledger.state.dealt(SHARE).verified_salt
+    event = await crowd.until("verified")
+    assert (event.policy, event.previous) == (V3, V0)
+    assert event.reason.startswith(f"better beside {V0}, the best that users proved: +")
+    await control.step()
+    assert disk.refs["verified"] == "m3"
+    assert control.ledger.state.verified == (V0, V3)
+    assert control.ledger.state.dealt(SHARE).verified_salt != salt
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("verified", "rolled_back", slots=5)
+    await control.rollback(None, "people complain", actor="ann")
+    assert control.ledger.state.verified == (V0,)
+
+
+async def test_an_outage_and_equal_versions_move_nothing(disk):
+    control, crowd = await standing(disk, {V3: 0.5})
+    disk.publish(V3)
+    await settle(control)
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("verified", "rolled_back", slots=10)
+    crowd.worth = dict.fromkeys(crowd.worth, 0.1)
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("verified", "rolled_back", slots=10)
+
+
+@pytest.mark.parametrize("slots", [7, 33], ids=["first period", "second period"])
+async def test_a_restarted_watch_comes_to_the_same_numbers(disk, slots):
+    control, crowd = await standing(disk, {V3: 0.48})
+    disk.publish(V3)
+    await settle(control)
+    state, found = control.ledger.state, []
+    whole = RunningStanding(disk, control._config)
+    for _ in range(slots):
+        await crowd.slot()
+        crowd.time.now += 6.0
+        await whole.look(V0, state.verified_at, control.ledger.verified_from, crowd.time.now)
+        crowd.time.now -= 6.0
+    crowd.time.now += 6.0
+    for each in (whole, RunningStanding(disk, control._config)):
+        if each is not whole:
+            await each.look(V0, state.verified_at, control.ledger.verified_from, crowd.time.now)
+        found.append(each._watch._contrast.effect())
+    assert found[0].difference == pytest.approx(found[1].difference, abs=1e-12)
+    assert found[0].variance == pytest.approx(found[1].variance)
+    assert found[0].turns == found[1].turns > 0
+
+
+async def test_without_the_arm_nobody_stays_and_no_ref_moves(disk):
+    control = controller(disk)
+    await control.bootstrap(V0)
+    await settle(control)
+    assert "verified" not in disk.refs
+    assert control.ledger.state.dealt(0.0) is None
+
+
+class Watched:
+    """Stands for the watch: users prove v3 better, and v5 worse."""
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+
+    async def look(self, verified, since, after, now):
+        live, effect = self.ledger.state.live, Effect(difference=0.1, variance=1e-4, people=40.0, turns=400.0)
+        return Standing(effect=effect, worse=live == V5, better=live == V3)
+
+
+async def told_with_deaths(disk):
+    """v3 is proven better, v5 is worse than it: one process after another."""
+
+    def fresh():
+        control = controller(disk, FakeJudge(), Time(), **RULES)
+        control._verified._standing = Watched(control.ledger)
+        return control
+
+    async def published(control, policy):
+        if disk.refs["candidate"] != f"m{policy.number}":
+            disk.publish(policy)
+        await settle(control)
+        await control.watch()
+        await settle(control)
+
+    script = [lambda c: c.bootstrap(V0), lambda c: published(c, V3), lambda c: published(c, V5)]
+    control = fresh()
+    for act in script:
+        while True:
+            try:
+                await act(control)
+                break
+            except Killed:
+                disk.fuse.at = None
+                control = fresh()
+    return disk.events()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+async def test_killed_at_every_write_live_goes_back_to_the_same_release(after):
+    def fresh():
+        disk = Disk()
+        disk.publish(V0)
+        return disk
+
+    whole = fresh()
+    expected = await told_with_deaths(whole)
+    assert [line for line in expected if line[0] != "evaluated"] == [
+        *[("shipped", 0), ("shipped", 3), ("verified", 3), ("shipped", 5), ("rolled_back", 3)]
+    ]
+    for at in range(1, whole.fuse.writes + 1):
+        disk = fresh()
+        disk.fuse.at, disk.fuse.after = at, after
+        assert await told_with_deaths(disk) == expected, f"killed at write {at}"
+        assert (disk.refs["live"], disk.refs["verified"]) == ("m3", "m3")
