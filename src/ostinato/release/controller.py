@@ -73,8 +73,10 @@ class ReleaseController:
         self._parked = False
         self._clock = clock
         self._paused = paused
-        self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
-        self._trials = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
+        self._watch = (
+            None if compare is None else Watch(Outcomes(log, config.outcomes, config.metrics), config.guard, compare)
+        )
+        self._trials = RunningTrial(log, config.outcomes, config.trial, config.metrics) if config.canary else None
         self._lock = asyncio.Lock()
         self._restored = False
 

@@ -11,9 +11,11 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
+from ostinato.release.metrics.builtin import DEFAULT_GOAL
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import Slot
 from ostinato.release.trial.standing import StandingConfig, StandingWatch
+from ostinato.release.trial.tally import POOLED
 from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import Decision, Next
 
@@ -104,7 +106,7 @@ class ReleasePath(Generic[V]):
         """
         steps: list[Step[V]] = []
         if self.trial is not None and not self.trial.over:
-            self.trial.add(trial)
+            self.trial.add(trial, {DEFAULT_GOAL: {POOLED: trial}})
             steps += self._follow(self.trial, now)
         return steps + self._stand(standing, now)
 
