@@ -51,8 +51,8 @@ class Metric:
         )
 
     @property
-    def share(self) -> float:
-        """The tolerance where `most` is 1."""
+    def allowed(self) -> float:
+        """The tolerance, as a share."""
         return self.tolerance / self.most
 
     def raw(self, known: Mapping[str, float]) -> float | None:

@@ -23,7 +23,7 @@ from ostinato.release.trial.evidence import log_evidence, lower_bound, upper_bou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A look at one metric of a trial, turned so that more is better, in shares (`Metric.share`).
+    """A look at one metric of a trial, turned so that more is better, in shares.
 
     Bounds are one-sided and hold at every look together; nothing may be said while `enough` is False. `sees` is the smallest loss
     that this many people could show by now. `metrics` is what a look says of every metric, JSON-ready, in their own units (`told`).
@@ -64,7 +64,7 @@ def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float
     enough = _enough(effect, metric, config)
     lower = lower_bound(effect.difference, effect.variance, config.ship_alpha)
     upper = upper_bound(effect.difference, effect.variance, config.ship_alpha)
-    allowed = 0.0 if metric.role == "goal" else metric.share
+    allowed = 0.0 if metric.role == "goal" else metric.allowed
     worse = log_evidence(effect.difference + allowed, effect.variance, -1) >= -math.log(harm_alpha)
     return Reading(
         metric=metric.name,
@@ -73,7 +73,7 @@ def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float
         lower=lower,
         upper=upper,
         worse=enough and worse,
-        not_worse=enough and lower > -metric.share,
+        not_worse=enough and lower > -metric.allowed,
         better=enough and better,
         sees=upper_bound(0.0, effect.variance, harm_alpha),
     )
