@@ -89,7 +89,7 @@ def main() -> None:
         ends = [end for seed in range(asked.runs) if (end := stopped_after(kind, seed)) is not None]
         hours = median(ends) / 2 if ends else None
         found.append({**asdict(kind), "runs": asked.runs, "stopped": len(ends) / asked.runs, "hours": hours})
-        label = "false" if kind.harmed - kind.usual <= kind.tolerance else "stopped"
+        label = "false" if kind.harmed <= kind.usual + kind.tolerance + 1e-9 else "stopped"
         print(f"{kind}: {label} {len(ends)} of {asked.runs}, median {hours} h (alpha {ALPHA:.4f})", flush=True)
     with open(asked.out, "w", encoding="utf-8") as file:
         json.dump({"machine": machine(), "alpha": ALPHA, "kinds": found}, file, indent=1)
