@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.guard import GuardConfig
+from ostinato.release.metrics.builtin import SIGNALS
+from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig, completed
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.standing import StandingConfig
+
+SignalName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
 
 
 class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
@@ -43,6 +47,16 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
         ge=0,
         description="Rollbacks without a person within 24 hours; after one more, nothing ships by itself until a person ships or approves.",
     )
+    signals: tuple[SignalName, ...] = Field(
+        default=(),
+        description="Signals of your product that metrics name, so that a name that is misspelt there is an error. Known without it: "
+        f"{', '.join(SIGNALS)}.",
+    )
+    metrics: tuple[MetricConfig, ...] = Field(
+        default=DEFAULT_METRICS,
+        description="What a release is judged by; a list of tables, [[release.metrics]]. Without a goal among them it is acceptance; the "
+        "guardrails here stand beside those that you declare; one of the same name takes its place.",
+    )
     trial: TrialConfig = Field(default=TrialConfig(), description="How a candidate is tried before users.")
     best_arm: bool = Field(
         default=False,
@@ -51,7 +65,7 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     )
     standing: StandingConfig = Field(default=StandingConfig(), description="Live against that release.")
     guard: GuardConfig = Field(default=GuardConfig(), description="When harm to users takes a version back.")
-    outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals become outcomes.")
+    outcomes: OutcomeConfig = Field(default=OutcomeConfig(), description="How turns and signals are joined.")
     auto: RouterConfig = Field(default=RouterConfig(), description="How Auto moves its shares.")
     monitors: MonitorsConfig = Field(
         default=MonitorsConfig(), description="Which behaviour is watched, and against what."
@@ -61,3 +75,8 @@ class ReleaseConfig(BaseModel, frozen=True, extra="forbid"):
     def verified_share(self) -> float:
         """The share of users who stay on the verified release."""
         return self.standing.share if self.best_arm else 0.0
+
+    @field_validator("metrics")
+    @classmethod
+    def _completed(cls, metrics: tuple[MetricConfig, ...], info: ValidationInfo) -> tuple[MetricConfig, ...]:
+        return completed(metrics, info.data.get("signals", ()))

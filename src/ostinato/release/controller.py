@@ -78,7 +78,9 @@ class ReleaseController:
         self._parked = False
         self._clock = clock
         self._paused = paused
-        self._watch = None if compare is None else Watch(Outcomes(log, config.outcomes), config.guard, compare)
+        self._watch = (
+            None if compare is None else Watch(Outcomes(log, config.outcomes, config.metrics), config.guard, compare)
+        )
         self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")
         self._trials = Trials(log, self.ledger, self._moves, self._approvals, config, clock, paused)

@@ -7,36 +7,35 @@ another tenant's turn is not heard.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from ostinato.core.records import Arm, Finish, Person, PolicyVersion, Signal, Turn
+from ostinato.core.records import Arm, Person, PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.early import EarlySignals
-from ostinato.release.hearing import MOST_SIGNALS, Said
+from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig
+from ostinato.release.metrics.hearing import MOST_SIGNALS
+from ostinato.release.metrics.metric import Metric, metrics_of, wanted
+from ostinato.release.metrics.reactions import Reacted, reacted
 from ostinato.release.outcome_config import OutcomeConfig
 
-
-@dataclass(slots=True)
-class _Watched:
-    turn: str
-    arm: Arm
-    person: Person
-    policy: str
-    ended_at: float
-    failed: bool
-    said: Said = field(default_factory=Said)
+_FAILED = Metric.of(MetricConfig(name="failed"), 0.0)
 
 
 class Outcomes:
-    """A window over the log's turns. Turns that mixed versions across a swap count for neither."""
+    """A window over the log's turns. Turns that mixed versions across a swap count for neither.
 
-    def __init__(self, log: Log, config: OutcomeConfig) -> None:
+    Args:
+        metrics: as declared; the first goal is what `acceptance` says, if it has no quantile.
+    """
+
+    def __init__(self, log: Log, config: OutcomeConfig, metrics: Sequence[MetricConfig] = DEFAULT_METRICS) -> None:
         self._log = log
         self._config = config
+        self._goal = metrics_of(metrics, 0.0)[0]
+        self._wanted = wanted((self._goal, _FAILED))
         self._cursor: Cursor | None = None
-        self._window: deque[_Watched] = deque()
-        self._by_turn: dict[str, _Watched] = {}
+        self._window: deque[Reacted] = deque()
+        self._by_turn: dict[str, Reacted] = {}
         self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
     async def refresh(self) -> None:
@@ -60,57 +59,45 @@ class Outcomes:
     def acceptance(
         self, arm: Arm, policy: PolicyVersion, since: float, until: float
     ) -> dict[Person, tuple[float, int]]:
-        """Per person: good outcomes, and turns that have an outcome, among turns that ended from `since` to `until`.
+        """Per person: the goal's sum, with 1 the best for each turn, and turns of which it says something, from `since` to `until`.
 
         Turns younger than `maturity_s` at `until` are left out: quick reactions would otherwise speak for slow ones.
         """
-        return self._tally(
-            arm, (policy.hash,), since, until - self._config.maturity_s, lambda watched: watched.said.good
-        )
+        return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s)
 
     def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[Person, tuple[float, int]]:
-        """Per person: turns that did not end in an engine error, and all turns.
-
-        A turn that failed before its first token names no version: it counts for whichever is asked for in that time.
-        """
-        return self._tally(arm, (policy.hash, ""), since, until, lambda watched: not watched.failed)
+        """Per person: turns that did not end in an engine error, and all turns."""
+        return self._tally(_FAILED, arm, policy, since, until)
 
     def _tally(
-        self,
-        arm: Arm,
-        hashes: tuple[str, ...],
-        since: float,
-        until: float,
-        outcome: Callable[[_Watched], bool | None],
+        self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float
     ) -> dict[Person, tuple[float, int]]:
+        """A turn that ended before its first token names no version: it counts for whichever is asked for in that time."""
         tally: dict[Person, tuple[float, int]] = {}
-        for watched in self._window:
-            if watched.arm != arm or watched.policy not in hashes or not since <= watched.ended_at <= until:
+        for each in self._window:
+            if each.arm != arm or each.policy not in (policy.hash, "") or not since <= each.ended_at <= until:
                 continue
-            good = outcome(watched)
-            if good is not None:
-                value, count = tally.get(watched.person, (0.0, 0))
-                tally[watched.person] = value + good, count + 1
+            measured = metric.measure(each.known())
+            if measured is not None:
+                good = measured[0] / measured[1]
+                value, count = tally.get(each.person, (0.0, 0))
+                tally[each.person] = value + (good if metric.sign > 0 else 1.0 - good), count + 1
         return tally
 
     def _turn(self, turn: Turn) -> None:
-        hashes = {span.policy.hash for span in turn.spans}
-        failed = turn.finish == Finish.ERROR
-        if turn.auto is not None:  # dealt by episode, with shares that follow the reward: no random sample of the users
+        found = reacted(turn, self._wanted, self._config.nothing)
+        if found is None:
             return
-        if turn.arm == Arm.EVAL or turn.finish == Finish.ABORT or len(hashes) > 1 or not (hashes or failed):
-            return
-        watched = _Watched(turn.id, turn.arm, turn.person, "".join(hashes), turn.ended_at, failed)
-        self._window.append(watched)
-        self._by_turn[turn.id] = watched
+        self._window.append(found)
+        self._by_turn[turn.id] = found
         for signal in self._early.claim(turn.tenant, turn.id):
             self._signal(signal)
         if len(self._window) > self._config.window:
             del self._by_turn[self._window.popleft().turn]
 
     def _signal(self, signal: Signal) -> None:
-        watched = self._by_turn.get(signal.turn)
-        if watched is None:
+        found = self._by_turn.get(signal.turn)
+        if found is None:
             self._early.add(signal)
-        elif signal.tenant == watched.person[0]:
-            watched.said.hear(signal, self._config)
+        elif signal.tenant == found.person[0]:
+            found.said.hear(signal)

@@ -5,46 +5,59 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from ostinato.core.records import Arm, Person, PolicyVersion, Turn
+from ostinato.core.records import Arm, Person, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.config import ReleaseConfig
+from ostinato.release.ledger import State
+from ostinato.release.metrics.metric import metrics_of, wanted
+from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.pace.brakes import DAY
 from ostinato.release.trial.contrast import Slot
-from ostinato.release.trial.reactions import Reacted, Reactions
 from ostinato.release.trial.standing import Standing, StandingWatch
+from ostinato.release.trial.tally import POOLED, SlotTally
 
 _EXPECTED = 0.5
 """Of everybody: nothing is known of who is new. It cancels out of the difference where both arms have it."""
 
 
 class RunningStanding:
-    """Adds up slots of time. A restarted one reads them again from the log, as far back as `release.outcomes.window` reaches."""
+    """Adds up slots of time. A restarted one reads them again from the log, as far back as `release.outcomes.window` reaches.
+
+    It compares by the first goal that is declared, of those without a quantile.
+    """
 
     def __init__(self, log: Log, config: ReleaseConfig) -> None:
         self._log = log
         self._config = config
+        self._goal = metrics_of(config.metrics, config.trial.margin)[0]
         self._key: tuple[str, float] | None = None
+        self._shipped_at = -math.inf
         self._reactions: Reactions | None = None
         self._watch = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
         self._people: dict[Person, int] = {}
         self._upto = -math.inf
 
-    async def look(self, verified: PolicyVersion, since: float, after: Cursor, now: float) -> Standing | None:
+    async def look(self, state: State, after: Cursor, now: float) -> Standing | None:
         """What is known by the slots that are over; None if none has ended since the last look.
 
-        `since` is when the comparison with this version began, `after` the place in the log of the line that began it.
+        `state` names the verified release; `after` is the place in the log of the line that began the comparison with it.
         """
-        if self._key != (verified.hash, since):
-            await self._begin(since, after, now)
-            self._key = (verified.hash, since)
+        key = state.verified[-1].hash, state.verified_at
+        if self._key != key:
+            await self._begin(state.verified_at, after, now)
+            self._key = key
         assert self._reactions is not None
         # what overflows is too old to be waited for, and is left out
         await self._reactions.refresh()
         found: Standing | None = None
-        while (end := self._upto + self._config.trial.slot_s) + self._config.outcomes.maturity_s <= now:
-            found = self._watch.add(self._slot(self._reactions.take(end), verified, end), end)
+        slot_s = self._config.trial.slot_s
+        while (end := self._upto + slot_s) + self._config.outcomes.maturity_s <= now:
+            if self._shipped_at != state.shipped_at and end - slot_s >= state.shipped_at:
+                self._watch.shipped(end - slot_s)
+                self._shipped_at = state.shipped_at
+            taken = self._reactions.take(end)
+            own = taken if self._shipped_at == state.shipped_at else ()
+            found = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
             self._upto = end
         return found
 
@@ -56,30 +69,26 @@ class RunningStanding:
         # the slot that ends with a period belongs to the next one
         self._upto = since if began == since else began - slot_s
         window = await self._log.before_last(self._config.outcomes.window, Turn)
-        self._reactions = Reactions(self._log, self._config.outcomes, max(after, window))
+        self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
         await self._reactions.refresh()
         self._reactions.take(self._upto)
         self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)
+        self._shipped_at = -math.inf
         self._people = {}
 
-    def _slot(self, taken: Sequence[Reacted], verified: PolicyVersion, end: float) -> Slot:
-        rows: dict[tuple[int, bool], list[float]] = {}
-        for reacted in taken:
-            treated = reacted.arm is Arm.LIVE
-            stays = reacted.arm is Arm.VERIFIED and reacted.policy == verified.hash
-            if reacted.good is None or not (treated or stays):
+    def _slot(self, taken: Sequence[Reacted], state: State, end: float, *, newest: bool = False) -> Slot:
+        """With `newest`, of live only the version that is live now."""
+        assert state.live is not None
+        tally = SlotTally()
+        for each in taken:
+            treated = each.arm is Arm.LIVE and (not newest or each.policy in (state.live.hash, ""))
+            stays = each.arm is Arm.VERIFIED and each.policy in (state.verified[-1].hash, "")
+            measured = self._goal.measure(each.known()) if treated or stays else None
+            if measured is None:
                 continue
-            person = self._people.setdefault(reacted.person, len(self._people))
-            row = rows.setdefault((person, treated), [0.0, 0.0])
-            row[0] += 1.0
-            row[1] += reacted.good
-        numbers = np.array(list(rows.values()), dtype=np.float64).reshape(-1, 2)
-        return Slot(
-            day=int(end // DAY),
-            people_R=np.array([person for person, _ in rows], dtype=np.int64),
-            turns_R=numbers[:, 0],
-            good_R=numbers[:, 1],
-            expected_R=np.full(len(rows), _EXPECTED),
-            treated_R=np.array([treated for _, treated in rows], dtype=np.bool_),
-        )
+            if self._goal.sign < 0:
+                measured = measured[1] - measured[0], measured[1]
+            person = self._people.setdefault(each.person, len(self._people))
+            tally.add(POOLED, person, treated, measured, _EXPECTED)
+        return tally.slot(int(end // DAY))

@@ -42,7 +42,7 @@ class Trials:
         self._config = config
         self._clock = clock
         self._paused = paused
-        self._running = RunningTrial(log, config.outcomes, config.trial) if config.canary else None
+        self._running = RunningTrial(log, config.outcomes, config.trial, config.metrics) if config.canary else None
 
     @property
     def on(self) -> bool:

@@ -31,11 +31,14 @@ class VerifiedArm:
         if self._standing is None or not state.verified or state.live is None:
             return None
         verified, live = state.verified[-1], state.live
-        found = await self._standing.look(verified, state.verified_at, self._ledger.verified_from, self._clock())
+        found = await self._standing.look(state, self._ledger.verified_from, self._clock())
         if found is None or live == verified:
             return None
-        why = f"beside {verified}, the best that users proved: {100 * found.effect.difference:+.1f} pp"
-        detail = {"effect": asdict(found.effect)}
+        beside = f"beside {verified}, the best that users proved:"
         if found.worse:
-            return await self._moves.take_back(verified, live, f"worse {why}", detail)
-        return await self._ledger.append("verified", live, verified, f"better {why}", detail) if found.better else None
+            why = f"worse {beside} {100 * found.effect.difference:+.1f} pp"
+            return await self._moves.take_back(verified, live, why, {"effect": asdict(found.effect)})
+        if found.better:
+            why = f"better {beside} {100 * found.gain.difference:+.1f} pp"
+            return await self._ledger.append("verified", live, verified, why, {"effect": asdict(found.gain)})
+        return None

@@ -95,3 +95,9 @@ def test_a_prefix_of_nothing_names_the_nearest(prefix, told):
     with pytest.raises(NotFound) as caught:
         printed(prefix=prefix)
     assert told in str(caught.value)
+
+
+def test_a_list_of_tables_stands_a_table_a_line():
+    lines = [line.strip() for line in printed(prefix="release.metrics", width=120).splitlines()]
+    for name in ("acceptance", "latency_p99", "feedback_coverage"):
+        assert [line for line in lines if line.startswith(f"{{ name = '{name}', role = ")], name

@@ -603,7 +603,7 @@ async def test_a_canary_that_fails_is_blocked_though_nobody_says_so(disk):
     _, crowd = await on_trial(disk, {V3: 0.5})
     crowd.fails = {V3: 0.5}
     event = await crowd.until("blocked")
-    assert event.reason.startswith("canary: success rate worse: -")
+    assert event.reason.startswith("canary: failed worse: +")
 
 
 async def test_a_release_that_turns_bad_is_taken_back_beside_those_who_stayed(disk):
@@ -651,7 +651,7 @@ async def test_a_restarted_controller_goes_on_with_the_same_numbers(disk):
     readings = []
     for each in (control, again):
         await crowd_free_look(each, record, began, crowd.time.now)
-        readings.append(each._trials._running._trial._contrast.effect())
+        readings.append(each._trials._running._trial._contrasts["acceptance"].effect())
     assert readings[0].difference == pytest.approx(readings[1].difference, abs=1e-12)
     assert readings[0].variance == pytest.approx(readings[1].variance)
 

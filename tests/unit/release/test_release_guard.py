@@ -153,7 +153,13 @@ async def test_engine_errors_count_even_before_their_first_token():
         turn("d", finish=Finish.ABORT),
     )
     outcomes = await tallies(rows)
-    assert outcomes.success(Arm.LIVE, V3, 0.0, 0.0) == {("t", "u"): (1.0, 3)}
+    assert outcomes.success(Arm.LIVE, V3, 0.0, 0.0) == {("t", "u"): (2.0, 4)}
+
+
+@pytest.mark.parametrize("policies", [(V3,), ()])
+async def test_a_turn_that_somebody_stopped_was_not_good_though_nothing_was_said(policies):
+    outcomes = await tallies((turn("a", finish=Finish.ABORT, policies=policies),))
+    assert outcomes.acceptance(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (0.0, 1)}
 
 
 async def test_what_another_tenant_says_is_not_heard_early_or_late():

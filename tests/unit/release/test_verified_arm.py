@@ -73,6 +73,19 @@ async def test_what_users_prove_better_takes_its_place_and_other_users_stay_on_i
     assert control.ledger.state.verified == (V0,)
 
 
+async def test_a_version_is_not_proven_by_what_the_one_before_it_was_worth(disk):
+    control, crowd = await standing(disk, {V3: 0.8, V5: 0.5})
+    disk.publish(V3)
+    await settle(control)
+    for _ in range(4):  # V3 is better by far, but has not been live for long enough
+        await crowd.slot()
+        assert await control.watch() is None
+    disk.publish(V5)
+    await settle(control)
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("verified", slots=10)
+
+
 async def test_an_outage_and_equal_versions_move_nothing(disk):
     control, crowd = await standing(disk, {V3: 0.5})
     disk.publish(V3)
@@ -94,16 +107,17 @@ async def test_a_restarted_watch_comes_to_the_same_numbers(disk, slots):
     for _ in range(slots):
         await crowd.slot()
         crowd.time.now += 6.0
-        await whole.look(V0, state.verified_at, control.ledger.verified_from, crowd.time.now)
+        await whole.look(state, control.ledger.verified_from, crowd.time.now)
         crowd.time.now -= 6.0
     crowd.time.now += 6.0
     for each in (whole, RunningStanding(disk, control._config)):
         if each is not whole:
-            await each.look(V0, state.verified_at, control.ledger.verified_from, crowd.time.now)
-        found.append(each._watch._contrast.effect())
-    assert found[0].difference == pytest.approx(found[1].difference, abs=1e-12)
-    assert found[0].variance == pytest.approx(found[1].variance)
-    assert found[0].turns == found[1].turns > 0
+            await each.look(state, control.ledger.verified_from, crowd.time.now)
+        found.append((each._watch._all.effect(), each._watch._own.effect()))
+    for one, other in zip(*found, strict=True):
+        assert one.difference == pytest.approx(other.difference, abs=1e-12)
+        assert one.variance == pytest.approx(other.variance)
+        assert one.turns == other.turns > 0
 
 
 async def test_without_the_arm_nobody_stays_and_no_ref_moves(disk):
@@ -120,9 +134,9 @@ class Watched:
     def __init__(self, ledger):
         self.ledger = ledger
 
-    async def look(self, verified, since, after, now):
-        live, effect = self.ledger.state.live, Effect(difference=0.1, variance=1e-4, people=40.0, turns=400.0)
-        return Standing(effect=effect, worse=live == V5, better=live == V3)
+    async def look(self, state, after, now):
+        live, effect = self.ledger.state.live, Effect(difference=0.1, variance=1e-4, people=40.0, freedom=40.0, turns=400.0)
+        return Standing(effect=effect, gain=effect, worse=live == V5, better=live == V3)
 
 
 async def told_with_deaths(disk):

@@ -8,6 +8,8 @@ from ostinato import config
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.evaluate.graders import pattern
 from ostinato.evaluate.suites import parse
+from ostinato.release.metrics.builtin import BUILT_IN
+from ostinato.release.metrics.facts import MEANINGS
 from ostinato.reward.asking.loader import load
 from ostinato.testing.records import a_turn
 
@@ -70,3 +72,21 @@ def test_the_settings_of_the_gate_are_accepted_and_survive_the_way_to_the_worker
     assert settings.evaluate.further_suites == ("tools.jsonl",)
     config.save(settings, tmp_path / "config.json")
     assert config.load(tmp_path / "config.json") == settings
+
+
+def test_the_declared_metrics_are_taken_and_survive_the_way_to_the_workers(tmp_path):
+    found = re.search(r"```toml\n([^`]*\[\[release\.metrics\]\].*?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "ostinato.toml").write_text(found[1])
+    settings = config.load(tmp_path / "ostinato.toml")
+    declared = {metric.name: metric for metric in settings.release.metrics}
+    assert [name for name, metric in declared.items() if metric.role == "goal"] == ["kept"]
+    assert declared["latency_p99"].quantile == 0.99
+    assert {"failed", "stopped", "dissatisfied_follow_up"} < declared.keys()
+    config.save(settings, tmp_path / "config.json")
+    assert config.load(tmp_path / "config.json") == settings
+
+
+def test_every_built_in_metric_and_fact_is_in_the_guide():
+    section = GUIDE.partition("## Declare what a release is judged by")[2].partition("\n## ")[0]
+    assert [name for name in (*BUILT_IN, *MEANINGS) if f"`{name}`" not in section] == []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -120,6 +120,12 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return repr(value)
+    if isinstance(value, dict) and value:
+        entries = cast("dict[str, Any]", value).items()
+        return f"{{ {', '.join(f'{key} = {shown(each)}' for key, each in entries if each not in (None, [], {}))} }}"
+    if isinstance(value, list) and any(isinstance(each, dict) for each in cast("list[Any]", value)):
+        lines = "".join(f"  {shown(each)},\n" for each in cast("list[Any]", value))
+        return f"[\n{lines}]"
     return str(value)
 
 

@@ -22,16 +22,10 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.02,
         gt=0.0,
         lt=1.0,
-        description="A candidate goes live once it is shown to lose no more than this (share of good turns).",
-    )
-    failures: float = Field(
-        default=0.01,
-        ge=0.0,
-        lt=1.0,
-        description="Rise in the share of failed turns that is let pass; more ends the trial.",
+        description="A candidate goes live once it is shown to lose no more than this of a goal that names no `tolerance`.",
     )
     ship_alpha: float = Field(
-        default=0.05, gt=0.0, lt=0.5, description="Chance that one that loses more goes live all the same."
+        default=0.05, gt=0.0, lt=0.5, description="Chance that one that loses more of a goal goes live all the same."
     )
     false_stops: float = Field(
         default=0.5,
@@ -56,6 +50,11 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
         default=20.0, ge=2.0, description="Effective users on each side before anything is decided."
     )
     min_turns: float = Field(default=200.0, ge=2.0, description="Turns with an outcome on each side, likewise.")
+    tenant_people: float = Field(
+        default=50.0,
+        ge=1.0,
+        description="People of the week before, from which on a tenant is compared by itself; smaller ones are pooled with each other.",
+    )
     first_people: float = Field(
         default=200.0, gt=0.0, description="Active users of a day that the first step shall reach, at least."
     )

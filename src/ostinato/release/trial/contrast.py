@@ -9,12 +9,15 @@ Three things make it several times as informative as two pooled shares (`benchma
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDING = 1e-18
+_EXACT = 1e-12
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -44,18 +47,20 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """Treated minus comparator. `variance` is infinite until both sides have people; `people` is the smaller side's effective number.
+    """Treated minus comparator. `variance` is infinite until both sides have people; `people` is the smaller side's effective number,
+    `freedom` that behind the variance as a whole: a side that hardly adds to it need not have many (Welch and Satterthwaite).
 
-    Example: ``Effect(difference=-0.021, variance=1.1e-4, people=61.0, turns=1204)``
+    Example: ``Effect(difference=-0.021, variance=1.1e-4, people=61.0, freedom=88.2, turns=1204)``
     """
 
     difference: float
     variance: float
     people: float
+    freedom: float
     turns: float
 
 
-NOTHING = Effect(difference=0.0, variance=float("inf"), people=0.0, turns=0.0)
+NOTHING = Effect(difference=0.0, variance=float("inf"), people=0.0, freedom=0.0, turns=0.0)
 """Nobody has said anything."""
 
 
@@ -116,6 +121,7 @@ class Contrast:
             difference=self._weighted / self._weight,
             variance=sum(variances),
             people=min(people),
+            freedom=_freedom(variances, people),
             turns=min(self._turns),
         )
 
@@ -124,13 +130,15 @@ class Contrast:
         side_U = self._came_U & (self._treated_U if index == 0 else ~self._treated_U)
         square_U = self._influence_U[side_U] ** 2
         total, fourth = float(square_U.sum()), float((square_U**2).sum())
-        # what rounding leaves of people who all said the same is no spread
-        if total > _ROUNDING * self._weight**2:
+        turns, good = self._turns[index], self._good[index]
+        alike = good <= 0.0 or good >= turns * (1.0 - _EXACT)
+        # what rounding leaves of people who all said the same is no spread, nor is that of what was expected of them
+        if total > _ROUNDING * self._weight**2 and not alike:
             people = total**2 / fourth
             spread = total / self._weight**2
             return (spread * people / (people - 1.0) if people > 1.0 else float("inf")), people
         people = float(side_U.sum())
-        share = (self._good[index] / max(self._turns[index], 1.0) * people + 1.0) / (people + 2.0)
+        share = (good / max(turns, 1.0) * people + 1.0) / (people + 2.0)
         return share * (1.0 - share) / (people + 2.0), people
 
     def _capped(self, slot: Slot) -> tuple[Floats, Floats]:
@@ -153,3 +161,11 @@ class Contrast:
             none_U = np.zeros(more, dtype=np.bool_)
             self._treated_U = np.concatenate([self._treated_U, none_U])
             self._came_U = np.concatenate([self._came_U, none_U])
+
+
+def _freedom(variances: Sequence[float], people: Sequence[float]) -> float:
+    """The two sides' effective people, each weighed by what it adds to the variance (Welch 1938, Satterthwaite 1946)."""
+    total = sum(variances)
+    if not math.isfinite(total) or min(people) <= 0.0:
+        return 0.0
+    return total**2 / sum(variance**2 / each for variance, each in zip(variances, people, strict=True))

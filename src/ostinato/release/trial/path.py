@@ -11,9 +11,11 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, Field
 
+from ostinato.release.metrics.builtin import DEFAULT_GOAL
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import Slot
 from ostinato.release.trial.standing import StandingConfig, StandingWatch
+from ostinato.release.trial.tally import POOLED
 from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import Decision, Next
 
@@ -104,7 +106,7 @@ class ReleasePath(Generic[V]):
         """
         steps: list[Step[V]] = []
         if self.trial is not None and not self.trial.over:
-            self.trial.add(trial)
+            self.trial.add(trial, {DEFAULT_GOAL: {POOLED: trial}})
             steps += self._follow(self.trial, now)
         return steps + self._stand(standing, now)
 
@@ -113,6 +115,7 @@ class ReleasePath(Generic[V]):
         if decision.next is Next.SHIP:
             assert self.candidate is not None
             self.live, self.candidate = self.candidate, None
+            self._standing.shipped(now)
         elif decision.next is Next.BLOCK:
             self.candidate = None
         elif decision.next is Next.ROLL_BACK:
@@ -123,13 +126,14 @@ class ReleasePath(Generic[V]):
 
     def _stand(self, slot: Slot, now: float) -> list[Step[V]]:
         standing = self._standing.add(slot, now)
-        points = f"{100 * standing.effect.difference:+.1f} pp"
         if self.live != self.best and standing.worse:
-            return [self._go_back(self.best, "return_to_best", f"worse than the best release: {points}", now, None)]
+            why = f"worse than the best release: {100 * standing.effect.difference:+.1f} pp"
+            return [self._go_back(self.best, "return_to_best", why, now, None)]
         if self.live != self.best and standing.better:
             self.best = self.live
             self._standing.restart(now)
-            return [Step(what="best", version=self.live, reason=f"better than the best release: {points}")]
+            why = f"better than the best release: {100 * standing.gain.difference:+.1f} pp"
+            return [Step(what="best", version=self.live, reason=why)]
         return []
 
     def _go_back(self, to: V, what: str, reason: str, now: float, decision: Decision | None) -> Step[V]:

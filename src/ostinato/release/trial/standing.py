@@ -38,37 +38,51 @@ class StandingConfig(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How live stands against the best. Example: ``Standing(effect=Effect(...), worse=False, better=True)``"""
+    """How live stands against the best: `effect` of all that was live since the period began, `gain` of what is live now.
+
+    Example: ``Standing(effect=Effect(...), gain=Effect(...), worse=False, better=True)``
+    """
 
     effect: Effect
+    gain: Effect
     worse: bool
     better: bool
 
 
 class StandingWatch:
-    """Begins anew every `period_s`, and whenever the best release changes."""
+    """Begins anew every `period_s`, and whenever the best release changes.
+
+    Losses of one live version after the other add up, whichever is live by then. What is live now becomes the best release by its own
+    users only: it does not inherit what the version before it was worth.
+    """
 
     def __init__(self, config: StandingConfig, *, most_turns_a_day: float = 20.0) -> None:
         self._config = config
         self._most = most_turns_a_day
-        self._since = -math.inf
-        self._contrast = Contrast(most_turns_a_day)
+        self.restart(-math.inf)
 
     def restart(self, now: float) -> None:
-        """Forget what was seen: live or best is another version."""
-        self._contrast, self._since = Contrast(self._most), now
+        """Forget what was seen: the best is another version."""
+        self._all, self._since = Contrast(self._most), now
+        self.shipped(now)
 
-    def add(self, slot: Slot, now: float) -> Standing:
-        """One more slot, treated is live; `now` is its end."""
+    def shipped(self, now: float) -> None:
+        """Another version is live from now on."""
+        self._own, self._own_since = Contrast(self._most), now
+
+    def add(self, slot: Slot, now: float, own: Slot | None = None) -> Standing:
+        """One more slot, treated is live; `now` is its end. `own` has of live only the version that is live now; without it, all are."""
         if now - self._since >= self._config.period_s:
             self.restart(now)
-        self._contrast.add(slot)
-        effect = self._contrast.effect()
-        enough = effect.people >= self._config.min_people
-        aged = now - self._since >= self._config.better_after_s
-        said = [log_evidence(effect.difference, effect.variance, side) for side in (-1, 1)]
+        self._all.add(slot)
+        self._own.add(slot if own is None else own)
+        effect, gain = self._all.effect(), self._own.effect()
+        loss = log_evidence(effect.difference, effect.variance, -1)
+        won = log_evidence(gain.difference, gain.variance, 1)
+        aged = now - self._own_since >= self._config.better_after_s
         return Standing(
             effect=effect,
-            worse=enough and said[0] >= -math.log(self._config.alpha),
-            better=enough and aged and said[1] >= math.log(self._config.better_evidence),
+            gain=gain,
+            worse=effect.people >= self._config.min_people and loss >= -math.log(self._config.alpha),
+            better=gain.people >= self._config.min_people and aged and won >= math.log(self._config.better_evidence),
         )

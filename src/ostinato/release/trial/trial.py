@@ -7,16 +7,24 @@ worker that reads the log again is where it was, and nobody pays for having look
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostinato.release.metrics.builtin import DEFAULT_GOAL
+from ostinato.release.metrics.config import MetricConfig
+from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.balance import Balance
 from ostinato.release.trial.config import Require, TrialConfig
 from ostinato.release.trial.contrast import Contrast, Slot
-from ostinato.release.trial.verdict import Decision, Next, Reading, read
+from ostinato.release.trial.verdict import Decision, Next, Reading, bounds_of, read, told
+
+_MOST_TENANTS = 20
+_NO_THRESHOLDS: Mapping[str, float | None] = MappingProxyType({})
 
 
 class Trial:
@@ -27,91 +35,121 @@ class Trial:
 
     Args:
         active: users of an ordinary day who take part; the first share reaches `first_people` of them.
-        guardrails: other measures, by name, and the loss of each that is let pass; one that is worse ends the trial.
+        metrics: what is compared, goals first (`metrics_of`). Without any, acceptance is the goal and nothing else is watched.
     """
 
-    def __init__(
-        self, config: TrialConfig, *, active: float, guardrails: Mapping[str, float] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, config: TrialConfig, *, active: float, metrics: Sequence[Metric] = ()) -> None:
         self._config = config
-        self._measures = 1 + len(guardrails)
-        self._contrast = Contrast(config.most_turns_a_day)
-        self._guardrails = {name: (Contrast(config.most_turns_a_day), loss) for name, loss in guardrails.items()}
+        self._metrics = tuple(metrics) or (Metric.of(MetricConfig(name=DEFAULT_GOAL), config.margin),)
+        self._goals = [metric for metric in self._metrics if metric.role == "goal"]
+        self._contrasts = {metric.name: Contrast(config.most_turns_a_day) for metric in self._metrics}
+        self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = Balance()
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.share = min(max(config.shares[0], config.first_people / max(active, 1.0)), config.shares[-1])
         self.require: Require = "no_loss"
+        self.thresholds = _NO_THRESHOLDS
         self.shipped = False
         self.over = False
         self.better = False
 
-    def add(self, slot: Slot, guardrails: Mapping[str, Slot] = MappingProxyType({})) -> None:
-        """What people did while the candidate's share was `share`: the goal, and the guardrails' own outcomes of the same time."""
-        self._contrast.add(slot)
-        for name, outcomes in guardrails.items():
-            self._guardrails[name][0].add(outcomes)
-        self._deal(slot)
+    def add(self, came: Slot, outcomes: Mapping[str, Mapping[str, Slot]]) -> None:
+        """What people did while the candidate's share was `share`: who came, and by metric each stratum's outcomes of the same time.
+
+        A stratum is a tenant, or `POOLED`; arms are compared within each, and a person stands in one of them.
+        """
+        for name, slots in outcomes.items():
+            for stratum, slot in slots.items():
+                self._contrasts[name].add(slot)
+                self._add_tenant(name, stratum, slot)
+        self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
         """What follows now, `elapsed_s` after the start. The share that it names is in force from here on."""
-        reading = read(self._contrast.effect(), self._config, self._measures)
+        effects = {name: contrast.effect() for name, contrast in self._contrasts.items()}
+        readings = read(effects, self._metrics, self._config)
+        goals = [readings[goal.name] for goal in self._goals]
         decision = (
-            self._void(reading)
-            or self._broken()
-            or (self._proving(reading, elapsed_s) if self.shipped else self._canary(reading, elapsed_s))
+            self._void(goals[0])
+            or self._broken(readings)
+            or (self._proving(goals, elapsed_s) if self.shipped else self._canary(goals, elapsed_s))
         )
         self.share = decision.share
-        return decision
+        return replace(decision, reading=replace(decision.reading, metrics=self._told(readings)))
 
-    def _canary(self, reading: Reading, elapsed_s: float) -> Decision:
-        if reading.worse:
-            return self._end(Next.BLOCK, f"worse: {_points(reading.effect.difference)}", reading)
-        if reading.not_worse and (self.require == "no_loss" or self._better(reading, elapsed_s)):
+    def _add_tenant(self, name: str, stratum: str, slot: Slot) -> None:
+        """Keep goals apart by tenant, too, for the first so many: to be looked at, not to decide."""
+        by_tenant = self._by_tenant.get(name)
+        if by_tenant is None or (stratum not in by_tenant and len(by_tenant) >= _MOST_TENANTS):
+            return
+        by_tenant.setdefault(stratum, Contrast(self._config.most_turns_a_day)).add(slot)
+
+    def _told(self, readings: Mapping[str, Reading]) -> Mapping[str, Mapping[str, Any]]:
+        """Every metric for people; of goals, what each tenant says where there are several."""
+        every: dict[str, Mapping[str, Any]] = {}
+        for metric in self._metrics:
+            own = self._by_tenant.get(metric.name, {})
+            tenants = {
+                name: bounds_of(contrast.effect(), metric, self._config)
+                for name, contrast in own.items()
+                if len(own) > 1
+            }
+            found = told(readings[metric.name], metric, self.thresholds.get(metric.name))
+            every[metric.name] = found | ({"tenants": tenants} if tenants else {})
+        return every
+
+    def _canary(self, goals: Sequence[Reading], elapsed_s: float) -> Decision:
+        if harm := self._harmed(goals):
+            return self._end(Next.BLOCK, f"{self._named(harm)}worse: {self._change(harm)}", harm)
+        weakest = min(goals, key=lambda goal: goal.lower)
+        held = all(goal.not_worse for goal in goals)
+        gained = self._gained(goals, elapsed_s)
+        if held and (self.require == "no_loss" or gained):
             self.shipped = True
-            found = self._held_to() if self.require == "no_loss" else "better (provisional)"
-            why = f"{found}: {_interval(reading)}"
-            return Decision(next=Next.SHIP, share=1.0 - self._config.holdback, reason=why, reading=reading)
+            why = self._not_worse(goals) if self.require == "no_loss" else self._better(gained)
+            return Decision(next=Next.SHIP, share=1.0 - self._config.holdback, reason=why, reading=goals[0])
         if elapsed_s >= self._config.limit_s:
-            if reading.not_worse:
-                return self._end(Next.BLOCK, f"not shown to be better: {_interval(reading)}", reading)
-            return self._end(Next.BLOCK, f"not enough evidence: {_undecided(reading)}", reading)
-        share = max([self.share, *(step for step in self._config.shares if self._bearable(step, reading))])
+            if held:
+                return self._end(Next.BLOCK, f"not shown to be better: {self._intervals(goals)}", goals[0])
+            return self._end(Next.BLOCK, f"not enough evidence: {self._undecided(goals)}", weakest)
+        share = max([self.share, *(step for step in self._config.shares if self._bearable(step, goals))])
         if share > self.share:
-            why = f"a loss of more than {_points(-reading.lower, sign=False)} is ruled out"
-            return Decision(next=Next.RAMP, share=share, reason=why, reading=reading)
-        return Decision(next=Next.WAIT, share=self.share, reason=f"undecided: {_undecided(reading)}", reading=reading)
+            why = f"a loss of more than {_points(-weakest.lower)} is ruled out"
+            return Decision(next=Next.RAMP, share=share, reason=why, reading=weakest)
+        why = f"undecided: {self._undecided(goals)}"
+        return Decision(next=Next.WAIT, share=self.share, reason=why, reading=weakest)
 
-    def _proving(self, reading: Reading, elapsed_s: float) -> Decision:
-        if reading.worse:
-            return self._end(Next.ROLL_BACK, f"worse: {_points(reading.effect.difference)}", reading)
-        if self._better(reading, elapsed_s) and not self.better:
+    def _proving(self, goals: Sequence[Reading], elapsed_s: float) -> Decision:
+        if harm := self._harmed(goals):
+            return self._end(Next.ROLL_BACK, f"{self._named(harm)}worse: {self._change(harm)}", harm)
+        gained = self._gained(goals, elapsed_s)
+        if gained and all(goal.not_worse for goal in goals) and not self.better:
             self.better = True
-            why = f"better (provisional): {_interval(reading)}"
-            return Decision(next=Next.BETTER, share=self.share, reason=why, reading=reading)
-        what = "better (provisional)" if self.better else self._held_to()
-        return Decision(next=Next.WAIT, share=self.share, reason=f"{what}: {_interval(reading)}", reading=reading)
+            return Decision(next=Next.BETTER, share=self.share, reason=self._better(gained), reading=gained[0])
+        why = self._better(goals) if self.better else self._not_worse(goals)
+        return Decision(next=Next.WAIT, share=self.share, reason=why, reading=goals[0])
 
-    def _better(self, reading: Reading, elapsed_s: float) -> bool:
-        """What is new may please for a while: it takes more than evidence."""
-        return reading.better and elapsed_s >= self._config.better_after_s
+    def _gained(self, goals: Sequence[Reading], elapsed_s: float) -> list[Reading]:
+        """The goals that are better. What is new may please for a while: it takes more than evidence."""
+        return [goal for goal in goals if goal.better] if elapsed_s >= self._config.better_after_s else []
 
-    def _held_to(self) -> str:
-        return f"not worse than {_points(self._config.margin, sign=False)}"
+    def _harmed(self, goals: Sequence[Reading]) -> Reading | None:
+        return next((goal for goal in goals if goal.worse), None)
 
-    def _bearable(self, share: float, reading: Reading) -> bool:
-        return reading.enough and share * max(-reading.lower, 0.0) <= self._config.risk
+    def _bearable(self, share: float, goals: Sequence[Reading]) -> bool:
+        return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
 
-    def _void(self, reading: Reading) -> Decision | None:
+    def _void(self, goal: Reading) -> Decision | None:
         if self._balance.log_factor() < math.log(self._config.imbalance):
             return None
         why = "users were not dealt to the arms in the shares that were set: the comparison is void"
-        return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, reading)
+        return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, goal)
 
-    def _broken(self) -> Decision | None:
-        for name, (contrast, loss) in self._guardrails.items():
-            reading = read(contrast.effect(), self._config, self._measures, loss)
-            if reading.worse:
-                why = f"{name} worse: {_points(reading.effect.difference)}, more than {_points(loss, sign=False)}"
+    def _broken(self, readings: Mapping[str, Reading]) -> Decision | None:
+        for metric in self._metrics:
+            reading = readings[metric.name]
+            if metric.role == "guardrail" and reading.worse:
+                why = f"{metric.name} worse: {self._change(reading)}, more than {_amount(metric.tolerance, metric)}"
                 return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, reading)
         return None
 
@@ -119,28 +157,68 @@ class Trial:
         self.over = True
         return Decision(next=what, share=0.0, reason=reason, reading=reading)
 
-    def _deal(self, slot: Slot) -> None:
+    def _deal(self, came: Slot) -> None:
         """Count newcomers by arm, under the share that was in force in the slot."""
-        if not len(slot.people_R):
+        if not len(came.people_R):
             return
-        more = int(slot.people_R.max()) + 1 - len(self._seen_U)
+        more = int(came.people_R.max()) + 1 - len(self._seen_U)
         if more > 0:
             self._seen_U = np.concatenate([self._seen_U, np.zeros(more + len(self._seen_U), dtype=np.bool_)])
-        new_R = ~self._seen_U[slot.people_R]
-        treated = int((new_R & slot.treated_R).sum())
-        self._seen_U[slot.people_R] = True
+        new_R = ~self._seen_U[came.people_R]
+        treated = int((new_R & came.treated_R).sum())
+        self._seen_U[came.people_R] = True
         self._balance.add((treated, int(new_R.sum()) - treated), (self.share, 1.0 - self.share))
 
+    # ------------------------------------------------------------------------------------------------- in words
 
-def _points(value: float, *, sign: bool = True) -> str:
-    return f"{100 * value:+.1f} pp" if sign else f"{100 * value:.1f} pp"
+    def _named(self, reading: Reading) -> str:
+        """A goal's name, where there are several."""
+        return f"{reading.metric} " if len(self._goals) > 1 else ""
+
+    def _of(self, reading: Reading) -> Metric:
+        return next(metric for metric in self._metrics if metric.name == reading.metric)
+
+    def _change(self, reading: Reading) -> str:
+        """Treated minus comparator, in the metric's own direction."""
+        metric = self._of(reading)
+        return _amount(metric.sign * metric.most * reading.effect.difference, metric, sign=True)
+
+    def _interval(self, reading: Reading) -> str:
+        metric = self._of(reading)
+        low, high = sorted(metric.sign * bound for bound in (reading.lower, reading.upper))
+        if metric.most == 1.0:
+            return f"{self._change(reading)} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        return f"{self._change(reading)} [{metric.most * low:+.3g}, {metric.most * high:+.3g}]"
+
+    def _intervals(self, readings: Sequence[Reading]) -> str:
+        return "; ".join(f"{self._named(reading)}{self._interval(reading)}" for reading in readings)
+
+    def _better(self, goals: Sequence[Reading]) -> str:
+        return f"better (provisional): {self._intervals(goals)}"
+
+    def _not_worse(self, goals: Sequence[Reading]) -> str:
+        each = (
+            f"{self._named(goal)}not worse than {_amount(self._of(goal).tolerance, self._of(goal))}: {self._interval(goal)}"
+            for goal in goals
+        )
+        return "; ".join(each)
+
+    def _undecided(self, goals: Sequence[Reading]) -> str:
+        """About the goal that holds it up: one of which nothing is known, else the one that is known least."""
+        least = max(goals, key=lambda goal: goal.sees)
+        if not math.isfinite(least.sees):
+            about = f" by {least.metric}" if len(self._goals) > 1 else ""
+            return f"nobody has said anything about it yet{about}"
+        seen = _amount(self._of(least).most * least.sees, self._of(least))
+        return f"with {least.effect.people:.0f} effective users this trial can see losses of {seen} or more"
 
 
-def _interval(reading: Reading) -> str:
-    return f"{_points(reading.effect.difference)} [{100 * reading.lower:+.1f}, {100 * reading.upper:+.1f}]"
+def _amount(value: float, metric: Metric, *, sign: bool = False) -> str:
+    """In percentage points for a share, else in the metric's own units."""
+    if metric.most == 1.0:
+        return f"{100 * value:+.1f} pp" if sign else _points(value)
+    return f"{value:+.3g}" if sign else f"{value:.3g}"
 
 
-def _undecided(reading: Reading) -> str:
-    if not math.isfinite(reading.sees):
-        return "nobody has said anything about it yet"
-    return f"with {reading.effect.people:.0f} effective users this trial can see losses of {_points(reading.sees, sign=False)} or more"
+def _points(value: float) -> str:
+    return f"{100 * value:.1f} pp"

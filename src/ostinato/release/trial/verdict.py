@@ -1,11 +1,21 @@
-"""What the evidence of a trial allows to say, and what happens next. Pure."""
+"""What the evidence of a trial allows to say, and what happens next. Pure.
+
+How the errors are shared. *Stopping* a release that harms nothing has one budget for the whole trial: half of it is the goals', half
+the guardrails', in equal parts, and by the union bound no more than all of it is ever spent. *Going live* asks every goal to be not
+worse than its tolerance, each at `ship_alpha`: who loses on one goal passes with at most that chance, so nothing is divided. *Better* is
+said of the goals that Holm's procedure leaves (Holm 1979), on e-values: 1/e is a p-value that holds at every look. Holm and not a fixed
+sequence, because the order of a list in a settings file should not decide what is tested first, and a gain on any goal is one.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
+from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.config import TrialConfig
 from ostinato.release.trial.contrast import Effect
 from ostinato.release.trial.evidence import log_evidence, lower_bound, upper_bound
@@ -13,13 +23,21 @@ from ostinato.release.trial.evidence import log_evidence, lower_bound, upper_bou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A look at a trial. Bounds are one-sided and hold at every look together; nothing may be said while `enough` is False.
+    """A look at one metric of a trial, turned so that more is better, in shares.
 
-    `sees` is the smallest loss that this many people could show by now.
+    Bounds are one-sided and hold at every look together; nothing may be said while `enough` is False. `sees` is the smallest loss
+    that this many people could show by now. `metrics` is what a look says of every metric, JSON-ready, in their own units (`told`).
 
-    Example: ``Reading(effect=Effect(...), enough=True, lower=-0.014, upper=0.031, worse=False, not_worse=True, better=False, sees=0.02)``
+    How far the bounds hold with few people: they treat the estimate as normal with a known variance. In simulations with users who differ
+    and come back (`benchmarks.release.coverage`) the normal 95% interval of one look covers the truth in 88, 93 and 94% of the runs with
+    20, 50 and 200 users in both arms together, Student's t on the effective users in 95% or more. These sequences are wider than either:
+    looked at after every slot, one of level 5% is beyond the truth in 2, 1 and 1% of the runs. Below `min_people` nothing is decided.
+
+    Example: ``Reading(metric="acceptance", effect=Effect(...), enough=True, lower=-0.014, upper=0.031, worse=False, not_worse=True,
+    better=False, sees=0.02)``
     """
 
+    metric: str
     effect: Effect
     enough: bool
     lower: float
@@ -28,26 +46,107 @@ class Reading:
     not_worse: bool
     better: bool
     sees: float
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
-def read(effect: Effect, config: TrialConfig, measures: int = 1, tolerance: float = 0.0) -> Reading:
-    """Judge an effect. `measures` that are watched together share the chance of a false stop; a loss up to `tolerance` is no harm."""
-    enough = effect.people >= config.min_people and effect.turns >= config.min_turns
-    harm_alpha = min(0.05, config.false_stops / config.trials_a_week) / measures
+def read(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> dict[str, Reading]:
+    """Judge the effects of all metrics, by name: of goals and guardrails together, as the head of this file says."""
+    harm_alphas = _harm_alphas(metrics, config)
+    better = _better(effects, metrics, config)
+    return {
+        metric.name: _read(effects[metric.name], metric, config, harm_alphas[metric.role], better=metric.name in better)
+        for metric in metrics
+    }
+
+
+def _read(effect: Effect, metric: Metric, config: TrialConfig, harm_alpha: float, *, better: bool) -> Reading:
+    effect = replace(effect, difference=metric.sign * effect.difference)
+    enough = _enough(effect, metric, config)
     lower = lower_bound(effect.difference, effect.variance, config.ship_alpha)
     upper = upper_bound(effect.difference, effect.variance, config.ship_alpha)
-    worse = log_evidence(effect.difference + tolerance, effect.variance, -1) >= -math.log(harm_alpha)
-    better = log_evidence(effect.difference, effect.variance, 1) >= math.log(config.better_evidence)
+    allowed = 0.0 if metric.role == "goal" else metric.allowed
+    worse = log_evidence(effect.difference + allowed, effect.variance, -1) >= -math.log(harm_alpha)
     return Reading(
+        metric=metric.name,
         effect=effect,
         enough=enough,
         lower=lower,
         upper=upper,
         worse=enough and worse,
-        not_worse=enough and lower > -config.margin,
+        not_worse=enough and lower > -metric.allowed,
         better=enough and better,
         sees=upper_bound(0.0, effect.variance, harm_alpha),
     )
+
+
+def _enough(effect: Effect, metric: Metric, config: TrialConfig) -> bool:
+    """A guardrail is often a rare event, which the comparator may hardly have: what counts is how sure the difference is."""
+    people = effect.people if metric.role == "goal" else effect.freedom
+    return people >= config.min_people and effect.turns >= config.min_turns
+
+
+def _harm_alphas(metrics: Sequence[Metric], config: TrialConfig) -> dict[str, float]:
+    """By role, the chance of a false stop that one metric may spend. A diagnostic stops nothing: it is read at a goal's."""
+    total = min(0.05, config.false_stops / config.trials_a_week)
+    goals, guardrails = (sum(metric.role == role for metric in metrics) for role in ("goal", "guardrail"))
+    half = total / 2.0 if guardrails else total
+    goal = half / max(goals, 1)
+    return {"goal": goal, "guardrail": total / 2.0 / max(guardrails, 1), "diagnostic": goal}
+
+
+def _better(effects: Mapping[str, Effect], metrics: Sequence[Metric], config: TrialConfig) -> frozenset[str]:
+    """The metrics that are better: goals by Holm's procedure, largest evidence first; diagnostics each by itself."""
+    said = {
+        metric.name: log_evidence(metric.sign * effects[metric.name].difference, effects[metric.name].variance, 1)
+        for metric in metrics
+    }
+    wanted = math.log(config.better_evidence)
+    found = {metric.name for metric in metrics if metric.role != "goal" and said[metric.name] >= wanted}
+    goals = sorted((metric.name for metric in metrics if metric.role == "goal"), key=lambda name: -said[name])
+    for place, name in enumerate(goals):
+        if said[name] < wanted + math.log(len(goals) - place):
+            break
+        found.add(name)
+    return frozenset(found)
+
+
+def told(reading: Reading, metric: Metric, threshold: float | None) -> dict[str, Any]:
+    """A reading for people, in the metric's own units and direction: treated minus comparator, with None for what is not known yet.
+
+    `threshold` is the value that a metric with a quantile counts turns above; `people` are effective ones.
+
+    Example: ``{"role": "guardrail", "direction": "lower", "estimate": 0.012, "lower": 0.001, "upper": 0.023, "people": 61.0,
+    "turns": 1204.0, "tolerance": 0.01, "enough": True, "worse": False, "not_worse": False, "better": False, "threshold": 4.1}``
+    """
+    return {
+        "role": metric.role,
+        "direction": "higher" if metric.sign > 0 else "lower",
+        **_bounds(reading, metric),
+        "turns": reading.effect.turns,
+        "tolerance": metric.tolerance,
+        "enough": reading.enough,
+        "worse": reading.worse,
+        "not_worse": reading.not_worse,
+        "better": reading.better,
+        "threshold": threshold,
+    }
+
+
+def bounds_of(effect: Effect, metric: Metric, config: TrialConfig) -> dict[str, float | None]:
+    """An effect that decides nothing, as `told` has it: estimate, lower, upper, people."""
+    return _bounds(_read(effect, metric, config, config.ship_alpha, better=False), metric)
+
+
+def _bounds(reading: Reading, metric: Metric) -> dict[str, float | None]:
+    effect, scale = reading.effect, metric.sign * metric.most
+    known = math.isfinite(effect.variance)
+    low, high = sorted(scale * bound for bound in (reading.lower, reading.upper))
+    return {
+        "estimate": scale * effect.difference if known else None,
+        "lower": low if known else None,
+        "upper": high if known else None,
+        "people": effect.people if metric.role == "goal" else effect.freedom,
+    }
 
 
 class Next(StrEnum):

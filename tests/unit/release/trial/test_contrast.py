@@ -150,3 +150,21 @@ def test_a_person_who_changes_sides_is_still_one_person():
     effect = after(first, later)
     assert math.isfinite(effect.difference)
     assert effect.people < 4
+
+
+def test_where_nearly_nobody_of_one_side_has_the_event_the_others_people_count():
+    """Three of two hundred fail beside three in ten of two hundred: how sure that is depends on the second."""
+    good = np.zeros(400)
+    good[:3] = 1.0
+    good[200::3] = 1.0
+    effect = after(slot(range(400), np.full(400, 4.0), good, np.arange(400) >= 200))
+    assert effect.people < 4
+    assert effect.freedom > 60
+
+
+def test_what_was_expected_of_people_who_all_did_the_same_is_no_spread():
+    expected = np.random.default_rng(7).uniform(0.0, 0.1, 80)
+    effect = after(slot(range(80), np.full(80, 5.0), np.zeros(80), np.arange(80) < 40, expected=expected))
+    share = 1 / 42
+    assert effect.variance == pytest.approx(2 * share * (1 - share) / 42)
+    assert effect.people == 40

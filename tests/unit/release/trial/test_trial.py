@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ostinato.release.metrics.config import MetricConfig
+from ostinato.release.metrics.metric import metrics_of
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import Slot
 from ostinato.release.trial.trial import Trial
-from ostinato.release.trial.verdict import Next
+from ostinato.release.trial.verdict import Next, read
 
 CONFIG = TrialConfig(better_after_s=4 * HOUR)
 
@@ -41,13 +43,17 @@ class Users:
         )
 
 
+def add(trial, slot, **others):
+    trial.add(slot, {"acceptance": {"": slot}} | {name: {"": other} for name, other in others.items()})
+
+
 def run(trial, users, slots):
     """The decisions that were more than waiting, and the last one."""
     said = []
     for j in range(slots):
         if trial.over:
             break
-        trial.add(users.slot(trial.share, j))
+        add(trial, users.slot(trial.share, j))
         decision = trial.look((j + 1) * HOUR / 2)
         if decision.next is not Next.WAIT:
             said.append(decision)
@@ -89,7 +95,7 @@ def test_a_better_one_is_called_so_after_its_time_and_never_before():
     trial = Trial(CONFIG, active=4000)
     users, told = Users(4000, +0.10), []
     for j in range(40):
-        trial.add(users.slot(trial.share, j))
+        add(trial, users.slot(trial.share, j))
         last = trial.look((j + 1) * HOUR / 2)
         told += [j + 1] * (last.next is Next.BETTER)
     assert len(told) == 1
@@ -128,7 +134,7 @@ def test_no_outcome_never_ships_and_says_so():
 
 def test_undecided_says_what_could_be_seen_by_now():
     trial = Trial(TrialConfig(shares=(0.05,)), active=4000)
-    trial.add(Users(4000, 0.0).slot(trial.share))
+    add(trial, Users(4000, 0.0).slot(trial.share))
     assert "effective users this trial can see losses of " in trial.look(1800.0).reason
 
 
@@ -152,7 +158,7 @@ def test_the_same_slots_give_the_same_decisions_and_looking_changes_nothing():
         slot = users.slot(0.1, j)
         for trial in (often, seldom):
             trial.share = 0.1
-            trial.add(slot)
+            add(trial, slot)
         if j % 4 == 3:
             for _ in range(5):
                 often.share = 0.1
@@ -161,20 +167,27 @@ def test_the_same_slots_give_the_same_decisions_and_looking_changes_nothing():
             assert seldom.look(j * HOUR) == last
 
 
-def test_measures_that_are_watched_together_share_the_chance_of_a_false_stop():
+def test_goals_and_guardrails_have_half_of_the_chance_of_a_false_stop_each_and_share_it():
     users = Users(4000, -0.05)
-    slots = [users.slot(0.3, j) for j in range(40)]
+    slots = [users.slot(0.3, j) for j in range(10)]
 
-    def looks(guardrails):
-        trial = Trial(CONFIG, active=4000, guardrails={f"g{i}": 0.01 for i in range(guardrails)})
-        for j, slot in enumerate(slots):
+    def sees(*guardrails):
+        trial = Trial(CONFIG, active=4000, metrics=watched(*guardrails))
+        for slot in slots:
             trial.share = 0.3
-            trial.add(slot)
-            if trial.look(j * HOUR / 2).next is Next.BLOCK:
-                return j
-        return len(slots)
+            add(trial, slot, **dict.fromkeys(guardrails, slot))
+        effects = {name: contrast.effect() for name, contrast in trial._contrasts.items()}
+        found = read(effects, trial._metrics, CONFIG)
+        return found["acceptance"].sees, found[guardrails[0]].sees if guardrails else None
 
-    assert looks(0) < looks(50)
+    alone, one, many = sees(), sees("g"), sees(*(f"g{n}" for n in range(50)))
+    assert alone[0] < one[0] == many[0]
+    assert one[0] == one[1] < many[1]
+
+
+def watched(*guardrails):
+    declared = [MetricConfig(name=name, numerator=("x",), tolerance=0.01) for name in guardrails]
+    return metrics_of([MetricConfig(name="acceptance"), *declared], CONFIG.margin)
 
 
 def failures(slot, failing):
@@ -185,12 +198,12 @@ def failures(slot, failing):
 
 @pytest.mark.parametrize(("failing", "stopped"), [(0.0, False), (0.002, False), (0.3, True), (1.0, True)])
 def test_a_guardrail_that_breaks_ends_the_trial_however_good_the_goal_is(failing, stopped):
-    trial = Trial(CONFIG, active=4000, guardrails={"success": 0.01})
+    trial = Trial(CONFIG, active=4000, metrics=watched("worked"))
     users = Users(4000, +0.05)
     reasons = []
     for j in range(30):
         slot = users.slot(trial.share, j)
-        trial.add(slot, {"success": failures(slot, failing)})
+        add(trial, slot, worked=failures(slot, failing))
         decision = trial.look((j + 1) * HOUR / 2)
         reasons.append(decision.reason)
         if trial.over:
@@ -198,4 +211,4 @@ def test_a_guardrail_that_breaks_ends_the_trial_however_good_the_goal_is(failing
     assert trial.over == stopped
     assert trial.shipped != stopped
     if stopped:
-        assert reasons[-1].startswith("success worse: -")
+        assert reasons[-1].startswith("worked worse: -")

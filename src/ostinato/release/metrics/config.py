@@ -1,0 +1,146 @@
+"""Metrics as they are declared: [[release.metrics]]."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from ostinato.release.metrics.builtin import BUILT_IN, DEFAULT_GOAL, DEFAULT_GUARDRAILS, SIGNALS
+from ostinato.release.metrics.facts import MEANINGS
+from ostinato.release.metrics.terms import parse
+
+RESERVED = "turn"
+"""Names of facts begin with it; no signal may."""
+
+
+class MetricConfig(BaseModel, frozen=True, extra="forbid"):
+    """A ratio over turns: what a trial wants more of, or less, or will not have worse.
+
+    The fields that a declaration leaves out are those of the built-in metric of its name, if there is one.
+    """
+
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]{0,63}$",
+        description=f"Its name in the ledger and on the page. Built in: {', '.join(BUILT_IN)}.",
+    )
+    role: Literal["goal", "guardrail", "diagnostic"] = Field(
+        default="guardrail",
+        description="'goal': a release must not lose it, and is better if it gains it. 'guardrail': harm to it stops a trial, whatever "
+        "the goals do. 'diagnostic': read and shown, and decides nothing.",
+    )
+    direction: Literal["higher", "lower"] = Field(default="higher", description="Which way is better.")
+    numerator: tuple[str, ...] = Field(
+        default=(),
+        description="Terms: signals by name, or facts of the turn (`turn.latency`), as they are or with a threshold ('stars >= 4'). The "
+        "largest of those that are known of a turn counts.",
+    )
+    unless: tuple[str, ...] = Field(
+        default=(),
+        description="Terms: where one of them is above 0 the turn counts, with 0, whatever the numerator says.",
+    )
+    denominator: tuple[str, ...] = Field(
+        default=(),
+        description="Terms: what the numerator is divided by; a numerator of which nothing is known is then 0. Empty: turns of which a "
+        "term of the numerator is known, or one of `unless` happened.",
+    )
+    most: float = Field(
+        default=1.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Values of the numerator are cut to 0 and this much for each 1 of the denominator.",
+    )
+    quantile: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="Set, the metric is the share of turns whose value is above what this quantile was before the trial: 0.99 is a p99.",
+    )
+    tolerance: float | None = Field(
+        default=None,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="The change for the worse that is let pass, in the metric's own units. A goal without one has "
+        "`release.trial.margin`, a guardrail none at all.",
+    )
+    unit: Literal["user"] = Field(
+        default="user", description="What is independent: users, each of them one however many turns they make."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, given: Any) -> Any:
+        """A built-in name brings its fields."""
+        if not isinstance(given, Mapping):
+            return given
+        declared = cast("Mapping[str, Any]", given)
+        name = declared.get("name")
+        if name in BUILT_IN:
+            return {**BUILT_IN[cast("str", name)], **declared}
+        if isinstance(name, str) and not declared.get("numerator"):
+            hint = _nearest(name, BUILT_IN)
+            raise ValueError(f"there is no built-in metric {name!r}; {hint}; one of your own needs a numerator")
+        return declared
+
+    @field_validator("numerator", "unless", "denominator")
+    @classmethod
+    def _terms(cls, terms: tuple[str, ...]) -> tuple[str, ...]:
+        for text in terms:
+            name = parse(text).name
+            if (name == RESERVED or name.startswith(f"{RESERVED}.")) and name not in MEANINGS:
+                raise ValueError(f"there is no fact {name!r} of a turn; {_nearest(name, MEANINGS)}")
+        return terms
+
+    @model_validator(mode="after")
+    def _whole(self) -> MetricConfig:
+        if self.quantile is not None and (self.denominator or self.most != 1.0):
+            raise ValueError("with a quantile each turn counts as one: leave out denominator and most")
+        return self
+
+    @property
+    def tolerated(self) -> float | None:
+        """The tolerance, which a guardrail always has."""
+        return 0.0 if self.tolerance is None and self.role != "goal" else self.tolerance
+
+    def names(self) -> dict[str, str]:
+        """The signals and facts that it reads, each with the field that names it first."""
+        fields = {"numerator": self.numerator, "unless": self.unless, "denominator": self.denominator}
+        pairs = [(parse(text).name, field) for field, texts in fields.items() for text in texts]
+        return dict(reversed(pairs))
+
+
+def completed(declared: Sequence[MetricConfig], signals: Collection[str]) -> tuple[MetricConfig, ...]:
+    """Declared metrics, with the goal of those who declare none and the guardrails of every trial before them.
+
+    Raises:
+        ValueError: two have one name, none is a goal, or one names a signal that is neither built in nor in `signals`.
+    """
+    metrics = {metric.name: metric for metric in declared}
+    names = [metric.name for metric in declared]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two metrics are named {twice!r}; give one of them another name")
+    known = [*SIGNALS, *signals]
+    for metric in metrics.values():
+        for name, field in metric.names().items():
+            if name not in MEANINGS and name not in known:
+                where, hint = f"metric {metric.name!r}, {field}", _nearest(name, known)
+                raise ValueError(
+                    f"{where}: no signal {name!r} is known; {hint}; list signals of your own in release.signals"
+                )
+    if DEFAULT_GOAL not in metrics and not any(metric.role == "goal" for metric in metrics.values()):
+        metrics = {DEFAULT_GOAL: MetricConfig(name=DEFAULT_GOAL)} | metrics
+    if not any(metric.role == "goal" for metric in metrics.values()):
+        raise ValueError("no metric has the role 'goal', so no candidate could ever go live; give it to one")
+    return (*metrics.values(), *(MetricConfig(name=name) for name in DEFAULT_GUARDRAILS if name not in metrics))
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    there = list(known)
+    close = get_close_matches(name, there, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(there)}"
+
+
+DEFAULT_METRICS = completed((), ())
+"""What every trial reads where nothing is declared."""

@@ -1,0 +1,101 @@
+"""What people did before a trial: what each of them is expected to do in it, what is slow, and which tenants stand alone. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.core.records import Person
+from ostinato.release.metrics.metric import Metric
+
+_SHRINK = 6.0  # turns of an average user that a user's own past is mixed with
+_MOST_VALUES = 20_000
+_IN_THE_TAIL = 5.0  # values beyond a quantile that it takes to know where it lies
+
+
+@dataclass(slots=True)
+class _History:
+    """A person: when last seen, and by metric the sums of numerator and denominator."""
+
+    seen: float
+    sums_M: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is expected of one unit of each metric's denominator, by person and of somebody unknown.
+
+    Example: ``Expected(people={("default", "ann"): (0.71, 0.0)}, usual_M=(0.6, 0.01))``
+    """
+
+    people: Mapping[Person, tuple[float, ...]]
+    usual_M: tuple[float, ...]
+
+    def of(self, person: Person) -> tuple[float, ...]:
+        """By metric."""
+        return self.people.get(person, self.usual_M)
+
+
+class Past:
+    """Adds up turns before they are compared. M metrics."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+        self._people: dict[Person, _History] = {}
+        self._values: dict[str, deque[float]] = {
+            metric.name: deque(maxlen=_MOST_VALUES) for metric in metrics if metric.quantile is not None
+        }
+
+    def remember(self, person: Person, at: float, known: Mapping[str, float]) -> None:
+        """One turn, with the facts and signals that are known of it."""
+        history = self._people.get(person)
+        if history is None:
+            history = self._people[person] = _History(at, [(0.0, 0.0)] * len(self._metrics))
+        history.seen = max(history.seen, at)
+        for m, metric in enumerate(self._metrics):
+            if metric.quantile is not None:
+                value = metric.raw(known)
+                self._values[metric.name].extend(() if value is None else (value,))
+            elif (measured := metric.measure(known)) is not None:
+                over, under = history.sums_M[m]
+                history.sums_M[m] = over + measured[0], under + measured[1]
+
+    def forget(self, before: float) -> None:
+        """Drop people who were not seen since."""
+        self._people = {who: history for who, history in self._people.items() if history.seen > before}
+
+    def active(self, since: float) -> set[Person]:
+        """People who were seen after a time."""
+        return {who for who, history in self._people.items() if history.seen > since}
+
+    def tenants(self, least: float) -> tuple[str, ...]:
+        """Tenants of at least so many people, the largest first."""
+        counts = Counter(tenant for tenant, _ in self._people)
+        return tuple(tenant for tenant, count in counts.most_common() if count >= least)
+
+    def expected(self) -> Expected:
+        """A person's own ratio, mixed with `_SHRINK` turns of the average; as it is now, whatever is remembered later."""
+        usual_M = tuple(self._usual(m) for m in range(len(self._metrics)))
+        people = {
+            who: tuple(
+                (over + _SHRINK * usual) / (under + _SHRINK)
+                for (over, under), usual in zip(history.sums_M, usual_M, strict=True)
+            )
+            for who, history in self._people.items()
+        }
+        return Expected(people=people, usual_M=usual_M)
+
+    def threshold(self, metric: Metric) -> float | None:
+        """Where a metric's quantile lies among the newest values; None for one without, or where too few are known to tell."""
+        if metric.quantile is None:
+            return None
+        values = self._values[metric.name]
+        if len(values) * min(metric.quantile, 1.0 - metric.quantile) < _IN_THE_TAIL:
+            return None
+        return sorted(values)[math.ceil(metric.quantile * len(values)) - 1]
+
+    def _usual(self, m: int) -> float:
+        under = math.fsum(history.sums_M[m][1] for history in self._people.values())
+        return math.fsum(history.sums_M[m][0] for history in self._people.values()) / under if under else 0.5

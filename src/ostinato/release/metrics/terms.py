@@ -1,0 +1,58 @@
+"""The terms that a metric is declared with: a signal or a fact of the turn, by name, and maybe a threshold. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+Comparison = Literal[">", ">=", "<", "<="]
+
+_TERM = re.compile(r"([A-Za-z0-9_.:-]+)\s*(?:(>=|<=|>|<)\s*(-?\d+(?:\.\d+)?))?")
+_HOLDS: Mapping[Comparison, Callable[[float, float], bool]] = {
+    ">": lambda value, bound: value > bound,
+    ">=": lambda value, bound: value >= bound,
+    "<": lambda value, bound: value < bound,
+    "<=": lambda value, bound: value <= bound,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A name, which stands for its value, or a name with a threshold, which is 1 where it holds and 0 where not.
+
+    Example: ``Term(name="stars", comparison=">=", bound=4.0)`` is written ``stars >= 4``
+    """
+
+    name: str
+    comparison: Comparison | None
+    bound: float
+
+    def value(self, known: Mapping[str, float]) -> float | None:
+        """What it says where the names of `known` have those values; None where its name has none."""
+        found = known.get(self.name)
+        if found is None or self.comparison is None:
+            return found
+        return float(_HOLDS[self.comparison](found, self.bound))
+
+    def happened(self, known: Mapping[str, float]) -> bool:
+        """True if it has a value above 0."""
+        return (self.value(known) or 0.0) > 0.0
+
+
+def parse(text: str) -> Term:
+    """Read a term as it is written in the settings.
+
+    Raises:
+        ValueError: it is none.
+
+    Example: ``parse("turn.latency > 5") == Term(name="turn.latency", comparison=">", bound=5.0)``
+    """
+    match = _TERM.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no term; write a signal or a fact, or one with a threshold, like 'accepted', 'stars >= 4' or 'turn.latency > 5'"
+        )
+    name, comparison, bound = match.groups()
+    return Term(name=name, comparison=cast("Comparison | None", comparison), bound=float(bound or 0.0))

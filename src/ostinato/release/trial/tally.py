@@ -1,0 +1,46 @@
+"""One slot of time as a contrast wants it: rows of one person and arm each, tenant by tenant. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ostinato.release.metrics.metric import Measured
+from ostinato.release.trial.contrast import Slot
+
+POOLED = ""
+"""The stratum of tenants that have too few people to be compared by themselves."""
+
+
+class SlotTally:
+    """Adds up what turns of a slot say of one metric. A stratum is a tenant, or `POOLED`."""
+
+    def __init__(self) -> None:
+        self._strata: dict[str, dict[tuple[int, bool], list[float]]] = {}
+
+    def add(self, stratum: str, person: int, treated: bool, measured: Measured, expected: float) -> None:
+        """One turn of a person; `expected` of one unit of the denominator, alike in all of a person's turns."""
+        row = self._strata.setdefault(stratum, {}).setdefault((person, treated), [0.0, 0.0, expected])
+        row[0] += measured[1]
+        row[1] += measured[0]
+
+    def slots(self, day: int) -> Mapping[str, Slot]:
+        """By stratum; arms are compared within each."""
+        return {stratum: _slot(rows, day) for stratum, rows in self._strata.items()}
+
+    def slot(self, day: int) -> Slot:
+        """All strata as one."""
+        return _slot({key: row for rows in self._strata.values() for key, row in rows.items()}, day)
+
+
+def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> Slot:
+    numbers = np.array(list(rows.values()), dtype=np.float64).reshape(-1, 3)
+    return Slot(
+        day=day,
+        people_R=np.array([person for person, _ in rows], dtype=np.int64),
+        turns_R=numbers[:, 0],
+        good_R=numbers[:, 1],
+        expected_R=numbers[:, 2],
+        treated_R=np.array([treated for _, treated in rows], dtype=np.bool_),
+    )

@@ -1,0 +1,260 @@
+"""A trial that is fed from the log: every declared metric, late signals, restarts, tenants."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.records import Arm, Finish, PolicyVersion, Span
+from ostinato.release.metrics.config import MetricConfig, completed
+from ostinato.release.outcome_config import OutcomeConfig
+from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.record import TrialRecord
+from ostinato.release.trial.running import RunningTrial
+from ostinato.release.trial.verdict import Next
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_signal, a_turn
+
+OLD, NEW = PolicyVersion(number=0, hash="aa"), PolicyVersion(number=3, hash="bb")
+CONFIG = TrialConfig(slot_s=10.0, limit_s=100.0, margin=0.05, first_people=1e6, tenant_people=20, most_turns_a_day=1e4)
+MATURITY_S = 5.0
+
+
+class Town:
+    """Simulated users, half of whom meet the new version. `does` turns a good turn into what it became on an arm."""
+
+    def __init__(
+        self, does=lambda town, turn, treated: town.judged(turn, 0.6), *, users=160, tenant=lambda i: "default"
+    ):
+        self.does, self.users, self.tenant = does, users, tenant
+        self.log, self.now, self.random = MemoryLog(), 1000.0, random.Random(5)
+        self.record = None
+        self.arms = {True: Arm.CANARY, False: Arm.LIVE}
+        self.began = 0
+        self.count = 0
+
+    def judged(self, turn, chance):
+        """The turn, and whether its user accepted it."""
+        verb = "accepted" if self.random.random() < chance else "rejected"
+        return turn, [a_signal(turn, verb, at=turn.ended_at + 1.0)]
+
+    async def slot(self, turns=4):
+        rows = []
+        for i in range(self.users):
+            treated = self.record is not None and i % 2 == 0
+            for _ in range(turns):
+                self.count += 1
+                at = self.now + self.random.random()
+                turn = replace(
+                    a_turn(f"t{self.count}", user=f"u{i}", ended_at=at),
+                    started_at=at - self.random.uniform(0.5, 1.5),
+                    arm=self.arms[treated],
+                    spans=(Span(policy=NEW if treated else OLD, tokens=2),),
+                    tenant=self.tenant(i),
+                )
+                turn, signals = self.does(self, turn, treated)
+                rows += [turn, *signals]
+        await self.log.append(*rows)
+        self.now += 10.0
+
+    async def begin(self, slots=3):
+        """Some slots without a trial, then one with half of the users."""
+        for _ in range(slots):
+            await self.slot()
+        self.began = await self.log.append()
+        self.record = TrialRecord(candidate=NEW, against=OLD, salt="s", shares=((self.now, 0.5),))
+
+    def ship(self):
+        """Half of the users stay on the release before it."""
+        self.arms = {True: Arm.LIVE, False: Arm.PREVIOUS}
+        self.record = replace(self.record.then(self.now, 0.5), shipped=True)
+
+    def running(self, *declared):
+        return RunningTrial(self.log, OutcomeConfig(maturity_s=MATURITY_S), CONFIG, completed(declared, ()))
+
+    async def until_over(self, trial, slots=14):
+        """The first decision that ends or ships it, else the last."""
+        decision = None
+        for _ in range(slots):
+            await self.slot()
+            decision = await trial.look(self.record, self.began, self.now + MATURITY_S)
+            if decision.next in (Next.SHIP, Next.BLOCK, Next.ROLL_BACK):
+                break
+        return decision
+
+
+def rising(spoil):
+    """Acceptance rises from 55% to 80%; `spoil` is what else the new version does."""
+
+    def does(town, turn, treated):
+        turn, signals = town.judged(turn, 0.8 if treated else 0.55)
+        return spoil(town, turn, signals) if treated else (turn, signals)
+
+    return does
+
+
+def stops(town, turn, signals):
+    stopped = town.random.random() < 0.15
+    return (replace(turn, finish=Finish.ABORT), []) if stopped else (turn, signals)
+
+
+def fails(town, turn, signals):
+    return (replace(turn, finish=Finish.ERROR, spans=()), []) if town.random.random() < 0.15 else (turn, signals)
+
+
+def is_slow(town, turn, signals):
+    return (replace(turn, started_at=turn.ended_at - 9.0) if town.random.random() < 0.2 else turn), signals
+
+
+def annoys(town, turn, signals):
+    said = [a_signal(turn, "dissatisfied", at=turn.ended_at + 2.0)] if town.random.random() < 0.2 else []
+    return turn, [*signals, *said]
+
+
+def hides_what_was_rejected(town, turn, signals):
+    return turn, [each for each in signals if each.name == "accepted"]
+
+
+async def test_a_candidate_that_is_better_in_every_way_ships():
+    town = Town(rising(lambda town, turn, signals: (turn, signals)))
+    await town.begin()
+    decision = await town.until_over(town.running())
+    assert decision.next is Next.SHIP
+    told = decision.reading.metrics
+    assert list(told) == [
+        "acceptance",
+        "failed",
+        "stopped",
+        "dissatisfied_follow_up",
+        "latency_p99",
+        "feedback_coverage",
+    ]
+    assert told["acceptance"]["lower"] < 0.25 < told["acceptance"]["upper"]
+    assert told["acceptance"]["role"] == "goal"
+    assert 1.4 < told["latency_p99"]["threshold"] < 1.5
+    assert not any(each["worse"] for each in told.values())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (stops, "stopped"),
+        (fails, "failed"),
+        (is_slow, "latency_p99"),
+        (annoys, "dissatisfied_follow_up"),
+        (hides_what_was_rejected, "feedback_coverage"),
+    ],
+)
+async def test_acceptance_rises_and_a_guardrail_breaks_so_it_is_blocked(spoil, name):
+    town = Town(rising(spoil))
+    await town.begin()
+    decision = await town.until_over(town.running())
+    assert decision.next is Next.BLOCK
+    assert decision.reason.startswith(f"{name} worse: ")
+    assert decision.reading.worse
+    assert decision.reading.metrics["acceptance"]["estimate"] > 0.1
+    assert decision.reading.metrics[name]["worse"]
+
+
+async def test_a_guardrail_that_breaks_once_it_is_live_takes_it_back():
+    harm = [0.0]
+
+    def later(town, turn, signals):
+        return (replace(turn, finish=Finish.ABORT), []) if town.random.random() < harm[0] else (turn, signals)
+
+    town = Town(rising(later))
+    await town.begin()
+    trial = town.running()
+    assert (await town.until_over(trial)).next is Next.SHIP
+    town.ship()
+    harm[0] = 0.2
+    decision = await town.until_over(trial)
+    assert decision.next is Next.ROLL_BACK
+    assert decision.reason.startswith("stopped worse: +")
+
+
+async def test_the_same_harm_to_a_diagnostic_decides_nothing():
+    town = Town(rising(annoys))
+    await town.begin()
+    trial = town.running(MetricConfig(name="dissatisfied_follow_up", role="diagnostic"))
+    decision = await town.until_over(trial)
+    assert decision.next is Next.SHIP
+    assert decision.reading.metrics["dissatisfied_follow_up"]["estimate"] > 0.1
+
+
+async def test_a_goal_that_nobody_says_anything_about_never_passes():
+    town = Town(rising(lambda town, turn, signals: (turn, signals)))
+    await town.begin()
+    declared = [MetricConfig(name="acceptance"), MetricConfig(name="edit_survival", role="goal")]
+    decision = await town.until_over(town.running(*declared))
+    assert decision.next is Next.BLOCK
+    assert decision.reason == "not enough evidence: nobody has said anything about it yet by edit_survival"
+    assert decision.reading.metrics["edit_survival"]["estimate"] is None
+
+
+async def test_of_two_goals_one_that_is_lost_blocks():
+    def does(town, turn, treated):
+        turn, signals = town.judged(turn, 0.8 if treated else 0.55)
+        kept = a_signal(
+            turn, "survived", at=turn.ended_at + 1.5, value=town.random.random() * (0.5 if treated else 1.0)
+        )
+        return turn, [*signals, kept]
+
+    town = Town(does)
+    await town.begin()
+    declared = [MetricConfig(name="acceptance"), MetricConfig(name="edit_survival", role="goal")]
+    decision = await town.until_over(town.running(*declared))
+    assert decision.next is Next.BLOCK
+    assert decision.reason.startswith("edit_survival worse: -2")
+
+
+async def test_a_value_is_averaged_in_its_own_units():
+    def does(town, turn, treated):
+        stars = min(5, town.random.randint(1, 5) + treated)
+        return turn, [a_signal(turn, "stars", at=turn.ended_at + 1.0, value=float(stars))]
+
+    town = Town(does)
+    await town.begin()
+    stars = MetricConfig(name="stars", role="goal", numerator=("stars",), most=5.0, tolerance=0.2)
+    trial = RunningTrial(town.log, OutcomeConfig(maturity_s=MATURITY_S), CONFIG, completed([stars], ["stars"]))
+    decision = await town.until_over(trial)
+    assert decision.next is Next.SHIP
+    assert decision.reason.startswith("not worse than 0.2: +0.")
+    assert decision.reading.metrics["stars"]["lower"] < 0.8 < decision.reading.metrics["stars"]["upper"]
+
+
+async def test_who_looks_late_or_anew_reads_the_same():
+    """Signals that come after a slot's turn was read change nothing, whoever reads the log and when."""
+    town = Town()
+    await town.begin()
+    trial = town.running()
+    for n in range(4):
+        await town.slot()
+        last = await trial.look(town.record, town.began, town.now + MATURITY_S)
+        turn = next(row for row in reversed(town.log.rows) if getattr(row, "arm", None) is Arm.CANARY)
+        await town.log.append(
+            a_signal(turn, "rejected", at=town.now + MATURITY_S + 1.0),
+            a_signal(turn, "sorry", at=town.now + MATURITY_S + 2.0, id=f"r{n}", retracts=f"{turn.id}/accepted"),
+        )
+    again = town.running()
+    assert await again.look(town.record, town.began, town.now + MATURITY_S) == last
+
+
+async def test_tenants_are_compared_within_themselves_and_small_ones_as_one():
+    """One tenant accepts nearly everything and mostly meets the new version: pooled, it would look better."""
+
+    def does(town, turn, treated):
+        return town.judged(turn, 0.9 if turn.tenant == "easy" else 0.3)
+
+    def tenant(i):
+        return ("easy" if i % 8 in (0, 2, 3, 6) else "hard") if i < 160 else f"tiny{i % 8 // 4}"
+
+    town = Town(does, users=176, tenant=tenant)
+    await town.begin()
+    trial = town.running()
+    for _ in range(3):
+        await town.slot()
+        decision = await trial.look(town.record, town.began, town.now + MATURITY_S)
+    told = decision.reading.metrics["acceptance"]
+    assert set(told["tenants"]) == {"easy", "hard", ""}
+    assert abs(told["estimate"]) < 0.05, "three quarters of the treated are easy, and a quarter of the others"
