@@ -1,6 +1,6 @@
 """The release path through its real classes, in a simulated product: what is stopped, how soon, and what gets past.
 
-    python -m benchmarks.release.path                       # every cell, an hour or two of one core
+    python -m benchmarks.release.path                       # every cell, an hour of an idle core by estimate
     python -m benchmarks.release.path --resume              # go on where a run was cut
     python -m benchmarks.release.path --resume --only 1k aa # cells whose name holds both words
     python -m benchmarks.release.path.table                 # the figures beside what is aimed at
@@ -52,9 +52,9 @@ class Sheet:
         """True if the test of the shares was not run."""
         return not self._shares
 
-    def put(self, cell: Cell, found: dict[str, Any], seconds: float) -> None:
+    def put(self, cell: Cell, found: dict[str, Any]) -> None:
         """One more cell."""
-        entry = _entry(cell) | {"machine": machine(), "seconds": round(seconds, 1), "figures": found}
+        entry = _entry(cell) | {"machine": machine(), "figures": found}
         self._cells[_key(entry)] = entry
         self._write()
 
@@ -114,9 +114,11 @@ def main() -> None:
                 runs.append(run)
                 progress.advance(task)
             found, seconds = figures(cell, runs), time.monotonic() - begun
-            sheet.put(cell, found, seconds)
+            sheet.put(cell, found)
             shown = " ".join(f"{key}={value:.3g}" for key, value in found.items() if value is not None)
-            progress.console.print(f"{cell} ({cell.runs} runs, {seconds:.0f} s): {shown}", highlight=False)
+            progress.console.print(
+                f"{cell} ({cell.runs} runs, {seconds:.0f} s): {shown}", highlight=False, soft_wrap=True
+            )
 
 
 if __name__ == "__main__":

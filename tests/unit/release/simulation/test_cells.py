@@ -116,7 +116,7 @@ def test_a_deal_that_is_far_off_is_found_and_a_right_one_is_not():
 def test_a_run_that_was_cut_keeps_its_cells_and_runs_what_is_lacking(tmp_path):
     path, said = tmp_path / "path.json", figures(AA, [[History()], [History()]])
     sheet = Sheet(path, resume=False)
-    sheet.put(AA, said, 1.0)
+    sheet.put(AA, said)
     again = Sheet(path, resume=True)
     assert not again.lacks(AA)
     assert not again.lacks(replace(AA, runs=1))
