@@ -8,6 +8,7 @@ known: that is asymptotic, and the callers ask for a number of effective users f
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 Side = Literal[-1, 1]
@@ -16,7 +17,8 @@ Side = Literal[-1, 1]
 SCALES = (0.01, 0.03, 0.10)
 """Standard deviations of the mixed priors: differences of about one, three and ten points are found soonest."""
 
-_BISECTIONS = 50
+_NEWTON_STEPS = 60
+_PRECISE = 1e-13
 
 
 def log_evidence(difference: float, variance: float, side: Side) -> float:
@@ -44,17 +46,40 @@ def upper_bound(difference: float, variance: float, alpha: float) -> float:
     return difference + _reach(variance, alpha)
 
 
+@lru_cache(maxsize=64)
 def _reach(variance: float, alpha: float) -> float:
-    """The difference at which the evidence is just 1/alpha."""
+    """The difference at which the evidence is just 1/alpha.
+
+    Newton's method: the logarithm of the evidence rises with the difference and is convex (its second derivative is that of
+    z^2 / 2 + log Phi(z), which is positive, and the logarithm of a sum of exponentials of convex functions is convex), so that from the
+    second step on it comes down to the root from above.
+    """
     if variance <= 0.0 or not math.isfinite(variance):
         return math.inf
-    low, high, wanted = 0.0, math.sqrt(variance), -math.log(alpha)
-    while log_evidence(high, variance, 1) < wanted:
-        high *= 2.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if log_evidence(middle, variance, 1) >= wanted else (middle, high)
-    return high
+    wanted = -math.log(alpha)
+    reach = math.sqrt(2.0 * variance * (wanted + 1.0))
+    for _ in range(_NEWTON_STEPS):
+        value, slope = _evidence_and_slope(reach, variance)
+        step = (value - wanted) / slope
+        reach -= step
+        if abs(step) <= _PRECISE * reach:
+            break
+    return reach
+
+
+def _evidence_and_slope(difference: float, variance: float) -> tuple[float, float]:
+    """The logarithm of the evidence for a rise, and its derivative by the difference."""
+    logs = [_one_scale(difference, variance, scale, 1) for scale in SCALES]
+    top = max(logs)
+    weights = [math.exp(each - top) for each in logs]
+    slope = 0.0
+    for scale, weight in zip(SCALES, weights, strict=True):
+        steepness = math.sqrt(scale**2 / (scale**2 + variance) / variance)
+        z = difference * steepness
+        hazard = math.exp(-0.5 * z * z - _log_normal_cdf(z)) / math.sqrt(2.0 * math.pi)
+        slope += weight * steepness * (z + hazard)
+    total = sum(weights)
+    return top + math.log(total / len(logs)), slope / total
 
 
 def _one_scale(difference: float, variance: float, scale: float, side: Side) -> float:

@@ -30,6 +30,11 @@ class PathConfig(BaseModel, frozen=True, extra="forbid"):
     cooldown_s: float = Field(
         default=6 * HOUR, ge=0.0, description="Seconds after a rollback before the next trial begins."
     )
+    proving_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Seconds after a release goes live before the next trial begins: as long as it is being proven better.",
+    )
     rollbacks_a_day: int = Field(
         default=1, ge=0, description="Rollbacks that may happen by themselves in a day; after that a person decides."
     )
@@ -82,7 +87,7 @@ class ReleasePath(Generic[V]):
         self._standing = StandingWatch(config.standing, most_turns_a_day=config.trial.most_turns_a_day)
 
     def ready(self, now: float) -> bool:
-        """True if the next candidate may come before users: none is on trial, and no rollback was just made."""
+        """True if the next candidate may come before users: none is on trial or still being proven, and no rollback was just made."""
         return self.candidate is None and now >= self._quiet_until
 
     def begin(self, candidate: V, now: float) -> None:
@@ -116,6 +121,7 @@ class ReleasePath(Generic[V]):
             assert self.candidate is not None
             self.live, self.candidate = self.candidate, None
             self._standing.shipped(now)
+            self._quiet_until = max(self._quiet_until, now + self._config.proving_s)
         elif decision.next is Next.BLOCK:
             self.candidate = None
         elif decision.next is Next.ROLL_BACK:

@@ -77,6 +77,17 @@ def test_a_good_candidate_goes_live_is_proven_better_and_becomes_the_best():
     assert path.ready(product.now)
 
 
+def test_the_next_trial_waits_while_a_release_is_being_proven():
+    path = ReleasePath(CONFIG.model_copy(update={"proving_s": 24 * HOUR}), "v0", active=4000)
+    product = Product(path, {"v0": 0.0, "v1": 0.05})
+    path.begin("v1", 0.0)
+    while path.live == "v0":
+        product.run(1)
+    shipped = product.now
+    assert not path.ready(shipped + 23 * HOUR)
+    assert path.ready(shipped + 24 * HOUR)
+
+
 def test_a_bad_one_is_blocked_and_live_never_moved():
     path = ReleasePath(CONFIG, "v0", active=4000)
     product = Product(path, {"v0": 0.0, "v1": -0.15})

@@ -1,142 +1,19 @@
-"""Ways to release, driven by the same simulated product: Ostinato's own class, and others as they are published.
+"""How others release, on the same simulated users and candidates: re-made from their descriptions and defaults.
 
-The others are re-made from their descriptions and defaults; neither vendor intends windows of three hours. `Doubling` is what
-Ostinato did until November 2026: looks at doubling numbers of outcomes, live before and after, and against a control arm.
+Neither vendor intends windows of three hours. `Doubling` is what Ostinato did until November 2026: looks at doubling numbers of
+outcomes, live before and after, and against a control arm.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from benchmarks.release.world import SLOT_S, SLOTS_A_DAY, Floats, Product, Seen, Version
-from numpy.typing import NDArray
+from benchmarks.release.path.rules import CADENCE, Plan, Rule
+from benchmarks.release.path.world import Flags, Floats, Product, Seen, Stream, Version
 from scipy import stats
-
-from ostinato.release.trial.contrast import Slot
-from ostinato.release.trial.path import PathConfig, ReleasePath
-
-CADENCE = 6
-"""Slots between two candidates: eight a day."""
-
-Plan = Callable[[int], float]
-"""The true effect, against what is live, of the trial of this number."""
-
-
-@dataclass(slots=True)
-class Record:
-    """What became of one candidate; times in slots. Example: ``Record(effect=-0.05, start=12)``"""
-
-    effect: float
-    start: int
-    turns: float = 0.0
-    shipped: int | None = None
-    stopped: int | None = None
-    timed_out: bool = False
-    better: int | None = None
-
-
-@dataclass(slots=True)
-class History:
-    """All candidates of a run, and the effect of what is live at its end."""
-
-    records: list[Record] = field(default_factory=list[Record])
-    rollbacks: list[int] = field(default_factory=list[int])
-    live: float = 0.0
-    lowest: float = 0.0
-
-
-class Rule(ABC):
-    """A product with a rule behind it: one candidate at a time, each `plan(k)` better or worse than live when its trial begins."""
-
-    def __init__(self, product: Product, plan: Plan) -> None:
-        self.product, self.plan = product, plan
-        self.history = History()
-        self.live = product.version(0.0)
-        self.candidate: Version | None = None
-        self.record: Record | None = None
-
-    def run(self, slots: int) -> History:
-        """So many slots of half an hour."""
-        for _ in range(slots):
-            self.step(self.product.slot)
-            self.history.live = self.live.effect
-            self.history.lowest = min(self.history.lowest, self.live.effect)
-        return self.history
-
-    @abstractmethod
-    def step(self, slot: int) -> None:
-        """One slot."""
-
-    def propose(self, slot: int, inherited: float = 0.0) -> Version:
-        """The next candidate; `inherited` is what it took over from a version that was refused."""
-        effect = self.plan(len(self.history.records)) + inherited
-        self.record = Record(effect=effect, start=slot)
-        self.history.records.append(self.record)
-        self.candidate = self.product.version(self.live.effect + effect)
-        return self.candidate
-
-
-class Ostinato(Rule):
-    """`ReleasePath` as it ships."""
-
-    def __init__(self, product: Product, plan: Plan, config: PathConfig) -> None:
-        super().__init__(product, plan)
-        self.config = config
-        self._path = ReleasePath(config, self.live, active=product.habits.active)
-        self._place_U = product.rng.random(product.users)
-        self._trial_U = product.rng.random(product.users)
-
-    def step(self, slot: int) -> None:
-        if slot % CADENCE == 0 and self._path.ready(slot * SLOT_S):
-            self._trial_U = self.product.rng.random(self.product.users)
-            self._path.begin(self.propose(slot), slot * SLOT_S)
-        deal = self._path.deal()
-        stays_U = self._place_U < deal.standing
-        treated_U = ~stays_U & (self._trial_U < deal.share)
-        effect_U = np.where(
-            stays_U, deal.best.effect_U, np.where(treated_U, deal.treated.effect_U, deal.other.effect_U)
-        )
-        seen = self.product.serve(effect_U)
-        if self.record is not None and self.record.stopped is None and not self.record.timed_out:
-            self.record.turns += float(seen.turns_R[treated_U[seen.people_R]].sum())
-        takes_part_R = ~stays_U[seen.people_R]
-        trial, standing = (
-            self._slot(seen, treated_U, takes_part_R),
-            self._slot(seen, ~stays_U, np.ones_like(takes_part_R)),
-        )
-        for step in self._path.observe(trial, standing, (slot + 1) * SLOT_S):
-            self._note(step.what, step.reason, slot + 1)
-        self.live = self._path.live
-
-    def _slot(self, seen: Seen, treated_U: NDArray[np.bool_], rows: NDArray[np.bool_]) -> Slot:
-        people_R = seen.people_R[rows]
-        return Slot(
-            day=seen.slot // SLOTS_A_DAY,
-            people_R=people_R,
-            turns_R=seen.turns_R[rows],
-            good_R=seen.good_R[rows],
-            expected_R=self.product.expected_U[people_R],
-            treated_R=treated_U[people_R],
-        )
-
-    def _note(self, what: str, reason: str, at: int) -> None:
-        assert self.record is not None
-        if what == "ship":
-            self.record.shipped = at
-        elif what == "block" and reason.startswith("not enough evidence"):
-            self.record.timed_out = True
-        elif what in ("block", "roll_back"):
-            self.record.stopped = at
-        elif what == "better":
-            self.record.better = at
-        if what in ("roll_back", "return_to_best"):
-            self.history.rollbacks.append(at)
-        if what == "return_to_best" and self.record.stopped is None:
-            self.record.stopped = at
 
 
 @dataclass(slots=True)
@@ -151,7 +28,7 @@ class Tally:
         """Nothing yet."""
         return cls(np.zeros(users), np.zeros(users))
 
-    def add(self, seen: Seen, rows: NDArray[np.bool_]) -> None:
+    def add(self, seen: Seen, rows: Flags) -> None:
         """The rows of a slot."""
         self.turns_U[seen.people_R[rows]] += seen.turns_R[rows]
         self.good_U[seen.people_R[rows]] += seen.good_R[rows]
@@ -174,7 +51,7 @@ class Doubling(Rule):
 
     def __init__(self, product: Product, plan: Plan) -> None:
         super().__init__(product, plan)
-        place_U = product.rng.random(product.users)
+        place_U = product.places(0)
         self._control_U, self._canary_U = place_U < 0.1, place_U >= 0.9
         self._first = self.live
         self._chain: list[Version] = []
@@ -189,11 +66,13 @@ class Doubling(Rule):
             self.propose(slot, self._inherited)
             self._on_trial, self._canary, self._beside = True, self._none(), self._none()
             self._looks = {key: look for key, look in self._looks.items() if key != "canary"}
-        effect_U = np.where(self._control_U, self._first.effect_U, self.live.effect_U)
+        visits = self.product.visits()
+        people_R = visits.people_R
+        control_R, canary_R = self._control_U[people_R], self._canary_U[people_R] & self._on_trial
+        worth_R = np.where(control_R, self._first.worth(people_R, slot), self.live.worth(people_R, slot))
         if self._on_trial and self.candidate is not None:
-            effect_U = np.where(self._canary_U, self.candidate.effect_U, effect_U)
-        seen = self.product.serve(effect_U)
-        control_R, canary_R = self._control_U[seen.people_R], self._canary_U[seen.people_R] & self._on_trial
+            worth_R = np.where(canary_R, self.candidate.worth(people_R, slot), worth_R)
+        seen = self.product.answer(visits, worth_R)
         self._now.add(seen, ~control_R & ~canary_R)
         self._control.add(seen, control_R)
         if self._on_trial:
@@ -202,7 +81,7 @@ class Doubling(Rule):
         self._count(seen, canary_R if self._on_trial else ~control_R)
         self._judge_canary(slot + 1) if self._on_trial else self._judge_live(slot + 1)
 
-    def _count(self, seen: Seen, rows: NDArray[np.bool_]) -> None:
+    def _count(self, seen: Seen, rows: Flags) -> None:
         if self.record is not None and self.record.stopped is None:
             self.record.turns += float(seen.turns_R[rows].sum())
 
@@ -210,7 +89,7 @@ class Doubling(Rule):
         assert self.record is not None
         assert self.candidate is not None
         if self._harm("canary", self._canary, self._beside, 0.01):
-            self.record.stopped, self._on_trial, self._inherited = at, False, self.record.effect
+            self.record.stopped, self._on_trial, self._inherited = at, False, self.record.change.effect
         elif self._canary.turns_U.sum() >= 200 or at - self.record.start >= 2:
             self.record.shipped, self._on_trial, self._inherited = at, False, 0.0
             self._chain.append(self.live)
@@ -224,7 +103,7 @@ class Doubling(Rule):
         harm = seen and self._harm("before", self._now, self._before, 0.02 / 3)
         if harm or self._harm("control", self._now, self._control, 0.02 / 3):
             if self.record is not None and self.record.stopped is None:
-                self.record.stopped, self._inherited = at, self.record.effect
+                self.record.stopped, self._inherited = at, self.record.change.effect
             self.history.rollbacks.append(at)
             self.live, self._before = self._chain.pop(), self._none()
             self._anew()
@@ -258,16 +137,18 @@ class Window(Rule, ABC):
         since = slot % CADENCE
         if since == 0:
             self.propose(slot)
-            self._place_U = self.product.rng.random(self.product.users)
+            self._place_U = self.product.places(len(self.history.records))
             self.open()
         assert self.record is not None
         assert self.candidate is not None
         share = 0.0 if self.record.stopped is not None else self.shares[since]
-        treated_U = self._place_U < share
-        seen = self.product.serve(np.where(treated_U, self.candidate.effect_U, self.live.effect_U))
+        visits = self.product.visits()
+        people_R = visits.people_R
+        treated_R = self._place_U[people_R] < share
+        worth_R = np.where(treated_R, self.candidate.worth(people_R, slot), self.live.worth(people_R, slot))
+        seen = self.product.answer(visits, worth_R)
         if self.record.stopped is not None:
             return
-        treated_R = treated_U[seen.people_R]
         self.record.turns += float(seen.turns_R[treated_R].sum())
         if self.worse(seen, treated_R, self._place_U[seen.people_R] > 1.0 - share, since):
             self.record.stopped = slot + 1
@@ -279,7 +160,7 @@ class Window(Rule, ABC):
         """A new candidate."""
 
     @abstractmethod
-    def worse(self, seen: Seen, treated_R: NDArray[np.bool_], other_R: NDArray[np.bool_], since: int) -> bool:
+    def worse(self, seen: Seen, treated_R: Flags, other_R: Flags, since: int) -> bool:
         """Take in a slot; True stops the candidate."""
 
 
@@ -291,7 +172,7 @@ class GrowthBookLike(Window):
     def open(self) -> None:
         self._treated, self._other = Tally.of(self.product.users), Tally.of(self.product.users)
 
-    def worse(self, seen: Seen, treated_R: NDArray[np.bool_], other_R: NDArray[np.bool_], since: int) -> bool:
+    def worse(self, seen: Seen, treated_R: Flags, other_R: Flags, since: int) -> bool:
         self._treated.add(seen, treated_R)
         self._other.add(seen, other_R & ~treated_R)
         found = difference(self._treated, self._other)
@@ -318,9 +199,10 @@ class KayentaLike(Window):
     def open(self) -> None:
         self._shares: tuple[list[float], list[float]] = ([], [])
 
-    def worse(self, seen: Seen, treated_R: NDArray[np.bool_], other_R: NDArray[np.bool_], since: int) -> bool:
+    def worse(self, seen: Seen, treated_R: Flags, other_R: Flags, since: int) -> bool:
+        rng = self.product.stream(Stream.BUCKETS, seen.slot)
         for rows, shares in zip((treated_R, other_R), self._shares, strict=True):
-            shares += self._cut(int(seen.turns_R[rows].sum()), int(seen.good_R[rows].sum()))
+            shares += self._cut(rng, int(seen.turns_R[rows].sum()), int(seen.good_R[rows].sum()))
         if since < CADENCE - 1 or min(len(side) for side in self._shares) < 3:
             return False
         sizes = [len(side) for side in self._shares]
@@ -329,9 +211,9 @@ class KayentaLike(Window):
         cut = max(0, int(sizes[0] * sizes[1] / 2 - stats.norm.ppf(0.99) * spread))
         return bool(gaps[-1 - cut] < -0.25 * abs(float(np.median(gaps))))
 
-    def _cut(self, turns: int, good: int) -> list[float]:
+    def _cut(self, rng: np.random.Generator, turns: int, good: int) -> list[float]:
         if not turns:
             return []
-        turns_B = self.product.rng.multinomial(turns, [1 / self.buckets] * self.buckets)
-        good_B = self.product.rng.multivariate_hypergeometric(turns_B, good)
+        turns_B = rng.multinomial(turns, [1 / self.buckets] * self.buckets)
+        good_B = rng.multivariate_hypergeometric(turns_B, good)
         return [float(g / n) for g, n in zip(good_B, turns_B, strict=True) if n]
