@@ -1,4 +1,4 @@
-"""What one person may teach over many batches: two equal shares, whatever their traffic and however many names somebody invents."""
+"""What one person may teach over many batches: an equal share, whatever their traffic and however many names somebody invents."""
 
 import json
 from dataclasses import replace
@@ -33,14 +33,14 @@ def test_before_the_first_step_everything_is_allowed_and_with_a_memory_of_0_alwa
     assert off.share(person("u0")) == 0.0
 
 
-def test_equal_people_may_have_two_equal_shares():
+def test_equal_people_may_have_equal_shares():
     recent = RecentShares(50)
     for _ in range(10):
         recent.observe(crowd(100))
-    assert recent.level == pytest.approx(0.02)
+    assert recent.level == pytest.approx(0.01)
     assert recent.share(person("u7")) == pytest.approx(0.01)
-    assert recent.allowed(person("u7")) == pytest.approx((0.02 - 0.98 * 0.01) * 50), "who had one share may catch up"
-    assert recent.allowed(person("new")) == pytest.approx(1.0)
+    assert recent.allowed(person("u7")) == pytest.approx(0.01)
+    assert recent.allowed(person("new")) == pytest.approx(0.5), "who was not there may catch up"
     assert sum(recent.share(each) for each in crowd(100)) == pytest.approx(1.0)
 
 
@@ -63,8 +63,8 @@ def test_invented_names_do_not_shrink_what_others_may_have():
         mine = {person(f"u{n}"): 1.0 for n in range(step % 5, 500, 5)}
         honest.observe(mine)
         flooded.observe(mine | {person(f"s{step}-{n}"): 1.0 for n in range(50)})
-    assert honest.level == pytest.approx(0.004, rel=0.1)
-    assert flooded.level > 0.4 * honest.level
+    assert honest.level == pytest.approx(0.002, rel=0.1)
+    assert flooded.level > 0.35 * honest.level
 
 
 def test_a_saving_gives_the_same_answers_and_what_is_gone_is_forgotten():
@@ -90,7 +90,7 @@ def test_credit_keeps_to_what_is_allowed():
     recent = RecentShares(50)
     for _ in range(50):
         recent.observe({("default", f"u{n}"): 1.0 for n in range(100)} | {("default", "keen"): 2.0})
-    names = [f"u{n}" for n in range(20)] + ["keen"] * 20
+    names = [f"new{n}" for n in range(20)] + ["keen"] * 20
     turns = [replace(a_turn(f"{n}:0", user=name), episode=f"e{n}") for n, name in enumerate(names)]
     rewards = {turn.id: float(n % 2) for n, turn in enumerate(turns)}
     config = RewardConfig(user_cap=1.0, tenant_cap=1.0)
@@ -99,11 +99,11 @@ def test_credit_keeps_to_what_is_allowed():
     mass = {
         name: [sum(map(abs, found[t.id])) for t in turns if t.user == name]
         for found in (held,)
-        for name in ("u3", "keen")
+        for name in ("new3", "keen")
     }
     whole = sum(sum(map(abs, credit)) for credit in free.values())
     assert sum(mass["keen"]) == pytest.approx(recent.allowed(("default", "keen")) * whole)
-    assert mass["u3"] == [pytest.approx(sum(map(abs, free["3:0"])))]
+    assert mass["new3"] == [pytest.approx(sum(map(abs, free["3:0"])))]
     assert np.sign([held[t.id][0] for t in turns]).tolist() == np.sign([free[t.id][0] for t in turns]).tolist()
 
 

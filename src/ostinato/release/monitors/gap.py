@@ -77,7 +77,7 @@ def proxy_gap(
     contrast.add(
         Slot(
             day=0,
-            people_R=np.arange(len(people)),
+            people_R=np.arange(len(people), dtype=np.int64),
             turns_R=np.array([outcomes[person][1] for person in people], dtype=np.float64),
             good_R=np.array([outcomes[person][0] for person in people], dtype=np.float64),
             expected_R=np.zeros(len(people)),

@@ -1,7 +1,7 @@
 """How much of what the last steps learned came from each person, and how much of the next batch may. Pure.
 
 A cap on one batch does not bound what somebody teaches who stands just below it in batch after batch: of a thousand people, ten at fifty
-times the others' traffic are a third of every batch. Over many batches a person may have two equal shares.
+times the others' traffic are a third of every batch. Over many batches a person may have an equal share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostinato.core.records import Person
-from ostinato.reward.credit.caps import FAIR_SHARES
 
 _FORGOTTEN = 1e-6  # a share that is not remembered any more
 
@@ -35,7 +34,7 @@ class RecentShares:
 
     @property
     def level(self) -> float:
-        """The share that a person may have over many steps: two equal ones; infinite before the first step."""
+        """The share that a person may have over many steps, an equal one; infinite before the first step."""
         return self._level
 
     def share(self, person: Person) -> float:
@@ -75,7 +74,7 @@ class RecentShares:
     def _weigh(self) -> None:
         squares = math.fsum(share * share for share in self._shares.values())
         whole = math.fsum(self._shares.values())
-        self._level = FAIR_SHARES * squares / whole**2 if whole else math.inf
+        self._level = squares / whole**2 if whole else math.inf
 
 
 def masses_of(taught: Sequence[tuple[Person, str, float]]) -> dict[Person, float]:
