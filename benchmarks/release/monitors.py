@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import copy
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.contender import RESULTS
+from benchmarks.contender import RESULTS, machine
 from benchmarks.release.habits import CLEAN, HACKS, Habits
 from benchmarks.release.sessions import TURNS_A_DAY, ForgetfulLog, Visitors, World
 
@@ -33,10 +32,11 @@ from ostinato.testing.log import MemoryFolds
 
 RESULT = RESULTS / "release_monitors.json"
 CYCLE = TURNS_A_DAY * 5 // 24  # turns in five hours
-WARM_UP = 30_000
+WARM_UP = 12_000
 STEP = 50  # turns between two looks
 STEP_CLEAN = 1_000
 LONGEST = 8_000
+AIM = 2_000  # turns in which an alarm is wanted
 CONFIG = MonitorsConfig()
 
 # The four shifts of the note that proposed these detectors, planted as habits of every turn instead of hacked turns.
@@ -162,6 +162,7 @@ def summary(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "median": float(np.median(delays)),
         "p90": float(np.quantile(delays, 0.9)),
         "worst": delays[-1],
+        "within 2,000": sum(run["live turns"] <= AIM and run["found"] for run in runs),
         "cleared after, median": float(np.median([run["cleared after"] for run in runs])),
         "first seen by": Counter(run["rate"] for run in runs).most_common(1)[0][0],
     }
@@ -172,7 +173,7 @@ async def measure(args: argparse.Namespace, keep: Callable[[dict[str, Any]], Non
     changes = {f"{name}, 10% of turns": hacked(name, 0.10) for name in HACKS}
     changes |= {name: shifted(name) for name in SHIFTS}
     print(
-        f"{'planted policy':<68}{'found':>8}{'median':>8}{'p90':>8}{'worst':>8}{'cleared':>9}  first seen by",
+        f"{'planted policy':<68}{'found':>8}{'median':>8}{'p90':>8}{'worst':>8}{'<= 2,000':>10}{'cleared':>9}  first seen by",
         flush=True,
     )
     delays = []
@@ -182,7 +183,8 @@ async def measure(args: argparse.Namespace, keep: Callable[[dict[str, Any]], Non
         delays.append({**row, "each": runs})
         found = f"{row['found']}/{row['runs']}"
         numbers = "".join(f"{row[key]:>8,.0f}" for key in ("median", "p90", "worst"))
-        print(f"{name:<68}{found:>8}{numbers}{row['cleared after, median']:>9,.0f}  {row['first seen by']}", flush=True)
+        aim, back = f"{row['within 2,000']}/{row['runs']}", row["cleared after, median"]
+        print(f"{name:<68}{found:>8}{numbers}{aim:>10}{back:>9,.0f}  {row['first seen by']}", flush=True)
         keep({"delays": delays})
     await measure_clean(args, lambda clean: keep({"delays": delays, "clean": clean}))
 
@@ -226,17 +228,16 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=7, help="runs of each planted policy")
     parser.add_argument("--out", default=str(RESULT))
-    args = parser.parse_args()
+    args, began = parser.parse_args(), machine()
     setting = {
         "people": "simulated",
         "world": asdict(World()),
         "monitors": CONFIG.model_dump(mode="json"),
-        "load": os.getloadavg(),
     }
 
     def keep(found: dict[str, Any]) -> None:
         arguments = {name: value for name, value in vars(args).items() if name != "out"}
-        text = json.dumps({"arguments": arguments, "setting": setting, **found}, indent=1)
+        text = json.dumps({"machine": began, "arguments": arguments, "setting": setting, **found}, indent=1)
         Path(args.out).write_text(f"{text}\n", encoding="utf-8")
 
     asyncio.run(measure(args, keep))

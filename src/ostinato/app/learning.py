@@ -18,6 +18,7 @@ from ostinato.core.weights import Learned
 from ostinato.loop import Learner
 from ostinato.release.ancestry import Ancestry
 from ostinato.release.ledger import ReleaseLedger
+from ostinato.release.monitors.gap import gold_people
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
 from ostinato.reward.desk import RewardDesk
@@ -58,7 +59,9 @@ def open_desk(
     `asker` asks the configured reward function; None: one is made.
     """
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
-    return RewardDesk(log, asker or asker_of(config.reward), wall_clock, config.reward, folds=folds, numerics=only)
+    gold = gold_people(config.release.monitors)
+    asker = asker or asker_of(config.reward)
+    return RewardDesk(log, asker, wall_clock, config.reward, folds=folds, numerics=only, gold=gold)
 
 
 def open_learning(

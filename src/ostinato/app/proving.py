@@ -215,7 +215,7 @@ def open_releases(
         clustered_difference,
         evaluation_ref=EVALUATION_REF,
         best_ref=BEST_EVALUATION_REF if run.config.evaluate.gate.sample_best else None,
-        paused=lambda: monitors is not None and run.config.release.monitors.pauses and monitors.paused,
+        paused=lambda: monitors is not None and monitors.pauses_shipping,
     )
 
 

@@ -108,11 +108,50 @@ class BarResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ItemMean:
+    """A mean over items with a two-sided interval. Example: ``ItemMean(mean=0.31, lower=0.25, upper=0.37, items=164)``"""
+
+    mean: float
+    lower: float
+    upper: float
+    items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """What a version solves at the first try, and at the best of `k`. Example: ``PassRates(k=8, first=first, best=best)``"""
+
+    k: int
+    first: ItemMean
+    best: ItemMean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharpening:
+    """A candidate's pass rates minus an incumbent's, on the items that both answered.
+
+    Example: ``Sharpening(against=Incumbent.ANCHOR, policy=v0, k=8, first=first, best=best)``
+    """
+
+    against: Incumbent
+    policy: PolicyVersion
+    k: int
+    first: ItemMean
+    best: ItemMean
+
+    @property
+    def narrowed(self) -> bool:
+        """True if pass@1 rose and best-of-k fell, both beyond doubt: it is surer of less."""
+        return self.first.lower > 0.0 > self.best.upper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Candidate against live on the first suite, with all that the verdict rests on. Differences are candidate minus live, in [-1, 1].
 
     `power` is the chance that an equally good candidate passes this look; `smallest_margin` is the smallest total margin that this suite
-    can hold at the spread seen here. `better` says that a candidate that ships is proven better than the best release so far.
+    can hold at the spread seen here. `better` says that a candidate that ships is proven better than the best release so far. `pass_rates`
+    and `sharpening` say what it solves in one try and in several, and how that changed.
     """
 
     suite: str
@@ -135,3 +174,5 @@ class Report:
     better: bool = False
     smallest_margin: float = 1.0
     round: int = 0
+    pass_rates: PassRates | None = None
+    sharpening: tuple[Sharpening, ...] = ()

@@ -123,6 +123,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         le=1,
         description="Largest share of a batch's credit that one user may have, or 2 / users where that is more: one or two are not capped.",
     )
+    user_steps: int = Field(
+        default=50,
+        ge=0,
+        description="Optimizer steps over which one user may have an equal share of the credit at most, whatever their traffic: 0.2% "
+        "among 500 users who are equally active. 0: only a batch is capped.",
+    )
     tenant_cap: float = Field(
         default=0.5,
         gt=0,

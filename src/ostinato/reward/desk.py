@@ -25,7 +25,7 @@ from ostinato.reward.credit.single import SingleRollout
 from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import FUNCTION
-from ostinato.reward.ledger.entries import Facts, Matured, Unit
+from ostinato.reward.ledger.entries import Facts, Gold, Matured, Unit, nobody
 from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
 from ostinato.reward.reading import Reading
 from ostinato.reward.units import dealt, longest_part, ready_parts, waited_in_vain
@@ -43,6 +43,7 @@ class RewardDesk:
         config: how rewards and credit are made.
         folds: where the desk's state is saved between starts; None: the log is read from its first row.
         numerics: the id of the only contract whose turns may be trained on; None: any.
+        gold: whose turns are never trained on.
 
     Example::
 
@@ -59,6 +60,7 @@ class RewardDesk:
         *,
         folds: Folds | None = None,
         numerics: str | None = None,
+        gold: Gold = nobody,
     ) -> None:
         self._log = log
         self._asker = asker
@@ -66,7 +68,7 @@ class RewardDesk:
         self._config = config or RewardConfig()
         self._numerics = numerics
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
-        self._reading = Reading(log, self._config, folds, plan)
+        self._reading = Reading(log, self._config, folds, plan, gold)
         self._deciding = Deciding(log, self._config)
         self._busy = asyncio.Lock()
 
@@ -260,7 +262,7 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in chosen]
         values = {turn.id: entry.value for turn, entry in chosen}
-        credit: Credit = SingleRollout(self._config, ledger.baseline)
+        credit: Credit = SingleRollout(self._config, ledger.baseline, ledger.recent)
         try:
             credits = credit(by_episode(turns), values)
         except NoSignal as error:

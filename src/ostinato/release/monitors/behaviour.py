@@ -1,4 +1,4 @@
-"""The monitors as a fold of the log: turns in, alarms out. Pure: the same rows give the same alarms, wherever a reader begins again.
+"""The monitor of behaviour: turns in, alarms out. Pure.
 
     turn -> rates -> session of one person -> what is expected of it -> detectors -> alarm
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ostinato.core.records import Alarm, AlarmState, Arm, Finish, ReleaseEvent, Turn
-from ostinato.core.seams import Cursor
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Detector, Shifted, threshold
 from ostinato.release.monitors.detection.expecting import Expecting, Role
@@ -22,7 +20,6 @@ from ostinato.release.monitors.detection.standing import ACCEPTED, StandingShift
 from ostinato.release.monitors.rates import Rate, measured
 from ostinato.release.monitors.turn_text import take_apart
 
-FORMAT = "monitors@1"
 REFERENCE = "monitor:reference"
 ANONYMOUS = "anonymous"
 """Whom the gateway serves without a name: many people, of whom each conversation counts as one."""
@@ -31,7 +28,7 @@ _ENDS_A_CANARY = frozenset({"canary", "awaits_approval", "shipped", "blocked", "
 
 
 class Behaviour:
-    """Everything that the monitors know.
+    """Everything that is known of behaviour.
 
     `standing` are the alarms that stand. `failures` counts, by rate, turns on which a function raised or left [0, 1]; `turns` those
     that were looked at.
@@ -70,21 +67,8 @@ class Behaviour:
             elif row.state is AlarmState.RAISED and is_about_a_rate(name):
                 self.standing.heard(row)
 
-    def apply(self, seq: Cursor, row: Turn | Alarm | ReleaseEvent) -> list[Alarm]:
-        """Take in a row of the log; the alarms that it raises or clears.
-
-        Their ids hold `seq`, the row's place in the log: whoever reads the same rows again writes the same alarms.
-        """
-        match row:
-            case Turn():
-                found = self._turn(row)
-            case Alarm():
-                found = self._alarm(row)
-            case ReleaseEvent():
-                found = self._release(row)
-        return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(found)]
-
-    def _turn(self, turn: Turn) -> Iterator[Alarm]:
+    def turn(self, turn: Turn) -> Iterator[Alarm]:
+        """Take in a turn; the alarms that it raises or clears, without ids."""
         if turn.arm == Arm.EVAL or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
             return
         self.turns += 1
@@ -168,15 +152,14 @@ class Behaviour:
         why = f"arm {arm}, which says what is usual, has had no session in {self._stale_after} others: no behaviour is judged"
         return Alarm(id="", name=REFERENCE, state=state, reason=why if stale else "behaviour is judged again", at=at)
 
-    def _alarm(self, row: Alarm) -> Iterator[Alarm]:
+    def alarm(self, row: Alarm) -> None:
         """A person has accepted a shift. All other rows about the monitors' alarms are their own."""
         if row.detail.get(ACCEPTED) is True:
             for rate, arm, decile, gap in self.standing.gaps(row.name):
                 self._expecting.accept(rate, arm, decile, gap)
             self.standing.forget(row.name)
-        yield from ()
 
-    def _release(self, event: ReleaseEvent) -> Iterator[Alarm]:
+    def release(self, event: ReleaseEvent) -> Iterator[Alarm]:
         """With a canary goes what was found about it: its arm will not say that it is back."""
         if event.action == "shipped":
             self._expecting.shipped()
@@ -189,7 +172,6 @@ class Behaviour:
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         return {
-            "format": FORMAT,
             "sessions": self._sessions.snapshot(),
             "activity": self._activity.snapshot(),
             "expecting": self._expecting.snapshot(),
@@ -199,20 +181,17 @@ class Behaviour:
             "turns": self.turns,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> bool:
-        """The inverse of `snapshot`, under the settings of now; False for another version's.
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`, under the settings of now.
 
-        Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all; this is of no use then.
+        Raises AttributeError, LookupError, TypeError or ValueError for what is none; this is of no use then.
         """
-        if state.get("format") != FORMAT:
-            return False
         self._sessions.restore(state["sessions"])
         self._activity.restore(state["activity"])
         self._expecting.restore(state["expecting"])
         self._detectors = {key: Detector.from_json(each) for key, each in state["detectors"].items()}
         self.standing.restore(state["standing"])
         self.failures, self.turns = dict(state["failures"]), int(state["turns"])
-        return True
 
 
 def _groups(session: TurnSession) -> tuple[int | None, ...]:

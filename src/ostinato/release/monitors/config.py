@@ -35,6 +35,45 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     false_comfort_sessions: float = Field(
         default=1_000.0, gt=1.0, description="Sessions, at least and on average, until an alarm is cleared wrongly."
     )
+    gold: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=0.5,
+        description="Share of the users, chosen by hash, whose feedback is never trained on: they are held back as `gold`, and say whether "
+        "those who teach are pleased more than others. 0.05 costs a twentieth of the feedback and says nothing below some 400 users, so it "
+        "is off by default. Raising it only adds users.",
+    )
+    gold_gap: float = Field(
+        default=0.02,
+        ge=0.0,
+        lt=1.0,
+        description="By how much the share of turns with a positive reward may be higher among users who teach than among gold ones.",
+    )
+    gold_alpha: float = Field(
+        default=0.02,
+        gt=0.0,
+        lt=0.5,
+        description="Chance of a false alarm about that in `gold_s` seconds, however often one looks.",
+    )
+    gold_s: float = Field(default=7 * DAY, gt=0, description="Seconds after which both are counted anew.")
+    influence_user: float = Field(
+        default=0.08,
+        gt=0.0,
+        le=1.0,
+        description="Largest share of what is learned that may come from one user (or 4 / users where that is more) before an alarm.",
+    )
+    influence_tenant: float = Field(
+        default=0.45,
+        gt=0.0,
+        le=1.0,
+        description="Likewise from one tenant (or 4 / tenants where that is more).",
+    )
+    influence_steps: int = Field(default=50, ge=1, description="Optimizer steps over which that is measured.")
+    most_turns: int = Field(
+        default=50_000,
+        ge=1,
+        description="Turns of which it is remembered whose they were, for rewards and batches to come.",
+    )
     session_turns: int = Field(default=8, ge=1, le=64, description="Turns of one person that are judged together.")
     session_pause_s: float = Field(default=600.0, gt=0, description="Seconds without a turn that end a session.")
     turns_a_day: int = Field(default=24, ge=1, description="Turns of one person that count in a day.")

@@ -1,44 +1,33 @@
-"""Proxy against gold: do people whose feedback is learned from accept more than people whose feedback never is? And who teaches most? Pure.
+"""Proxy against gold: does the model please people whose feedback it learns from more than people whose feedback it never sees? Pure.
 
-A reward that people's feedback stands for is a proxy. Where the model learns to please those who teach it and not the others, the
-two groups part, although both are served the same version.
+A reward stands for what people want, and is not the same. Where the model learns to please those who teach it and nobody else, their
+reward rises and that of *gold* people does not. Who is gold is decided by a hash, so without such learning both groups are the same on
+average, at any time and whatever happens to the product: the difference between them needs no reference and no past.
 """
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any
+
+import numpy as np
 
 from ostinato.core.dealing import dealing_key, place_of
-from ostinato.core.records import Batch, Person, Turn
 
-Named = TypeVar("Named")
+from ostinato.core.records import Alarm, AlarmState, Person, Reward
+from ostinato.release.monitors.config import DAY, MonitorsConfig
+from ostinato.release.monitors.detection.standing import ACCEPTED
+from ostinato.release.monitors.owners import Owner
+from ostinato.release.trial.contrast import Contrast, Slot
+from ostinato.release.trial.evidence import lower_bound
 
-LEAST_PEOPLE = 20  # on each side
+NAME = "proxy_gap"
+"""The name of the alarm that people who teach are pleased more than gold people."""
 
-
-class Interval(Protocol):
-    """A difference of means with a two-sided interval."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def lower(self) -> float: ...
-    @property
-    def upper(self) -> float: ...
-
-
-OutcomesByPerson = Mapping[Person, tuple[float, int]]
-"""Tenant and user -> (accepted turns, turns with an outcome)."""
-
-
-class CompareGroups(Protocol):
-    """User-clustered difference of two groups, the first minus the second (`evaluate.statistics.clustered_difference`)."""
-
-    def __call__(self, treated: OutcomesByPerson, control: OutcomesByPerson, confidence: float) -> Interval: ...
+LEAST_PEOPLE = 20  # effective ones, on each side
+LOOK_S = 3_600.0
+_SALT = "gold"
 
 
 def is_gold(tenant: str, user: str, *, share: float, salt: str) -> bool:
@@ -49,108 +38,170 @@ def is_gold(tenant: str, user: str, *, share: float, salt: str) -> bool:
     return place_of(dealing_key(salt), tenant, user) < share
 
 
+def gold_people(config: MonitorsConfig) -> Callable[[str, str], bool]:
+    """Tenant and user -> whether they are gold, by the settings.
+
+    Example: ``gold_people(MonitorsConfig(gold=0.05))("default", "ann")``
+    """
+    share = config.gold if config.enabled else 0.0
+    return lambda tenant, user: share > 0.0 and is_gold(tenant, user, share=share, salt=_SALT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyGap:
-    """Acceptance of people who teach minus that of gold people, in [-1, 1], with a two-sided interval.
+    """The share of turns with a positive reward, of people who teach minus that of gold people, in [-1, 1].
 
-    Example: ``ProxyGap(taught_by=412, gold=41, mean=0.021, lower=-0.013, upper=0.055)``
+    `lower` is above the truth at any look with the chance that was asked for. `taught_by` and `gold` count people.
+
+    Example: ``ProxyGap(taught_by=412, gold=41, mean=0.041, lower=0.022)``
     """
 
     taught_by: int
     gold: int
     mean: float
     lower: float
-    upper: float
 
 
 def proxy_gap(
-    outcomes: OutcomesByPerson, gold: Callable[[str, str], bool], compare: CompareGroups, confidence: float = 0.95
+    outcomes: Mapping[Person, tuple[float, float]], gold: Callable[[str, str], bool], alpha: float
 ) -> ProxyGap | None:
-    """The gap among people who were served one version at one time; None with fewer than 20 people with an outcome on a side.
+    """The gap among people who were served the same versions at the same time; None with fewer than 20 effective people on a side.
 
-    The interval holds for one look at it. Who looks again and again spends less each time, as `looking` does.
+    `outcomes` are each person's turns with a positive reward, and all turns with one. Clustered by person; the bound is that of a
+    confidence sequence (`release.trial.evidence`), so that one may look again and again.
     """
-    sides: dict[bool, dict[Person, tuple[float, int]]] = {True: {}, False: {}}
-    for person, outcome in outcomes.items():
-        if outcome[1] > 0:
-            sides[gold(*person)][person] = outcome
-    if min(map(len, sides.values())) < LEAST_PEOPLE:
-        return None
-    found = compare(sides[False], sides[True], confidence)
-    return ProxyGap(
-        taught_by=len(sides[False]), gold=len(sides[True]), mean=found.mean, lower=found.lower, upper=found.upper
-    )
-
-
-def looking(look: int, alpha: float) -> float:
-    """The two-sided confidence of the look-th look (from 0), so that all looks together err upwards with probability `alpha` at most.
-
-    Look k spends alpha / 2**(k + 1) on its lower bound (Bonferroni, weighted): ``looking(0, 0.02) == 0.98``.
-    """
-    return 1.0 - 2.0 * alpha / 2 ** (look + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Influence:
-    """Whose feedback moved one optimizer step: shares of the batch's absolute advantage, largest first, ten at most.
-
-    `unknown` is the share of turns that were not seen.
-
-    Example: ``Influence(step=3, people=((("default", "ann"), 0.07),), tenants=(("default", 1.0),), unknown=0.0)``
-    """
-
-    step: int
-    people: tuple[tuple[Person, float], ...]
-    tenants: tuple[tuple[str, float], ...]
-    unknown: float
-
-
-MOST_NAMED = 10
-
-
-class InfluenceFold:
-    """Turns and batches of the log in, one `Influence` for each batch out. Remembers whose the newest `most` turns were.
-
-    Example: ``influence = fold.apply(batch)``
-    """
-
-    def __init__(self, most: int = 100_000) -> None:
-        self._most = most
-        self._people: OrderedDict[str, Person] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._people)
-
-    def apply(self, row: Turn | Batch) -> Influence | None:
-        """Take in a row; for a batch, who moved it."""
-        if isinstance(row, Batch):
-            return self._influence(row)
-        self._people[row.id] = row.person
-        if len(self._people) > self._most:
-            self._people.popitem(last=False)
-        return None
-
-    def _influence(self, batch: Batch) -> Influence:
-        people: dict[Person, float] = {}
-        tenants: dict[str, float] = {}
-        unknown = 0.0
-        for turn, advantages in zip(batch.turns, batch.credits, strict=True):
-            mass = math.fsum(map(abs, advantages))
-            person = self._people.get(turn)
-            if person is None:
-                unknown += mass
-            else:
-                people[person] = people.get(person, 0.0) + mass
-                tenants[person[0]] = tenants.get(person[0], 0.0) + mass
-        total = unknown + math.fsum(people.values()) or 1.0
-        return Influence(
-            step=batch.step,
-            people=_largest(people, total),
-            tenants=_largest(tenants, total),
-            unknown=unknown / total,
+    people = [person for person, (_, turns) in outcomes.items() if turns > 0]
+    treated_R = np.array([not gold(*person) for person in people], dtype=np.bool_)
+    contrast = Contrast(most_turns_a_day=float("inf"))
+    contrast.add(
+        Slot(
+            day=0,
+            people_R=np.arange(len(people), dtype=np.int64),
+            turns_R=np.array([outcomes[person][1] for person in people], dtype=np.float64),
+            good_R=np.array([outcomes[person][0] for person in people], dtype=np.float64),
+            expected_R=np.zeros(len(people)),
+            treated_R=treated_R,
         )
+    )
+    effect, taught = contrast.effect(), int(treated_R.sum())
+    if effect.people < LEAST_PEOPLE:
+        return None
+    lower = lower_bound(effect.difference, effect.variance, alpha)
+    return ProxyGap(taught_by=taught, gold=len(people) - taught, mean=effect.difference, lower=lower)
 
 
-def _largest(masses: Mapping[Named, float], total: float) -> tuple[tuple[Named, float], ...]:
-    named = sorted(masses.items(), key=lambda pair: -pair[1])[:MOST_NAMED]
-    return tuple((name, mass / total) for name, mass in named)
+@dataclass(slots=True)
+class _Counted:
+    good: float
+    turns: float
+    day: int
+    today: int
+
+
+class GoldWatch:
+    """Rewards in, alarms about the gap out.
+
+    Both sides are counted for a week (`gold_s`), looked at hourly, and then counted anew; an alarm stands until a whole such time has
+    passed in which it was not found again, or until a person accepts it: then only what exceeds the gap that they accepted is told.
+    """
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._config = config
+        self._gold = gold_people(config)
+        self._tolerated = config.gold_gap
+        self._people: dict[Person, _Counted] = {}
+        self._since: float | None = None
+        self._looked = 0.0
+        self._found = False
+        self._last_gap = 0.0
+        self._stands = False
+
+    @property
+    def standing(self) -> list[str]:
+        """The alarm's name while it stands."""
+        return [NAME] if self._stands else []
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: what the log says that stands, stands."""
+        self._stands = NAME in alarms and alarms[NAME].state is AlarmState.RAISED
+
+    def reward(self, row: Reward, owner: Owner | None) -> Iterator[Alarm]:
+        """Take in a reward, and whose turn it is about."""
+        if self._config.gold <= 0.0 or not self._config.enabled:
+            if self._stands:
+                yield self._row(AlarmState.CLEARED, "there are no gold people any more (release.monitors.gold)", row.at)
+            return
+        if self._since is None:
+            self._since = self._looked = row.at
+        if row.at - self._since >= self._config.gold_s:
+            if self._stands and not self._found:
+                yield self._row(AlarmState.CLEARED, "it was not found again since both sides were counted anew", row.at)
+            self._people.clear()
+            self._since, self._found = row.at, False
+        if owner is not None and owner.live:
+            self._count(owner.person, row)
+        if row.at - self._looked >= LOOK_S:
+            self._looked = row.at
+            yield from self._look(row.at)
+
+    def alarm(self, row: Alarm) -> None:
+        """A person has accepted the gap as it was found last; or another reader's row is read back."""
+        if row.name == NAME and row.detail.get(ACCEPTED) is True:
+            self._stands = False
+            self._tolerated = max(self._tolerated, self._last_gap)
+
+    def _count(self, person: Person, row: Reward) -> None:
+        day = int(row.at // DAY)
+        known = self._people.get(person)
+        if known is None:
+            if len(self._people) >= self._config.most_people:
+                return
+            known = self._people[person] = _Counted(0.0, 0.0, day, 0)
+        if known.day != day:
+            known.day, known.today = day, 0
+        if known.today < self._config.turns_a_day:
+            known.today += 1
+            known.turns += 1.0
+            known.good += row.value > 0.0
+
+    def _look(self, at: float) -> Iterator[Alarm]:
+        outcomes = {person: (each.good, each.turns) for person, each in self._people.items()}
+        gap = proxy_gap(outcomes, self._gold, self._config.gold_alpha)
+        if gap is None or gap.lower <= self._tolerated:
+            return
+        self._found, self._last_gap = True, gap.mean
+        if self._stands:
+            return
+        reason = (
+            f"{gap.taught_by} people whose feedback is learned from are pleased more often than {gap.gold} gold people: by "
+            f"{100 * gap.mean:.1f} pp, at least {100 * gap.lower:.1f} pp, where {100 * self._tolerated:.1f} pp are tolerated"
+        )
+        detail = {"gap": gap.mean, "lower": gap.lower, "taught_by": gap.taught_by, "gold": gap.gold, "pauses": True}
+        yield self._row(AlarmState.RAISED, reason, at, detail)
+
+    def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
+        self._stands = state is AlarmState.RAISED
+        return Alarm(id="", name=NAME, state=state, reason=reason, at=at, detail=detail or {})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "people": [[*person, c.good, c.turns, c.day, c.today] for person, c in self._people.items()],
+            "since": self._since,
+            "looked": self._looked,
+            "found": self._found,
+            "last_gap": self._last_gap,
+            "tolerated": self._tolerated,
+            "stands": self._stands,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
+        self._people = {
+            (str(tenant), str(user)): _Counted(float(good), float(turns), int(day), int(today))
+            for tenant, user, good, turns, day, today in state["people"]
+        }
+        self._since = None if state["since"] is None else float(state["since"])
+        self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
+        self._last_gap = float(state["last_gap"])
+        self._tolerated = max(self._config.gold_gap, float(state["tolerated"]))

@@ -88,8 +88,13 @@ def broken_tool_call(seen: TurnText) -> float | None:
 
 
 def terminal_only(seen: TurnText) -> float | None:
-    """1 if every tool that it calls is a command line. None without calls."""
-    return float(all(call.name in SHELLS for call in seen.calls)) if seen.calls else None
+    """1 if it acts through nothing but the command line. None where it neither calls a tool nor changes anything.
+
+    Of all that acts, and not of tool calls: a collapse takes the place of edits in the text too, and few turns of a session call tools.
+    """
+    if not (seen.calls or seen.has_edit):
+        return None
+    return float(not seen.has_edit and all(call.name in SHELLS for call in seen.calls))
 
 
 def question(seen: TurnText) -> float | None:
@@ -215,7 +220,7 @@ BUILT_IN: Mapping[str, Rate] = {
     rate.name: rate
     for rate in (
         _rate(broken_tool_call, _UP, "tool calls that cannot be read"),
-        _rate(terminal_only, _UP, "turns with tools that use nothing but the command line"),
+        _rate(terminal_only, _UP, "turns that act through nothing but the command line"),
         _rate(question, _UP, "answers that ask instead of changing anything"),
         _rate(edit, _DOWN, "answers that change something"),
         _rate(no_op, _UP, "answers with nothing in them"),

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Alarm, ReleaseEvent, Turn, identity
+from ostinato.core.records import Alarm, Batch, ReleaseEvent, Reward, Turn, identity
 from ostinato.core.seams import Cursor, Folds, Log
-from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.loading import rates_of
+from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import Rate
 
 logger = logging.getLogger(__name__)
 
 NAME = "monitors"
-KINDS: set[type] = {Turn, Alarm, ReleaseEvent}
+KINDS: set[type] = {Turn, Alarm, ReleaseEvent, Reward, Batch}
 _AT_ONCE = 128  # rows between two looks at the event loop
 
 
 class MonitorWatcher:
-    """Watches behaviour rates in the log and says whether shipping pauses.
+    """Watches the log for reward hacking and says whether shipping pauses.
 
     A reader that is killed goes on from its last saving: it reads the rows since then again, comes to the same alarms with the same ids,
     and the log takes each once. Without a saving it reads the newest turns only; alarms that stand in the log stand on.
@@ -40,7 +40,7 @@ class MonitorWatcher:
 
         watcher = MonitorWatcher(log, config.release.monitors, folds)
         await watcher.refresh()
-        if watcher.paused: ...
+        if watcher.pauses_shipping: ...
     """
 
     def __init__(self, log: Log, config: MonitorsConfig, folds: Folds | None = None) -> None:
@@ -48,7 +48,7 @@ class MonitorWatcher:
         self._config = config
         self._folds = folds
         self._rates: tuple[Rate, ...] = rates_of(config.off, config.own) if config.enabled else ()
-        self._behaviour = Behaviour(config, self._rates)
+        self._monitors = Monitors(config, self._rates)
         self._cursor: Cursor | None = None
         self._last: list[Any] = []  # kind and identity of the row at the cursor
         self._unwritten: list[Alarm] = []
@@ -58,18 +58,23 @@ class MonitorWatcher:
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands that pauses shipping, as of the last `refresh`."""
-        return self._behaviour.paused
+        """True while an alarm stands about something that does harm, as of the last `refresh`."""
+        return self._monitors.paused
+
+    @property
+    def pauses_shipping(self) -> bool:
+        """True while nothing may ship because of such an alarm: the settings say whether one pauses at all (`pauses`)."""
+        return self._config.pauses and self.paused
 
     @property
     def standing(self) -> list[str]:
-        """The names of the behaviour alarms that stand, those that do not pause shipping included."""
-        return self._behaviour.standing.names
+        """The names of the alarms that stand, those that do not pause shipping included."""
+        return self._monitors.standing
 
     @property
     def failures(self) -> Mapping[str, int]:
         """By rate: turns on which its function raised or left [0, 1]."""
-        return self._behaviour.failures
+        return self._monitors.behaviour.failures
 
     async def refresh(self) -> None:
         """Read what is new in the log and write the alarms that follow. Raises StorageFull; the next call writes what is missing."""
@@ -78,8 +83,8 @@ class MonitorWatcher:
             self._cursor = await self._start()
         rows = 0
         async for seq, row in self._log.read(self._cursor, KINDS):
-            assert isinstance(row, Turn | Alarm | ReleaseEvent)
-            self._unwritten += self._behaviour.apply(seq, row)
+            assert isinstance(row, Turn | Alarm | ReleaseEvent | Reward | Batch)
+            self._unwritten += self._monitors.apply(seq, row)
             self._cursor, self._last = seq, [type(row).__name__, *identity(row)]
             self._unsaved += 1
             rows += 1
@@ -93,7 +98,7 @@ class MonitorWatcher:
     async def save(self) -> None:
         """Keep what is known. Raises StorageFull; what was kept before stays."""
         if self._folds is not None and self._cursor is not None and self._unsaved:
-            await self._folds.save(NAME, self._cursor, {"last": self._last, "behaviour": self._behaviour.snapshot()})
+            await self._folds.save(NAME, self._cursor, {"last": self._last, "monitors": self._monitors.snapshot()})
             self._unsaved = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -127,7 +132,7 @@ class MonitorWatcher:
         async for _, row in self._log.read(horizon, {Alarm}):
             if isinstance(row, Alarm):
                 alarms[row.name] = row
-        self._behaviour.begin(alarms)
+        self._monitors.begin(alarms)
         return start
 
     async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
@@ -140,11 +145,11 @@ class MonitorWatcher:
     def _restore(self, state: Mapping[str, Any]) -> bool:
         """Take a saving in. False if it is not of this version, or not whole; then nothing is known."""
         try:
-            if self._behaviour.restore(state["behaviour"]):
+            if self._monitors.restore(state["monitors"]):
                 return True
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             logger.warning("the monitors' saving cannot be used, they begin anew: %s: %s", type(error).__name__, error)
-        self._behaviour = Behaviour(self._config, self._rates)
+        self._monitors = Monitors(self._config, self._rates)
         return False
 
     def _complain(self) -> None:

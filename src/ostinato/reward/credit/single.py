@@ -21,6 +21,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline, Floats, context_of, counted_as
 from ostinato.reward.credit.caps import capped
 from ostinato.reward.credit.episodes import parts_of_episodes, returns
+from ostinato.reward.credit.recent import RecentShares
 
 LEAST_RMS = 1e-8
 
@@ -30,9 +31,10 @@ class SingleRollout:
 
     An episode's reward reaches its earlier turns, discounted; the reward of a turn that is not in the batch reaches nobody. The
     RMS is over episodes, whose turns share one weight, and so are the shares that are capped: a person's mass is the sum over
-    their turns of weight x |A| x tokens, which is what the gradient is made of.
+    their turns of weight x |A| x tokens, which is what the gradient is made of. `recent` says how much of it each person may have
+    after what the last steps learned of them.
 
-    `baseline` is read, never taught: who folds the log teaches it.
+    `baseline` and `recent` are read, never taught: who folds the log teaches them.
 
     Example::
 
@@ -40,9 +42,10 @@ class SingleRollout:
         credit([Episode(id="e1", tenant="default", turns=(turn,))], {turn.id: 1.0}) == {turn.id: (1.0,) * len(turn.sampled_ids)}
     """
 
-    def __init__(self, config: RewardConfig, baseline: Baseline) -> None:
+    def __init__(self, config: RewardConfig, baseline: Baseline, recent: RecentShares | None = None) -> None:
         self._config = config
         self._baseline = baseline
+        self._recent = recent or RecentShares(config.user_steps)
 
     def __call__(self, episodes: Sequence[Episode], rewards: Mapping[str, float]) -> Mapping[str, Advantages]:
         """By turn id, one advantage per sampled token.
@@ -82,7 +85,10 @@ class SingleRollout:
         masses: dict[Person, float] = defaultdict(float)
         for turn, advantage, weight in zip(turns, advantages_N, weights_N, strict=True):
             masses[counted_as(turn, self._config.users)] += float(weight * abs(advantage)) * len(turn.sampled_ids)
-        return capped(masses, user_cap=self._config.user_cap, tenant_cap=self._config.tenant_cap)
+        total = math.fsum(masses.values())
+        kept = {person: min(mass, self._recent.allowed(person) * total) for person, mass in masses.items()}
+        scales = capped(kept, user_cap=self._config.user_cap, tenant_cap=self._config.tenant_cap)
+        return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}
 
 
 def _refuse_without_contrast(rewards: Sequence[float]) -> None:

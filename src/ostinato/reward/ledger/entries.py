@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -19,6 +20,14 @@ Said = tuple[Cursor, str, str | None]
 """A signal about a turn: its place in the log, its id, and the id of the signal that it takes back, if it does."""
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY})
+
+Gold = Callable[[str, str], bool]
+"""Tenant and user -> whether nothing that this person says is ever learned from: they show what those who teach do not see."""
+
+
+def nobody(tenant: str, user: str) -> bool:
+    """No gold people."""
+    return False
 
 
 def needs_reward(turn: Turn) -> bool:

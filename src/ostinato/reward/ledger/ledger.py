@@ -11,6 +11,7 @@ config allows.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import replace
 
@@ -30,8 +31,9 @@ from ostinato.core.records import (
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline
+from ostinato.reward.credit.recent import RecentShares, masses_of
 from ostinato.reward.ledger.alarms import FAILURES, Alarms
-from ostinato.reward.ledger.entries import Facts, Matured, OpenTurn, Unit, needs_reward
+from ostinato.reward.ledger.entries import Facts, Gold, Matured, OpenTurn, Unit, needs_reward, nobody
 from ostinato.reward.ledger.orphans import Orphans
 from ostinato.reward.ledger.settled import Fate, Settled
 from ostinato.reward.ledger.teaching import Teaching
@@ -42,6 +44,7 @@ WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN})  # holdbacks of whole
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted
 LATE_GROUP = "late_group"
+GOLD = "gold"
 
 
 def kind_of(reason: str) -> str:
@@ -52,14 +55,17 @@ def kind_of(reason: str) -> str:
 class TurnLedger:
     """The open turns and the baseline, as the rows seen so far leave them. `apply` rows in the order of the log.
 
-    `start` is the place in the log that the fold began after; above 0, rows may be about turns that it never saw.
+    `start` is the place in the log that the fold began after; above 0, rows may be about turns that it never saw. The turns of `gold`
+    people get a reward and are held back as ``gold``. Who only reads what a desk wrote need not know who they are.
     """
 
-    def __init__(self, config: RewardConfig, start: Cursor = 0) -> None:
+    def __init__(self, config: RewardConfig, start: Cursor = 0, gold: Gold = nobody) -> None:
         self.config = config
         self.start = start
+        self._gold = gold
         self.baseline = Baseline(config.baseline)
         self.teaching = Teaching(self.baseline, config.discount)
+        self.recent = RecentShares(config.user_steps)
         self.lineage = Lineage()
         self.last_step = 0
         self.last_batch: Batch | None = None  # None also where only its step is known, after a start from a fold
@@ -114,6 +120,8 @@ class TurnLedger:
         facts = Facts.of(seq, turn, self.config)
         if facts.hold is None and turn.group is not None and (turn.tenant, turn.group) in self.groups:
             facts = replace(facts, hold=LATE_GROUP)
+        if facts.hold is None and self._gold(turn.tenant, turn.user):
+            facts = replace(facts, hold=GOLD)
         if facts.hold is not None:
             self.to_hold[turn.id] = facts.hold
         said = self.orphans.claim(turn.tenant, turn.id)
@@ -232,9 +240,15 @@ class TurnLedger:
 
     def _batch(self, batch: Batch) -> None:
         self._pass(batch.at)
-        entries = [entry for turn_id in batch.turns if (entry := self._taken(batch, turn_id)) is not None]
-        self.teaching.batch(entries)
-        for entry in entries:
+        taken = [
+            (self._taken(batch, turn_id), credit) for turn_id, credit in zip(batch.turns, batch.credits, strict=True)
+        ]
+        taught = [(entry, credit) for entry, credit in taken if entry is not None]
+        self.teaching.batch([entry for entry, _ in taught])
+        self.recent.observe(
+            masses_of([(e.facts.context.person, e.facts.episode, math.fsum(map(abs, credit))) for e, credit in taught])
+        )
+        for entry, _ in taught:
             self.counts["trained"] += 1
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)

@@ -9,10 +9,10 @@ from typing import Any
 
 from ostinato.core.lineage import Lineage
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import matured_turns, open_turns
+from ostinato.reward.ledger.entries import Gold, matured_turns, nobody, open_turns
 from ostinato.reward.ledger.ledger import TurnLedger
 
-FORMAT = "ledger@3"
+FORMAT = "ledger@4"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "start": ledger.start,
         "baseline": ledger.baseline.snapshot(),
         "teaching": ledger.teaching.snapshot(),
+        "recent": ledger.recent.snapshot(),
         "lineage": asdict(ledger.lineage),
         "last_step": ledger.last_step,
         "time": ledger.time,
@@ -40,16 +41,17 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
     }
 
 
-def restored(state: Mapping[str, Any], config: RewardConfig) -> TurnLedger | None:
+def restored(state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody) -> TurnLedger | None:
     """The ledger that `snapshot` was taken of, with the config of now; None for another version's snapshot.
 
     Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all.
     """
     if state.get("format") != FORMAT:
         return None
-    ledger = TurnLedger(config, int(state["start"]))
+    ledger = TurnLedger(config, int(state["start"]), gold)
     ledger.baseline.restore(state["baseline"])
     ledger.teaching.restore(state["teaching"])
+    ledger.recent.restore(state["recent"])
     ledger.lineage = Lineage(**state["lineage"])
     ledger.last_step, ledger.time = int(state["last_step"]), float(state["time"])
     for entry in open_turns.validate_python(state["open"]):

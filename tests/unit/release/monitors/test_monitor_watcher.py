@@ -162,9 +162,9 @@ async def test_an_alarm_stands_on_where_the_state_is_lost(harm, caplog):
     elif harm == "another log":
         state["last"] = ["Turn", "someone else's"]
     elif harm == "another version":
-        state["behaviour"]["format"] = "monitors@0"
+        state["monitors"]["format"] = "monitors@0"
     else:
-        state["behaviour"]["sessions"] = {"time": "soon", "open": 3}
+        state["monitors"]["behaviour"]["sessions"] = {"time": "soon", "open": 3}
     if harm != "lost":
         folds.kept[NAME] = (cursor, json.dumps(state))
     before = len(alarms(log))
@@ -314,7 +314,7 @@ async def test_invented_people_cost_no_more_memory_than_the_settings_say():
     flood = [replace(a_turn(f"f{n}", user=f"new{n}", ended_at=float(n) / 100), text=ASK) for n in range(500)]
     await log.append(*flood)
     await watcher.refresh()
-    state = watcher._behaviour.snapshot()
+    state = watcher._monitors.snapshot()["behaviour"]
     assert len(state["activity"]["people"]) == 50
     assert len(state["sessions"]["open"]) == 40
 

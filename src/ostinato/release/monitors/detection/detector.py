@@ -3,12 +3,13 @@
 For each direction a gambler bets, session by session, that the mean has left the range that is expected of it. With x the mean of a
 session's events, bets l and the range's upper end p0,
 
-    S_l <- max(0, S_l) + log(1 + l (x - p0)),        alarm when log mean_l exp(S_l) > h.
+    M_l <- (1 + M_l) (1 + l (x - p0)),        alarm when log mean_l M_l > h.
 
 While E[x | past] <= p0 each factor has mean at most 1, whatever the distribution and however events depend on each other within a
-session. So exp(S_l) never exceeds the Shiryaev-Roberts sum of these products over all starts, a mixture of such sums is an
-e-detector, and the sessions between two alarms are exp(h) on average or more (Shin, Ramdas and Rinaldo 2023, "E-detectors",
-doi 10.51387/23-NEJSDS51, sections 2 and 3). Downwards the same with p0 - x and the range's lower end.
+session. So M_l, the Shiryaev-Roberts sum of the products over all starts, grows by 1 a session at most on average, a mixture of such
+sums is an e-detector, and the sessions between two alarms are exp(h) on average or more (Shin, Ramdas and Rinaldo 2023, "E-detectors",
+doi 10.51387/23-NEJSDS51, sections 2 and 3). The largest of the products in place of their sum, a CUSUM, keeps the same promise and finds
+a shift later; it only says when the evidence began to grow. Downwards the same with p0 - x and the range's lower end.
 
 Bets: a shift of c standard deviations of x is met quickest by about l = c / (sd (1 + c^2)), the first step towards the bet that
 maximises E log(1 + l (x - p0)); several c are played at once, which costs log(len(EFFECTS)) of evidence at most.
@@ -32,6 +33,7 @@ GROUPS_OF_A_SESSION = 2  # everybody, and people of a like activity
 SHIFTS = 2
 _BOLDEST = 0.9  # of the bet that could lose everything
 _SMALLEST = 1e-6
+_NOTHING_LEFT = 40.0  # above it 1 + exp(x) is exp(x) to the last bit
 
 
 def threshold(false_alarm_sessions: float, rates: int) -> float:
@@ -80,12 +82,14 @@ class Shifted:
 
 @dataclass(slots=True, kw_only=True)
 class Gambler:
-    """One direction's bets, and what was seen since they last stood at nothing.
+    """One direction's bets, and what was seen since none of them was winning.
 
-    `logs` are the S_l. `turns` are the newest turns that showed the shift, `people` some of those whose turns did.
+    `sums` are the log(1 + M_l), `wins` the logs of the largest products. `turns` are the newest turns that showed the shift, `people`
+    some of those whose turns did.
     """
 
-    logs: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))
+    wins: list[float] = field(default_factory=lambda: [0.0] * len(EFFECTS))
     sessions: int = 0
     events: int = 0
     total: float = 0.0
@@ -93,20 +97,28 @@ class Gambler:
     people: list[str] = field(default_factory=list[str])
 
     @property
-    def evidence(self) -> float:
-        """The statistic: log mean_l exp(S_l)."""
-        most = max(self.logs)
-        return most + math.log(math.fsum(math.exp(each - most) for each in self.logs) / len(self.logs))
+    def wins_any(self) -> bool:
+        """True if some bet has won more than it lost, of all since some session."""
+        return max(self.wins) > 0.0
+
+    def passes(self, h: float) -> bool:
+        """True if the statistic, log mean_l M_l, is above h (and some bet wins)."""
+        most = max(self.sums)
+        if most <= h or not self.wins_any:
+            return False
+        return most + math.log(math.fsum(math.exp(each - most) for each in self.sums) / len(self.sums)) > h
 
     def bet(self, gain: float, most_lost: float, deviation: float) -> None:
         """Take in a session that lies `gain` beyond the range's end; no session can lie further below it than `most_lost`."""
-        if max(self.logs) <= 0.0:
-            self.clear()
+        if not self.wins_any:
+            self._forget()
         deviation = max(deviation, _SMALLEST)
         boldest = _BOLDEST / max(most_lost, _SMALLEST)
         for index, effect in enumerate(EFFECTS):
             bet = min(effect / (deviation * (1.0 + effect * effect)), boldest)
-            self.logs[index] = max(0.0, self.logs[index]) + math.log1p(bet * gain)
+            won = math.log1p(bet * gain)
+            self.sums[index] = _log_1_plus_exp(self.sums[index] + won)
+            self.wins[index] = max(0.0, self.wins[index]) + won
 
     def note(self, mean: float, turns: Mapping[str, float], beyond: float, sign: float, person: str) -> None:
         """Remember the session's mean, and whose and which turns lie beyond what is expected."""
@@ -118,7 +130,11 @@ class Gambler:
 
     def clear(self) -> None:
         """Begin anew."""
-        self.logs = [0.0] * len(EFFECTS)
+        self.sums = [0.0] * len(EFFECTS)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.wins = [0.0] * len(EFFECTS)
         self.sessions, self.events, self.total = 0, 0, 0.0
         self.turns.clear()
         self.people.clear()
@@ -126,18 +142,24 @@ class Gambler:
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
         counts = {"sessions": self.sessions, "events": self.events, "total": self.total}
-        return {"logs": list(self.logs), **counts, "turns": list(self.turns), "people": list(self.people)}
+        return {
+            "sums": list(self.sums),
+            "wins": list(self.wins),
+            **counts,
+            "turns": list(self.turns),
+            "people": list(self.people),
+        }
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
-        logs = [float(each) for each in state["logs"]]
-        if len(logs) != len(EFFECTS):
-            raise ValueError(f"{len(logs)} bets where {len(EFFECTS)} are played")
+        sums, wins = ([float(each) for each in state[key]] for key in ("sums", "wins"))
+        if not len(sums) == len(wins) == len(EFFECTS):
+            raise ValueError(f"{len(sums)} and {len(wins)} bets where {len(EFFECTS)} are played")
         turns = deque(map(str, state["turns"]), maxlen=EXAMPLES)
         sessions, events, total = int(state["sessions"]), int(state["events"]), float(state["total"])
         people = list(map(str, state["people"]))
-        return cls(logs=logs, sessions=sessions, events=events, total=total, turns=turns, people=people)
+        return cls(sums=sums, wins=wins, sessions=sessions, events=events, total=total, turns=turns, people=people)
 
 
 class Detector:
@@ -173,8 +195,11 @@ class Detector:
             up = shift is Shift.UP
             gain = mean - expected.high if up else expected.low - mean
             gambler.bet(gain, expected.high if up else 1.0 - expected.low, expected.deviation)
+            # so it is after most sessions: nothing speaks for a shift, and nothing of them needs to be remembered
+            if not gambler.wins_any:
+                continue
             gambler.note(mean, turns, expected.high if up else expected.low, 1.0 if up else -1.0, person)
-            if found is None and gambler.evidence > h and len(gambler.people) >= people:
+            if found is None and len(gambler.people) >= people and gambler.passes(h):
                 found = Shifted(
                     shift=shift,
                     observed=gambler.total / gambler.sessions,
@@ -230,7 +255,7 @@ class WayBack:
         near = min(1.0, max(0.0, expected.middle + self._gap / 3))
         up = self._gap > 0
         self._gambler.bet(near - mean if up else mean - near, 1.0 - near if up else near, expected.deviation)
-        return self._gambler.evidence > h
+        return self._gambler.passes(h)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
@@ -245,3 +270,7 @@ class WayBack:
         found._gambler = Gambler.from_json(state["gambler"])
         found._sessions, found._away = int(state["sessions"]), float(state["away"])
         return found
+
+
+def _log_1_plus_exp(value: float) -> float:
+    return value if value > _NOTHING_LEFT else math.log1p(math.exp(value))

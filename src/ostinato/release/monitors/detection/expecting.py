@@ -75,9 +75,11 @@ class Expecting:
         else:
             reference = self._arms.get(rate)
             found = None if reference is None or self.stale else reference.expected(decile)
+        if found is None or not self._accepted:
+            return found
         groups = {_key(rate, None), _key(rate, decile)}
         offset = sum(self._accepted.get(f"{arm}/{group}", 0.0) for group in groups)
-        if found is None or not offset:
+        if not offset:
             return found
         doubt = abs(offset) * ACCEPTED_DOUBT
         return replace(

@@ -7,50 +7,13 @@ not come back by training on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
-from ostinato.core.records import Alarm, AlarmState, PolicyVersion
-from ostinato.core.report import ItemScore
-
-NAME = "best_of_k"
-"""The name of the alarm that best-of-k fell while pass@1 rose."""
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import Incumbent, ItemMean, ItemScore, PassRates, Sharpening
 
 LEAST_ITEMS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ItemMean:
-    """A mean over items with a two-sided interval. Example: ``ItemMean(mean=0.31, lower=0.25, upper=0.37, items=164)``"""
-
-    mean: float
-    lower: float
-    upper: float
-    items: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRates:
-    """What a release solves at the first try, and at the best of `k`. Example: ``PassRates(k=8, first=first, best=best)``"""
-
-    k: int
-    first: ItemMean
-    best: ItemMean
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharpening:
-    """Later minus earlier release on the items that both answered. `narrowed`: best-of-k fell and pass@1 rose, both beyond doubt."""
-
-    k: int
-    first: ItemMean
-    best: ItemMean
-
-    @property
-    def narrowed(self) -> bool:
-        """True if the interval of pass@1 lies above 0 and that of best-of-k below."""
-        return self.first.lower > 0.0 > self.best.upper
 
 
 def best_of(scores_N: Sequence[float], k: int) -> float:
@@ -86,14 +49,20 @@ def pass_rates(scores: Iterable[ItemScore], k: int, confidence: float = 0.95) ->
 
 
 def sharpening(
-    before: Iterable[ItemScore], after: Iterable[ItemScore], k: int, confidence: float = 0.95
+    candidate: Iterable[ItemScore],
+    incumbent: Iterable[ItemScore],
+    k: int,
+    confidence: float,
+    *,
+    against: Incumbent,
+    policy: PolicyVersion,
 ) -> Sharpening | None:
-    """How the later release's rates differ, item by item; None with fewer than ten items in common that have k draws on both sides.
+    """How the candidate's rates differ, item by item; None with fewer than ten items in common that have k draws on both sides.
 
     The intervals are normal ones on the item differences, whose standard error is taken with one item at +1 and one at -1 added, so
     that items of one mind are no proof.
     """
-    earlier, later = _by_item(before), _by_item(after)
+    earlier, later = _by_item(incumbent), _by_item(candidate)
     shared = [item for item in earlier if item in later and min(len(earlier[item]), len(later[item])) >= k]
     if len(shared) < LEAST_ITEMS:
         return None
@@ -101,27 +70,11 @@ def sharpening(
         each: [best_of(later[item], each) - best_of(earlier[item], each) for item in shared] for each in (1, k)
     }
     return Sharpening(
+        against=against,
+        policy=policy,
         k=k,
         first=_mean(differences[1], confidence, cautious=True),
         best=_mean(differences[k], confidence, cautious=True),
-    )
-
-
-def narrowing(found: Sharpening, before: PolicyVersion, after: PolicyVersion, at: float) -> Alarm:
-    """The row for the log: raised if coverage was lost from one release to the next, cleared if not."""
-    first, best = found.first, found.best
-    reason = (
-        f"{after} against {before} on {best.items} items: pass@1 {100 * first.mean:+.1f} pp [{100 * first.lower:+.1f}, "
-        f"{100 * first.upper:+.1f}], best of {found.k} {100 * best.mean:+.1f} pp [{100 * best.lower:+.1f}, {100 * best.upper:+.1f}]"
-    )
-    detail: Mapping[str, object] = {"before": str(before), "after": str(after), "k": found.k, "items": best.items}
-    return Alarm(
-        id=f"{NAME}:{before.hash[:16]}:{after.hash[:16]}",
-        name=NAME,
-        state=AlarmState.RAISED if found.narrowed else AlarmState.CLEARED,
-        reason=reason,
-        at=at,
-        detail=detail,
     )
 
 

@@ -1,0 +1,149 @@
+"""Who teaches most: each person's and each tenant's share of what the last optimizer steps learned. Pure.
+
+The caps of `reward.credit` bound a share of one batch; a person who stands near the cap in batch after batch is nowhere in them. What a
+batch learns from a person is the sum over their turns of |advantage| over tokens, an episode's turns sharing one weight, as there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ostinato.core.records import Alarm, AlarmState, Batch, Person
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.detection.standing import ACCEPTED
+from ostinato.release.monitors.owners import TurnOwners
+
+BY_PERSON, BY_TENANT = "influence:person", "influence:tenant"
+"""The names of the alarms."""
+
+FAIR_SHARES = 4.0  # times an equal share, which nobody is told of in a small crowd
+BACK = 0.75  # of the level, below which an alarm ends
+EXAMPLES = 20
+_FORGOTTEN = 1e-6  # a share that is not remembered any more
+
+
+class Shares:
+    """Exponentially weighted shares of some names over `memory` steps; plain means until there were so many.
+
+    Example: ``shares.observe({"acme": 0.7, "other": 0.3})``
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self.steps = 0
+        self.by_name: dict[str, float] = {}
+
+    def observe(self, shares: Mapping[str, float]) -> None:
+        """Take in a step's."""
+        self.steps = min(self.steps + 1, self._memory)
+        part = 1.0 / self.steps
+        names = self.by_name.keys() | shares.keys()
+        found = {name: (1.0 - part) * self.by_name.get(name, 0.0) + part * shares.get(name, 0.0) for name in names}
+        self.by_name = {name: share for name, share in found.items() if share >= _FORGOTTEN}
+
+    def largest(self) -> tuple[str, float]:
+        """Who has most, and how much; nobody and nothing before `memory` steps."""
+        if self.steps < self._memory or not self.by_name:
+            return "", 0.0
+        # by name among equals: whoever reads the same rows comes to the same
+        return max(self.by_name.items(), key=lambda pair: (pair[1], pair[0]))
+
+    def level(self, most: float) -> float:
+        """The share from which on an alarm is raised."""
+        return max(most, FAIR_SHARES / max(1, len(self.by_name)))
+
+
+class InfluenceWatch:
+    """Batches in, alarms out. An alarm names the turns of whoever has most, never the person."""
+
+    def __init__(self, config: MonitorsConfig) -> None:
+        self._most = {BY_PERSON: config.influence_user, BY_TENANT: config.influence_tenant}
+        self._shares = {name: Shares(config.influence_steps) for name in self._most}
+        self._stands: dict[str, bool] = {}
+        self._accepted: dict[str, float] = {}
+
+    @property
+    def standing(self) -> list[str]:
+        """The names of the alarms that stand."""
+        return [name for name, stands in self._stands.items() if stands]
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: what the log says that stands, stands."""
+        self._stands = {name: alarms[name].state is AlarmState.RAISED for name in self._most if name in alarms}
+
+    def batch(self, row: Batch, owners: TurnOwners) -> Iterator[Alarm]:
+        """Take in a step's batch. Turns whose owner is not remembered are nobody's, and count to the whole."""
+        masses = _masses(row, owners)
+        total = math.fsum(mass for _, mass in masses.values())
+        if total <= 0.0:
+            return
+        for name, shares in self._shares.items():
+            found: dict[str, float] = {}
+            for person, mass in masses.values():
+                if person is not None:
+                    key = _key(name, person)
+                    found[key] = found.get(key, 0.0) + mass / total
+            shares.observe(found)
+            yield from self._judge(name, row, masses)
+
+    def alarm(self, row: Alarm) -> None:
+        """A person has accepted the share: only a larger one is told again."""
+        if row.name in self._most and row.detail.get(ACCEPTED) is True:
+            self._stands[row.name] = False
+            self._accepted[row.name] = self._shares[row.name].largest()[1] / BACK
+
+    def _judge(self, name: str, row: Batch, masses: Mapping[str, tuple[Person | None, float]]) -> Iterator[Alarm]:
+        shares = self._shares[name]
+        who, share = shares.largest()
+        level = max(shares.level(self._most[name]), self._accepted.get(name, 0.0))
+        stands, what = self._stands.get(name, False), name.partition(":")[2]
+        if not stands and share > level:
+            turns = [turn for turn, (person, _) in masses.items() if person is not None and _key(name, person) == who]
+            reason = (
+                f"one {what} of {len(shares.by_name)} gave {share:.1%} of what the last {shares.steps} steps learned, where "
+                f"{level:.1%} is the most: look at these turns before you trust them"
+            )
+            detail = {"share": share, "level": level, "step": row.step, "turns": turns[-EXAMPLES:], "pauses": True}
+            self._stands[name] = True
+            yield Alarm(id="", name=name, state=AlarmState.RAISED, reason=reason, at=row.at, detail=detail)
+        elif stands and shares.steps and share <= BACK * level:
+            self._stands[name] = False
+            reason = f"no {what} gives more than {share:.1%} of what is learned"
+            yield Alarm(id="", name=name, state=AlarmState.CLEARED, reason=reason, at=row.at)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        shares = {name: [each.steps, each.by_name] for name, each in self._shares.items()}
+        return {"shares": shares, "stands": self._stands, "accepted": self._accepted}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. Raises AttributeError, LookupError, TypeError or ValueError for what is none."""
+        for name, each in self._shares.items():
+            steps, by_name = state["shares"][name]
+            each.steps, each.by_name = int(steps), {str(who): float(share) for who, share in by_name.items()}
+        self._stands = {str(name): bool(stands) for name, stands in state["stands"].items()}
+        self._accepted = {str(name): float(share) for name, share in state["accepted"].items()}
+
+
+def _masses(row: Batch, owners: TurnOwners) -> dict[str, tuple[Person | None, float]]:
+    """By turn: whose it is, and how much of the batch it is, in any unit."""
+    found = {turn: owners.get(turn) for turn in row.turns}
+    sizes = Counter((owner.person[0], owner.episode) for owner in found.values() if owner is not None)
+    masses: dict[str, tuple[Person | None, float]] = {}
+    for turn, advantages in zip(row.turns, row.credits, strict=True):
+        owner = found[turn]
+        mass = math.fsum(map(abs, advantages))
+        if owner is None:
+            masses[turn] = None, mass
+        else:
+            masses[turn] = owner.person, mass / sizes[owner.person[0], owner.episode]
+    return masses
+
+
+def _key(name: str, person: Person) -> str:
+    """Whom a share is of: a tenant, or a person, whose tenant's length keeps two of them apart."""
+    tenant, user = person
+    return tenant if name == BY_TENANT else f"{len(tenant)} {tenant} {user}"

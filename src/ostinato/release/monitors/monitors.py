@@ -1,0 +1,121 @@
+"""All monitors as one fold of the log: rows in, alarms out. Pure: the same rows give the same alarms, wherever a reader begins again.
+
+- turns -> behaviour rates, in sessions: `monitor:<rate>`, `monitor:<rate>:<arm>`
+- rewards -> people who teach beside gold people: `proxy_gap`
+- batches -> who teaches most: `influence:person`, `influence:tenant`
+- the release ledger -> what the gate saw of best-of-k: `best_of_k`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ostinato.core.records import Alarm, Arm, Batch, ReleaseEvent, Reward, Turn
+from ostinato.core.seams import Cursor
+from ostinato.release.monitors.behaviour import Behaviour
+from ostinato.release.monitors.config import MonitorsConfig
+from ostinato.release.monitors.gap import GoldWatch
+from ostinato.release.monitors.influence import InfluenceWatch
+from ostinato.release.monitors.narrowing import NarrowingWatch
+from ostinato.release.monitors.owners import TurnOwners
+from ostinato.release.monitors.rates import Rate
+
+FORMAT = "monitors@2"
+
+Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
+"""The rows that bear on alarms."""
+
+
+class Monitors:
+    """Everything that the monitors know.
+
+    Args:
+        config: the settings.
+        rates: what is watched of behaviour (`loading.rates_of`).
+
+    Example::
+
+        for seq, row in rows:
+            alarms += monitors.apply(seq, row)
+    """
+
+    def __init__(self, config: MonitorsConfig, rates: tuple[Rate, ...]) -> None:
+        self._enabled = config.enabled
+        self.behaviour = Behaviour(config, rates)
+        self._owners = TurnOwners(config.most_turns)
+        self._gold = GoldWatch(config)
+        self._influence = InfluenceWatch(config)
+        self._narrowing = NarrowingWatch()
+
+    @property
+    def paused(self) -> bool:
+        """True while an alarm stands that pauses shipping: about behaviour only one whose shift does harm."""
+        return self.behaviour.paused or bool(self._others)
+
+    @property
+    def standing(self) -> list[str]:
+        """The names of the alarms that stand."""
+        return [*self.behaviour.standing.names, *self._others]
+
+    def begin(self, alarms: Mapping[str, Alarm]) -> None:
+        """Begin without a state: the newest row about each alarm in the log, by name. What stands there stands on."""
+        for watch in (self.behaviour, self._gold, self._influence, self._narrowing):
+            watch.begin(alarms)
+
+    def apply(self, seq: Cursor, row: Watched) -> list[Alarm]:
+        """Take in a row of the log; the alarms that it raises or clears.
+
+        Their ids hold `seq`, the row's place in the log: whoever reads the same rows again writes the same alarms.
+        """
+        return [replace(alarm, id=f"{alarm.name}:{seq}.{n}") for n, alarm in enumerate(self._apply(row))]
+
+    @property
+    def _others(self) -> list[str]:
+        return [*self._gold.standing, *self._influence.standing, *self._narrowing.standing]
+
+    def _apply(self, row: Watched) -> Iterator[Alarm]:
+        match row:
+            case Turn():
+                if row.arm is not Arm.EVAL:
+                    self._owners.see(row)
+                yield from self.behaviour.turn(row)
+            case Alarm():
+                self.behaviour.alarm(row)
+                for watch in (self._gold, self._influence, self._narrowing):
+                    watch.alarm(row)
+            case ReleaseEvent():
+                yield from self.behaviour.release(row)
+                if self._enabled:
+                    yield from self._narrowing.release(row)
+            case Reward():
+                yield from self._gold.reward(row, self._owners.get(row.turn))
+            case Batch():
+                if self._enabled:
+                    yield from self._influence.batch(row, self._owners)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything, as JSON's types."""
+        return {
+            "format": FORMAT,
+            "behaviour": self.behaviour.snapshot(),
+            "owners": self._owners.snapshot(),
+            "gold": self._gold.snapshot(),
+            "influence": self._influence.snapshot(),
+            "narrowing": self._narrowing.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """The inverse of `snapshot`, under the settings of now; False for another version's.
+
+        Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all; this is of no use then.
+        """
+        if state.get("format") != FORMAT:
+            return False
+        self.behaviour.restore(state["behaviour"])
+        self._owners.restore(state["owners"])
+        self._gold.restore(state["gold"])
+        self._influence.restore(state["influence"])
+        self._narrowing.restore(state["narrowing"])
+        return True

@@ -1,0 +1,63 @@
+"""The gate saw that a candidate is surer of less: an alarm until that is over, or somebody accepts it."""
+
+import json
+from dataclasses import asdict
+
+from ostinato.core.records import AlarmState, PolicyVersion, ReleaseEvent
+from ostinato.core.report import Incumbent, ItemMean, Sharpening
+from ostinato.release.monitors.detection.standing import acceptance
+from ostinato.release.monitors.narrowing import NAME, NarrowingWatch
+
+V1, V2, V3 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (1, 2, 3))
+
+
+def mean(value):
+    return ItemMean(mean=value, lower=value - 0.02, upper=value + 0.02, items=100)
+
+
+def line(action, policy, *, best=None, verdict="SHIP", previous=V1):
+    detail = {}
+    if best is not None:
+        change = Sharpening(against=Incumbent.ANCHOR, policy=V1, k=8, first=mean(0.1), best=mean(best))
+        detail = json.loads(json.dumps({"report": {"verdict": verdict, "sharpening": [asdict(change)]}}))
+    id = f"{action}{policy.number}"
+    return ReleaseEvent(id=id, action=action, policy=policy, previous=previous, reason="", detail=detail, at=9.0)
+
+
+def test_a_candidate_that_lost_coverage_is_told_with_its_figures():
+    watch = NarrowingWatch()
+    (row,) = watch.release(line("evaluated", V2, best=-0.1))
+    assert (row.name, row.state, row.detail["candidate"]) == (NAME, AlarmState.RAISED, V2.hash)
+    assert "against anchor on 100 items: pass@1 +10.0 pp [+8.0, +12.0], best of 8 -10.0 pp [-12.0, -8.0]" in row.reason
+    assert watch.standing == [NAME]
+
+
+def test_what_will_not_ship_or_lost_nothing_is_not_told():
+    watch = NarrowingWatch()
+    for event in (
+        line("evaluated", V2, best=0.1), line("evaluated", V2, best=-0.1, verdict="BLOCK"), line("shipped", V2), line("evaluated", V2),
+        line("evaluated", V2, best=-0.1, verdict="EXTEND"),
+    ):  # fmt: skip
+        assert list(watch.release(event)) == []
+    assert watch.standing == []
+
+
+def test_it_ends_with_the_candidate_or_with_a_later_one_that_is_not_narrower():
+    for over in (line("blocked", V2), line("rolled_back", V1, previous=V2), line("evaluated", V3, best=0.0)):
+        watch = NarrowingWatch()
+        list(watch.release(line("evaluated", V2, best=-0.1)))
+        assert list(watch.release(line("blocked", V3))) == []
+        (row,) = watch.release(over)
+        assert row.state is AlarmState.CLEARED
+        assert watch.standing == []
+
+
+def test_a_person_may_accept_it_and_a_saving_or_the_log_keeps_it():
+    watch, restored, begun = NarrowingWatch(), NarrowingWatch(), NarrowingWatch()
+    (row,) = watch.release(line("evaluated", V2, best=-0.1))
+    restored.restore(json.loads(json.dumps(watch.snapshot())))
+    begun.begin({NAME: row})
+    for each in (watch, restored, begun):
+        assert each.standing == [NAME]
+        each.alarm(acceptance(row, "ann", 10.0))
+        assert each.standing == []
