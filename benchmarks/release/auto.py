@@ -1,6 +1,6 @@
 """Auto on simulated users: what finding the best arm costs, whether a wrong propensity is caught, whether intervals hold what they promise.
 
-    python -m benchmarks.release.auto            # about two minutes of one core
+    python -m benchmarks.release.auto            # about ten minutes of one core
     python -m benchmarks.release.auto --quick    # does it run? writes nothing
 
 *Regret* of a turn is how much likelier the best fixed arm's answer was to be liked by that user than that of the arm that was dealt, in
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.contender import RESULTS, machine
-from benchmarks.release.crowd import RHO, TURNS, Crowd, Feed, Served, traffic
+from benchmarks.release.crowd import RHO, Crowd, Feed, Served, traffic
 
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, ips, snips
@@ -163,54 +163,78 @@ TILT = {"small": (0.08, -0.08), "live": (0.0, 0.0), "large": (-0.06, 0.06)}
 NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # of the changed router: by context, small, live, large
 
 
+USUAL, LITTLE, MUCH = (300, 500), (100, 150), (1_000, 2_000)  # users and turns of a log
+FIXED = {"small": 0.2, "live": 0.3, "large": 0.5}
+LOSER = np.array(
+    [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+)  # all to the worst arm, which a learning router has hardly any turns of
+
+
+def liked(mean: float, rng: np.random.Generator) -> float:
+    return float(rng.random() < mean)
+
+
+def skewed(mean: float, rng: np.random.Generator) -> float:
+    """Log-normal: the largest tenth of the rewards is worth four tenths of all."""
+    return mean * float(np.exp(rng.normal() - 0.5))
+
+
+def wild(mean: float, rng: np.random.Generator) -> float:
+    """Student's t of three degrees of freedom, which has no third moment."""
+    return mean + 0.4 * float(rng.standard_t(3))
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """How a turn's reward comes of its mean, and the range that the router is told."""
+
+    of: Callable[[float, np.random.Generator], float]
+    low: float
+    high: float
+
+
+REWARDS = {
+    "yes or no": Rewards(liked, 0.0, 1.0),
+    "log-normal": Rewards(skewed, 0.0, 4.0),
+    "Student's t(3)": Rewards(wild, -2.0, 3.0),
+}
+
+
 @dataclass(frozen=True)
 class Logged:
-    """One run's log, and what is true of it."""
+    """One run's log, and each turn's context."""
 
     turns: LoggedTurns
     contexts_N: np.ndarray
 
 
-def fixed_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
-    """Turns of new users, dealt by fixed odds."""
-    crowd, odds_A = Crowd(users, rng), np.array([0.2, 0.3, 0.5])
-    chances_XAU = np.array(
-        [[crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in QUALITIES] for x in range(CONTEXTS)]
-    )
-    lengths_E = rng.integers(1, TURNS + 1, turns)  # more episodes than are needed
-    episodes_N = np.repeat(np.arange(turns), lengths_E)[:turns]
-    users_N = np.array([crowd.asking(place) for place in rng.random(turns).tolist()])[episodes_N]
-    arms_N = rng.choice(len(odds_A), turns, p=odds_A)[episodes_N]
-    contexts_N = (rng.random(turns) < 0.5).astype(int)
-    rewards_N = (rng.random(turns) < chances_XAU[contexts_N, arms_N, users_N]).astype(float)
-    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=odds_A[arms_N], rewards_N=rewards_N)
-    return Logged(logged, contexts_N)
-
-
-def learning_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
-    """Turns of new users, dealt by a router that learns on the way."""
-    router, crowd, arms = Router(list(QUALITIES), SETTINGS), Crowd(users, rng), list(QUALITIES)
+def log_of(router: Router, size: tuple[int, int], rewards: Rewards, rng: np.random.Generator) -> Logged:
+    """Turns of new users, dealt by a router, which hears of them if it can learn."""
+    users, turns = size
+    crowd, arms = Crowd(users, rng), list(QUALITIES)
     by_context = [{arm: crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in arms} for x in range(CONTEXTS)]
-    rows: list[tuple[int, int, float, float, int]] = []
+    rows: list[tuple[int, int, float, int]] = []
+    odds: list[list[float]] = []
     feed = Feed(router, late=LATE, every=EVERY)
     for each in traffic(crowd, QUALITIES, router, turns, rng):
         context = int(rng.random() < 0.5)
-        liked = float(rng.random() < by_context[context][each.arm][each.user])
-        rows.append((each.user, arms.index(each.arm), each.odds[each.arm], liked, context))
-        feed.take(replace(each, liked=liked))
-    users_N, arms_N, propensities_N, rewards_N, contexts_N = (np.array(column) for column in zip(*rows, strict=True))
-    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=propensities_N, rewards_N=rewards_N)
-    return Logged(logged, contexts_N)
+        reward = rewards.of(float(by_context[context][each.arm][each.user]), rng)
+        rows.append((each.user, arms.index(each.arm), reward, context))
+        odds.append([each.odds[arm] for arm in arms])
+        if not isinstance(router, Fixed):
+            feed.take(replace(each, liked=reward))
+    users_N, arms_N, rewards_N, contexts_N = (np.array(column) for column in zip(*rows, strict=True))
+    return Logged(LoggedTurns(users_N=users_N, arms_N=arms_N, odds_NA=np.array(odds), rewards_N=rewards_N), contexts_N)
 
 
-def true_value() -> float:
-    """Of the changed router, over all users that there could be."""
+def true_value(wanted_XA: np.ndarray) -> float:
+    """Of a changed router, over all users that there could be."""
     qualities_XA = np.array([[QUALITIES[arm] + TILT[arm][x] for arm in QUALITIES] for x in range(CONTEXTS)])
-    return float((NEW * qualities_XA).sum(axis=1).mean())
+    return float((wanted_XA * qualities_XA).sum(axis=1).mean())
 
 
-def estimates(log: Logged) -> dict[str, PolicyValue]:
-    target_NA = NEW[log.contexts_N]
+def estimates(log: Logged, wanted_XA: np.ndarray) -> dict[str, PolicyValue]:
+    target_NA = wanted_XA[log.contexts_N]
     predicted_NA = cross_fitted(log.turns, log.contexts_N, arms=len(QUALITIES))
     return {
         "IPS": ips(log.turns, target_NA),
@@ -220,17 +244,32 @@ def estimates(log: Logged) -> dict[str, PolicyValue]:
 
 
 def coverage(
-    make: Callable[[int, int, np.random.Generator], Logged], runs: int, users: int, turns: int, seed: int
+    learns: bool, size: tuple[int, int], kind: str, runs: int, wanted_XA: np.ndarray = NEW
 ) -> dict[str, dict[str, float]]:
-    truth = true_value()
-    found = [estimates(make(users, turns, np.random.default_rng([5, seed, run]))) for run in range(runs)]
+    """How often each estimator's interval held the truth, and on which side of it the others lay."""
+    rewards, truth = REWARDS[kind], true_value(wanted_XA)
+    config = SETTINGS.model_copy(update={"low": rewards.low, "high": rewards.high})
+    found: list[dict[str, PolicyValue]] = []
+    for run in range(runs):
+        router = Router(list(QUALITIES), config) if learns else Fixed(FIXED)
+        log = log_of(router, size, rewards, np.random.default_rng([5, size[1], run]))
+        try:
+            found.append(estimates(log, wanted_XA))
+        except ValueError:  # no turn at all that the changed router would have chosen: there is no estimate
+            continue
+    return {name: _covered([run[name] for run in found], truth, runs) for name in ("IPS", "SNIPS", "DR")}
+
+
+def _covered(values: list[PolicyValue], truth: float, runs: int) -> dict[str, float]:
+    halves = [(value.upper - value.lower) / 2 for value in values]
     return {
-        name: {
-            "coverage": float(np.mean([run[name].lower <= truth <= run[name].upper for run in found])),
-            "bias, points": 100 * float(np.mean([run[name].mean for run in found]) - truth),
-            "half width, points": 100 * float(np.mean([(run[name].upper - run[name].lower) / 2 for run in found])),
-        }
-        for name in found[0]
+        "coverage": float(np.mean([value.lower <= truth <= value.upper for value in values])),
+        "all below": float(np.mean([value.upper < truth for value in values])),
+        "all above": float(np.mean([value.lower > truth for value in values])),
+        "bias, points": 100 * float(np.mean([value.mean for value in values]) - truth),
+        "half width, points": 100 * float(np.median(halves)),
+        "worth so many turns": float(np.median([value.turns for value in values])),
+        "no estimate": 1.0 - len(values) / runs,
     }
 
 
@@ -243,12 +282,15 @@ QUICK = {"runs": 2, "turns": 1_000, "coverage runs": 10, "propensity runs": 4}
 
 def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The figures, part by part."""
+    few = max(1, many // 2)
     yield (
         "coverage",
         {
-            "fixed odds, 150 users": coverage(fixed_log, many, 150, 400, 0),
-            "fixed odds, 300 users": coverage(fixed_log, many, 300, 800, 1),
-            "learning router, 300 users": coverage(learning_log, many, 300, 500, 2),
+            **{f"fixed odds, {kind}": coverage(False, USUAL, kind, many) for kind in REWARDS},
+            **{f"learning router, {kind}": coverage(True, USUAL, kind, many) for kind in REWARDS},
+            "learning, 100 users, 150 turns": coverage(True, LITTLE, "yes or no", few),
+            "learning, 1,000 users, 2,000 turns": coverage(True, MUCH, "yes or no", few // 2),
+            "learning, all to the worst arm": coverage(True, USUAL, "yes or no", few, LOSER),
         },
     )
     yield (
@@ -291,12 +333,14 @@ def main() -> None:
 
 def show_coverage(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     print(
-        f"\n95% intervals, {sizes['coverage runs']} runs{'':<16}{'coverage':>10}{'bias':>8}{'half width':>12}   points"
+        f"\n95% intervals, {sizes['coverage runs']} runs (a half or a quarter of the last three), {USUAL[0]} users, {USUAL[1]} turns\n"
+        f"{'':<44}{'coverage':>10}{'below':>8}{'above':>8}{'bias':>8}{'half width':>12}{'turns':>8}"
     )
     for name, estimators in part.items():
         for estimator, row in estimators.items():
-            numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}"
-            print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{numbers}", flush=True)
+            sides = f"{row['all below']:>8.1%}{row['all above']:>8.1%}"
+            numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}{row['worth so many turns']:>8.0f}"
+            print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{sides}{numbers}", flush=True)
 
 
 def show_propensities(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
