@@ -67,7 +67,11 @@ class OutsideModel:
         """Be ready."""
         arm = self._arm
         waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
-        self._session = aiohttp.ClientSession(timeout=waits, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=waits,
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),  # a cookie of one user's call would tell that the next is from here too
+        )
 
     async def close(self) -> None:
         """Let go of every connection."""
