@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-from ostinato.core.records import Pick, PolicyVersion, Reward, Turn
+from ostinato.core.records import Arm, Pick, PolicyVersion, Reward, Turn
 from ostinato.release.auto.router import Router
 from ostinato.release.auto.thompson import drawn
 from ostinato.testing.records import a_turn
@@ -68,8 +68,8 @@ class Crowd:
 
 @cache
 def _answer_of(arm: str) -> Turn:
-    """A turn with the weights of an arm, which nobody else has."""
-    turn = a_turn()
+    """A turn with the weights of an arm, which nobody else has. All but `live` and `canary` are outside."""
+    turn = a_turn(arm=Arm(arm) if arm in ("live", "canary") else Arm.OUTSIDE)
     weights = PolicyVersion(number=0, hash=arm)
     return replace(turn, spans=tuple(replace(span, policy=weights) for span in turn.spans))
 

@@ -294,7 +294,7 @@ async def test_a_key_is_told_to_nobody_but_the_outside(outside, monkeypatch, cap
     caplog.set_level("DEBUG")
     async with auto_world(outside, key_env="FAR_KEY") as w:
         said = [await w.chat(**AUTO)]
-        for how in FAILURES.values():
+        for how in (*FAILURES.values(), {"finish": "sk-far-secret"}, {"kind": "text/sk-far-secret"}):
             said += [await failing(w, outside, how)]
         said += [await w.get("/metrics"), w.log.rows, caplog.text]
     assert outside.headers[0]["Authorization"] == "Bearer sk-far-secret"
