@@ -83,11 +83,16 @@ class Served:
         """Every user asks a few times; then their rewards come, and the router hears of them."""
         for _ in range(each):
             await asyncio.gather(*(self.ask(f"sim-{n}") for n in range(users)))
-        turns = await self.turns()
-        while len([reward async for reward in self.run.log.read(0, {Reward})]) < len(turns):
-            await asyncio.sleep(0.1)  # the deliveries are noted and the windows close
-            await self.desk.poll()
+        answered = sum(turn.finish.trainable for turn in await self.turns())
+        async with asyncio.timeout(20):
+            while (rewarded := await self.rewarded()) < answered:
+                await asyncio.sleep(0.1)  # the deliveries are noted and the windows close
+                await self.desk.poll()
+        assert rewarded == answered
         await self.parts.router.catch_up()
+
+    async def rewarded(self):
+        return len([reward async for reward in self.run.log.read(0, {Reward})])
 
     async def turns(self):
         return [turn async for _, turn in self.run.log.read(0, {Turn})]
