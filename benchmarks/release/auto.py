@@ -1,6 +1,6 @@
 """Auto on simulated users: what finding the best arm costs, whether a wrong propensity is caught, whether intervals hold what they promise.
 
-    python -m benchmarks.release.auto            # about two minutes of one core
+    python -m benchmarks.release.auto            # about ten minutes of one core
     python -m benchmarks.release.auto --quick    # does it run? writes nothing
 
 *Regret* of a turn is how much likelier the best fixed arm's answer was to be liked by that user than that of the arm that was dealt, in
@@ -13,37 +13,33 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from benchmarks.contender import RESULTS, machine
-from benchmarks.release.crowd import RHO, TURNS, Crowd, Feed, Served, traffic
+from benchmarks.release.auto_coverage import (
+    EVERY,
+    LATE,
+    LITTLE,
+    LOSER,
+    MUCH,
+    NEW,
+    QUALITIES,
+    REWARDS,
+    SETTINGS,
+    USUAL,
+    Fixed,
+    coverage,
+)
+from benchmarks.release.crowd import RHO, Crowd, Feed, Served, traffic
 
-from ostinato.release.auto.config import RouterConfig
-from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, ips, snips
 from ostinato.release.auto.propensities import PropensityTest
 from ostinato.release.auto.router import Router
 from ostinato.release.auto.thompson import drawn
 
 RESULT = RESULTS / "release_auto.json"
-QUALITIES = {"small": 0.50, "live": 0.55, "large": 0.60}
-LATE = 100  # turns until a reward is known
-EVERY = 50  # turns between two looks of the router at the log
 USERS = 2_000
 CURVE = (250, 500, 1_000, 2_000, 5_000)
-SETTINGS = RouterConfig(low=0.0, high=1.0)
-
-
-class Fixed(Router):
-    """Deals by odds that never change."""
-
-    def __init__(self, odds: Mapping[str, float]) -> None:
-        super().__init__(list(odds), SETTINGS)
-        self._fixed = dict(odds)
-
-    def odds(self, available: Iterable[str]) -> Mapping[str, float]:
-        return self._fixed
 
 
 def learned(served: Iterable[Served], router: Router, *, clustered: bool = True) -> list[Served]:
@@ -156,84 +152,6 @@ def caught(true: Mapping[str, float], runs: int, draws: int, alpha: float, seed:
     return {"caught": len(when) / runs, "median draws": float(np.median(when)) if when else None}
 
 
-# ---------------------------------------------------------------- coverage
-
-CONTEXTS = 2  # short and long questions: an arm is better at some than at others
-TILT = {"small": (0.08, -0.08), "live": (0.0, 0.0), "large": (-0.06, 0.06)}
-NEW = np.array([[0.6, 0.2, 0.2], [0.1, 0.2, 0.7]])  # of the changed router: by context, small, live, large
-
-
-@dataclass(frozen=True)
-class Logged:
-    """One run's log, and what is true of it."""
-
-    turns: LoggedTurns
-    contexts_N: np.ndarray
-
-
-def fixed_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
-    """Turns of new users, dealt by fixed odds."""
-    crowd, odds_A = Crowd(users, rng), np.array([0.2, 0.3, 0.5])
-    chances_XAU = np.array(
-        [[crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in QUALITIES] for x in range(CONTEXTS)]
-    )
-    lengths_E = rng.integers(1, TURNS + 1, turns)  # more episodes than are needed
-    episodes_N = np.repeat(np.arange(turns), lengths_E)[:turns]
-    users_N = np.array([crowd.asking(place) for place in rng.random(turns).tolist()])[episodes_N]
-    arms_N = rng.choice(len(odds_A), turns, p=odds_A)[episodes_N]
-    contexts_N = (rng.random(turns) < 0.5).astype(int)
-    rewards_N = (rng.random(turns) < chances_XAU[contexts_N, arms_N, users_N]).astype(float)
-    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=odds_A[arms_N], rewards_N=rewards_N)
-    return Logged(logged, contexts_N)
-
-
-def learning_log(users: int, turns: int, rng: np.random.Generator) -> Logged:
-    """Turns of new users, dealt by a router that learns on the way."""
-    router, crowd, arms = Router(list(QUALITIES), SETTINGS), Crowd(users, rng), list(QUALITIES)
-    by_context = [{arm: crowd.chances(QUALITIES[arm] + TILT[arm][x]) for arm in arms} for x in range(CONTEXTS)]
-    rows: list[tuple[int, int, float, float, int]] = []
-    feed = Feed(router, late=LATE, every=EVERY)
-    for each in traffic(crowd, QUALITIES, router, turns, rng):
-        context = int(rng.random() < 0.5)
-        liked = float(rng.random() < by_context[context][each.arm][each.user])
-        rows.append((each.user, arms.index(each.arm), each.odds[each.arm], liked, context))
-        feed.take(replace(each, liked=liked))
-    users_N, arms_N, propensities_N, rewards_N, contexts_N = (np.array(column) for column in zip(*rows, strict=True))
-    logged = LoggedTurns(users_N=users_N, arms_N=arms_N, propensities_N=propensities_N, rewards_N=rewards_N)
-    return Logged(logged, contexts_N)
-
-
-def true_value() -> float:
-    """Of the changed router, over all users that there could be."""
-    qualities_XA = np.array([[QUALITIES[arm] + TILT[arm][x] for arm in QUALITIES] for x in range(CONTEXTS)])
-    return float((NEW * qualities_XA).sum(axis=1).mean())
-
-
-def estimates(log: Logged) -> dict[str, PolicyValue]:
-    target_NA = NEW[log.contexts_N]
-    predicted_NA = cross_fitted(log.turns, log.contexts_N, arms=len(QUALITIES))
-    return {
-        "IPS": ips(log.turns, target_NA),
-        "SNIPS": snips(log.turns, target_NA),
-        "DR": doubly_robust(log.turns, target_NA, predicted_NA),
-    }
-
-
-def coverage(
-    make: Callable[[int, int, np.random.Generator], Logged], runs: int, users: int, turns: int, seed: int
-) -> dict[str, dict[str, float]]:
-    truth = true_value()
-    found = [estimates(make(users, turns, np.random.default_rng([5, seed, run]))) for run in range(runs)]
-    return {
-        name: {
-            "coverage": float(np.mean([run[name].lower <= truth <= run[name].upper for run in found])),
-            "bias, points": 100 * float(np.mean([run[name].mean for run in found]) - truth),
-            "half width, points": 100 * float(np.mean([(run[name].upper - run[name].lower) / 2 for run in found])),
-        }
-        for name in found[0]
-    }
-
-
 # ---------------------------------------------------------------- all of it
 
 
@@ -243,14 +161,6 @@ QUICK = {"runs": 2, "turns": 1_000, "coverage runs": 10, "propensity runs": 4}
 
 def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The figures, part by part."""
-    yield (
-        "coverage",
-        {
-            "fixed odds, 150 users": coverage(fixed_log, many, 150, 400, 0),
-            "fixed odds, 300 users": coverage(fixed_log, many, 300, 800, 1),
-            "learning router, 300 users": coverage(learning_log, many, 300, 500, 2),
-        },
-    )
     yield (
         "propensities",
         {
@@ -269,6 +179,22 @@ def sections(runs: int, turns: int, many: int, draws: int) -> Iterator[tuple[str
     )
     yield "entering", entering(runs, turns)
     yield "loud user", loud_user(runs)
+
+    yield from covered(many)
+
+
+def covered(many: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The coverage so far, each time that there is more of it."""
+    few, found = max(1, many // 2), dict[str, Any]()
+    for name, learns, size, kind, runs, wanted_XA in (
+        *((f"learning router, {kind}", True, USUAL, kind, many, NEW) for kind in REWARDS),
+        *((f"fixed odds, {kind}", False, USUAL, kind, many, NEW) for kind in REWARDS),
+        ("learning, 100 users, 150 turns", True, LITTLE, "yes or no", few, NEW),
+        ("learning, 1,000 users, 2,000 turns", True, MUCH, "yes or no", max(1, few // 2), NEW),
+        ("learning, all to the worst arm", True, USUAL, "yes or no", few, LOSER),
+    ):
+        found[name] = coverage(learns, size, kind, runs, wanted_XA)
+        yield "coverage", found
 
 
 def _alpha(fault: str) -> float:
@@ -290,13 +216,16 @@ def main() -> None:
 
 
 def show_coverage(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
-    print(
-        f"\n95% intervals, {sizes['coverage runs']} runs{'':<16}{'coverage':>10}{'bias':>8}{'half width':>12}   points"
-    )
-    for name, estimators in part.items():
-        for estimator, row in estimators.items():
-            numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}"
-            print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{numbers}", flush=True)
+    if len(part) == 1:
+        print(
+            f"\n95% intervals, {sizes['coverage runs']} runs (a half or a quarter of the last three), {USUAL[0]} users, {USUAL[1]} turns"
+        )
+        print(f"{'':<44}{'coverage':>10}{'below':>8}{'above':>8}{'bias':>8}{'half width':>12}{'turns':>8}")
+    name = list(part)[-1]
+    for estimator, row in part[name].items():
+        sides = f"{row['all below']:>8.1%}{row['all above']:>8.1%}"
+        numbers = f"{row['bias, points']:>8.2f}{row['half width, points']:>12.2f}{row['worth so many turns']:>8.0f}"
+        print(f"{name + ', ' + estimator:<44}{row['coverage']:>10.1%}{sides}{numbers}", flush=True)
 
 
 def show_propensities(part: Mapping[str, Any], sizes: Mapping[str, int]) -> None:

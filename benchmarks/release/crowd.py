@@ -15,15 +15,13 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-from ostinato.core.records import Pick, Reward, Turn
+from ostinato.core.records import Arm, Pick, PolicyVersion, Reward, Turn
 from ostinato.release.auto.router import Router
 from ostinato.release.auto.thompson import drawn
 from ostinato.testing.records import a_turn
 
 RHO = 0.15
 TURNS = 4  # of an episode, at most; 1 to 4 are alike likely
-
-_TURN = a_turn()
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Served:
         """The row of the log. Without clusters every turn has a user of its own."""
         id = f"t{self.number}:0"
         user, episode = f"u{self.user}" if clustered else id, f"e{self.episode}"
-        return replace(_TURN, id=id, user=user, episode=episode, auto=Pick(arm=self.arm, odds=self.odds))
+        return replace(_answer_of(self.arm), id=id, user=user, episode=episode, auto=Pick(arm=self.arm, odds=self.odds))
 
     def reward(self) -> Reward:
         """The row of the log."""
@@ -66,6 +64,14 @@ class Crowd:
     def chances(self, quality: float) -> np.ndarray:
         """The probability of each user to like an arm of this quality."""
         return np.interp(self.tastes_U, *_quantiles(quality))
+
+
+@cache
+def _answer_of(arm: str) -> Turn:
+    """A turn with the weights of an arm, which nobody else has. All but `live` and `canary` are outside."""
+    turn = a_turn(arm=Arm(arm) if arm in ("live", "canary") else Arm.OUTSIDE)
+    weights = PolicyVersion(number=0, hash=arm)
+    return replace(turn, spans=tuple(replace(span, policy=weights) for span in turn.spans))
 
 
 @cache

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ostinato.core.dealing import Dealing, dealing_key, place_of
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 
 ANONYMOUS = "anonymous"
 
@@ -48,6 +48,19 @@ class Arms:
             self._dealing = dealing
             self._trial_key = b"" if dealing is None else dealing_key(dealing.salt)
             self._verified_key = b"" if dealing is None else dealing_key(f"verified {dealing.verified_salt}")
+
+    def releases(self, loaded: Mapping[str, PolicyVersion]) -> frozenset[str]:
+        """The loaded slots that hold a release of their own. Canary and previous do while users of the trial get them, by the ledger's
+        word, and once their weights are not live's: between trials both hold what is live, and so does canary until the candidate loads.
+        """
+        dealing = self._dealing or Dealing(salt="")
+        tried = {Arm.CANARY: dealing.canary > 0.0, Arm.PREVIOUS: dealing.previous > 0.0}
+        live = loaded.get(Arm.LIVE)
+        return frozenset(
+            slot
+            for slot, policy in loaded.items()
+            if slot not in tried or (tried[Arm(slot)] and (live is None or policy.hash != live.hash))
+        )
 
     def assign(self, tenant: str, user: str, loaded: Collection[str]) -> Assignment:
         """The arm of a tenant's user, given the slots that are loaded: an arm without weights gives its share to live."""

@@ -45,6 +45,9 @@ class Metrics:
         self._sampled = _tenants("sampled_tokens", "Sampled tokens of stored turns.", registry)
         self._turns = _tenants("turns", "Stored turns by arm and finish.", registry, "arm", "finish")
         self._reused = _tenants("continued_turns", "Stored turns whose prompt continues another turn's ids.", registry)
+        self._passed_on = _tenants(
+            "auto_passed_on", "Calls that an arm of Auto could not answer and another was asked.", registry, "arm"
+        )
         self._delivered = _tenants("delivered_turns", "Turns whose whole answer was handed over.", registry)
         self._refused = _tenants("refusals", "Calls refused by a quota or a bound, by reason.", registry, "reason")
         self._feedback = _tenants("feedback", "Feedback events by status.", registry, "status")
@@ -81,6 +84,10 @@ class Metrics:
         self._duration.observe(max(0.0, turn.ended_at - turn.started_at))
         if turn.parent is not None:
             self._reused.inc(turn.tenant)
+
+    def passed_on(self, tenant: str, arm: str) -> None:
+        """An arm of Auto could not answer, and another is asked instead."""
+        self._passed_on.inc(tenant, arm)
 
     def delivered(self, tenant: str, turns: int) -> None:
         """Turns were handed over."""

@@ -135,7 +135,8 @@ class Watched:
         self.ledger = ledger
 
     async def look(self, state, after, now):
-        live, effect = self.ledger.state.live, Effect(difference=0.1, variance=1e-4, people=40.0, freedom=40.0, turns=400.0)
+        live = self.ledger.state.live
+        effect = Effect(difference=0.1, variance=1e-4, people=40.0, freedom=40.0, turns=400.0)
         return Standing(effect=effect, gain=effect, worse=live == V5, better=live == V3)
 
 

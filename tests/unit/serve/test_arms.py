@@ -2,12 +2,13 @@ import pytest
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.serve.arms import Arms
 
 ALL = {"live", "canary", "control", "previous"}
 PINNED = ["live", "control", "live", "control", "control", "live", "control", "live"]
 USERS = [f"user-{i}" for i in range(5_000)]
+OLD, NEW = PolicyVersion(number=0, hash="old"), PolicyVersion(number=1, hash="new")
 
 
 def arms_of(control=0.0, salt="ostinato", **dealing):
@@ -105,3 +106,12 @@ def test_namesakes_of_different_tenants_are_dealt_apart():
     assert 0.45 < same / len(USERS) < 0.55
     pairs = [(arms.assign("a", f"b{i}", ALL).arm, arms.assign("ab", f"{i}", ALL).arm) for i in range(200)]
     assert any(one is not two for one, two in pairs), "tenant and user must not run together"
+
+
+def test_a_release_on_trial_is_one_by_the_ledgers_word_and_once_it_has_its_own_weights():
+    slots = {"live": OLD, "control": OLD, "canary": NEW, "previous": OLD}
+    assert arms_of().releases(slots) == {"live", "control"}
+    assert arms_of(canary=0.05).releases(slots) == {"live", "control", "canary"}
+    assert arms_of(canary=0.05).releases({**slots, "canary": OLD}) == {"live", "control"}, "it was not loaded yet"
+    assert arms_of(previous=0.1).releases({**slots, "live": NEW}) == {"live", "control", "previous"}
+    assert arms_of().releases({}) == set()

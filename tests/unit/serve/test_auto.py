@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from gateway_world import ASK, V0, V1, events, eventually, world
+from gateway_world import ASK, V0, V1, comments, events, eventually, world
 from pydantic import ValidationError
 from tests.fakes.outside import FakeOutside
 
@@ -240,10 +240,84 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("how", FAILURES)
-async def test_a_failure_outside_is_an_error_with_a_turn_that_says_so(outside, how):
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_arm_answers_what_the_outside_cannot_if_nothing_was_said_yet(outside, how, stream):
     for name, value in FAILURES[how].items():
         setattr(outside, name, value)
     async with auto_world(outside, silence_s=0.3) as w:
+        status, headers, body = await w.chat(**AUTO, max_tokens=8, stream=stream)
+        assert status == 200
+        first, *more = w.log.turns()
+        assert (first.finish, first.arm, first.auto.arm, first.auto.cost) == (Finish.ERROR, Arm.OUTSIDE, "far", None)
+        if stream and first.text:
+            assert events(body)[-1]["error"]["code"] == "outside_failed"
+            assert more == [], "half an answer is not answered again"
+            return
+        (second,) = more
+        assert headers["x-ostinato-auto"] == "live"
+        assert headers["x-ostinato-turn"] == second.id
+        assert (second.finish, second.auto.arm, second.episode) == (Finish.STOP, "live", first.episode)
+        assert second.auto.odds == {"frozen": 0.5, "live": 0.5}
+        assert second.propensity == 0.5
+        assert 'ostinato_auto_passed_on_total{arm="far",tenant="default"} 1.0' in (await w.get("/metrics"))[1]
+        router = Router(["live", "frozen", "far"], RouterConfig())
+        for turn in (first, second):
+            router.apply(turn)
+        assert [view.failed for view in router.views()] == [0, 0, 1]
+
+
+async def test_a_slow_outside_is_waited_for_with_a_comment_and_another_arm_answers_all_the_same(outside):
+    outside.gate = asyncio.Event()
+    auto = {"arms": arms_of(outside, silence_s=0.3)}
+    async with world(engine=an_engine(), dealer=Order("far", "live"), auto=auto, heartbeat_s=0.05) as w:
+        status, headers, body = await w.chat(**AUTO, stream=True)
+        outside.gate.set()
+        assert status == 200
+        assert comments(body)
+        assert "x-ostinato-turn" not in headers, "who answers was not known when the head was sent"
+        assert events(body)[-2]["ostinato"]["auto"] == "live"
+        assert [turn.auto.arm for turn in w.log.turns()] == ["far", "live"]
+
+
+async def test_a_repeat_under_a_key_gets_the_answer_of_the_arm_that_gave_one(outside):
+    outside.status = 500
+    async with auto_world(outside) as w:
+        replies = [await w.chat(**AUTO, headers={"idempotency-key": "k"}) for _ in range(2)]
+        assert [body["choices"][0]["message"]["content"] for _, _, body in replies] == ["hello"] * 2
+        assert replies[1][1]["idempotent-replayed"] == "true"
+        assert len(outside.bodies) == 1
+        assert len(w.log.turns()) == 2
+
+
+async def test_a_key_is_told_to_nobody_but_the_outside(outside, monkeypatch, caplog):
+    monkeypatch.setenv("FAR_KEY", "sk-far-secret")
+    caplog.set_level("DEBUG")
+    async with auto_world(outside, key_env="FAR_KEY") as w:
+        said = [await w.chat(**AUTO)]
+        for how in (*FAILURES.values(), {"finish": "sk-far-secret"}, {"kind": "text/sk-far-secret"}):
+            said += [await failing(w, outside, how)]
+        said += [await w.get("/metrics"), w.log.rows, caplog.text]
+    assert outside.headers[0]["Authorization"] == "Bearer sk-far-secret"
+    assert caplog.text
+    assert "sk-far" not in repr(said)
+
+
+async def failing(w, outside, how):
+    before = {name: getattr(outside, name) for name in how}
+    for name, value in how.items():
+        if name != "stall":  # it would be waited for
+            setattr(outside, name, value)
+    said = await w.chat(**AUTO)
+    for name, value in before.items():
+        setattr(outside, name, value)
+    return said
+
+
+@pytest.mark.parametrize("how", FAILURES)
+async def test_a_failure_outside_with_nobody_else_is_an_error_with_a_turn_that_says_so(outside, how):
+    for name, value in FAILURES[how].items():
+        setattr(outside, name, value)
+    async with auto_world(outside, "far", silence_s=0.3) as w:
         status, _, body = await w.chat(**AUTO, max_tokens=4)
         assert (status, body["error"]["code"]) == (502, "outside_failed")
         assert outside.url not in json.dumps(body)
@@ -256,12 +330,13 @@ async def test_a_failure_outside_is_an_error_with_a_turn_that_says_so(outside, h
 async def test_an_arm_that_fails_is_left_alone_and_its_share_goes_to_the_others_truthfully(outside):
     outside.status = 503
     async with auto_world(outside, "far", "live") as w:
-        statuses = [(await w.chat(**AUTO))[0] for _ in range(4)]
-        assert statuses == [502, 502, 200, 200]
-        odds = [turn.auto.odds for turn in w.log.turns()]
-        assert set(odds[1]) == {"far", "frozen", "live"}
-        assert odds[2] == odds[3] == {"frozen": 0.5, "live": 0.5}
-        assert w.log.turns()[2].propensity == 0.5
+        assert [(await w.chat(**AUTO))[0] for _ in range(4)] == [200] * 4
+        assert len(outside.bodies) == 2, "then it was left alone"
+        turns = w.log.turns()
+        assert [turn.auto.arm for turn in turns] == ["far", "live", "far", "live", "live", "live"]
+        for turn in turns:
+            there = {"far", "frozen", "live"} if turn.auto.arm == "far" else {"frozen", "live"}
+            assert turn.auto.odds == pytest.approx(dict.fromkeys(sorted(there), 1 / len(there)))
         outside.status = 200
         await asyncio.sleep(0.25)
         assert (await w.chat(**AUTO))[0] == 200
@@ -273,18 +348,17 @@ async def test_an_episode_whose_arm_is_left_alone_is_dealt_another(outside):
         headers = {"x-ostinato-episode": "e"}
         await w.chat(**AUTO, headers=headers)
         outside.status = 500
-        for _ in range(3):
+        for _ in range(2):
             await w.chat(**AUTO, headers=headers)
         outside.status = 200
-        await asyncio.sleep(0.25)
         await w.chat(**AUTO, headers=headers)
-        assert [turn.auto.arm for turn in w.log.turns()] == ["far", "far", "far", "live", "live"]
+        assert [turn.auto.arm for turn in w.log.turns()] == ["far", "far", "live", "live", "live"]
 
 
 async def test_questions_that_the_outside_will_not_answer_do_not_count_against_it(outside):
     """Else one tenant's bad requests would take the arm from everybody."""
     outside.status = 400
-    async with auto_world(outside) as w:
+    async with auto_world(outside, "far") as w:
         assert [(await w.chat(**AUTO))[0] for _ in range(5)] == [502] * 5
         assert len(outside.bodies) == 5
         outside.status, outside.finish = 200, "content_filter"

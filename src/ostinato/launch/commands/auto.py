@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
 from ostinato.app.storage import open_folds, open_log
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
+from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.log import existing
 from ostinato.release.auto.estimating import Prospect, prospect
 from ostinato.release.auto.folding import FoldedRouter
 from ostinato.release.auto.offpolicy import PolicyValue
 from ostinato.release.auto.router import Router
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.serve.auto.config import AutoArm
 
 
 def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:
@@ -38,20 +43,30 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
     with open_log(config) as log:
         folded = FoldedRouter(log, open_folds(config), wall_clock, arms, config.release.auto)
         await folded.catch_up(telling=False)
-        console.print(_arms(folded.router, arms), _propensities(folded.router, config.release.auto.alpha))
+        dealing = (await ReleaseLedger(log, wall_clock).refresh()).dealing
+        there = _there(config.serve.auto.arms, dealing)
+        console.print(_arms(folded.router, there), _propensities(folded.router, config.release.auto.alpha))
         if wanted:
             console.print(_prospect(await prospect(log, wanted, config.release.auto)))
 
 
-def _arms(router: Router, arms: list[str]) -> Table:
+def _there(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
+    """The arms that are dealt now: canary and previous are while a trial uses them."""
+    dealing = dealing or Dealing(salt="")
+    tried = {"canary": dealing.canary > 0.0, "previous": dealing.previous > 0.0}
+    return [arm.name for arm in arms if tried.get(arm.slot or "", True)]
+
+
+def _arms(router: Router, there: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("arm", "share", "utility", "95%", "users", "turns", "failed", "cost a turn"):
         table.add_column(name, justify="left" if name == "arm" else "right")
-    odds = router.odds(arms)
+    odds = router.odds(there)
     for view in router.views():
         known = view.utility
         low, high = known.mean - 1.96 * known.deviation, known.mean + 1.96 * known.deviation
-        numbers = (f"{odds[view.arm]:.1%}", f"{known.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", f"{known.users:.0f}")
+        share = f"{odds[view.arm]:.1%}" if view.arm in odds else "not there"
+        numbers = (share, f"{known.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", f"{known.users:.0f}")
         table.add_row(view.arm, *numbers, str(view.turns), str(view.failed), f"{view.cost:.6f}")
     return table
 

@@ -42,7 +42,7 @@ class RouterConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.25,
         ge=0.0,
         le=1.0,
-        description="Share of what is known of an arm that outlasts a change of its weights.",
+        description="Share of what is known of the live release that a new one begins with.",
     )
     alpha: float = Field(
         default=1e-4, gt=0.0, lt=0.5, description="Chance of ever calling right propensities wrong, over all looks."

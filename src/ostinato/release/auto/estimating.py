@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostinato.core.errors import BadConfig, NotFound
-from ostinato.core.records import Person, Pick, Reward, Turn
+from ostinato.core.records import Finish, Person, Pick, Reward, Turn
 from ostinato.core.seams import Log
 from ostinato.release.auto.config import RouterConfig
-from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, ips, snips
+from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, earned, ips, snips
 
 _FEW = 0.01  # below this share of the turns the estimates lean on hardly anything
 
@@ -20,7 +20,7 @@ _FEW = 0.01  # below this share of the turns the estimates lean on hardly anythi
 class Prospect:
     """The mean utility per turn under other shares, estimated three ways, beside what was `earned` under those that were.
 
-    `turns` have a reward. `advice` says what speaks against believing it, "" if nothing does.
+    `turns` have a reward, or failed. `advice` says what speaks against believing it, "" if nothing does.
 
     Example: ``Prospect(shares={"live": 1.0}, turns=4000, earned=PolicyValue(...), ips=..., snips=..., dr=..., advice="")``
     """
@@ -44,8 +44,9 @@ class _Rated:
 async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) -> Prospect:
     """What `shares` would have earned per turn, of every turn in the log that Auto dealt and whose reward is known.
 
-    Where an arm could not be had, its share goes to the others in proportion, as it would have. What an answer whose cost is not known
-    cost is taken as nothing. One look at the log: the intervals do not hold for whoever looks until they like what they see.
+    Where an arm could not be had, its share goes to the others in proportion, as it would have. An answer that failed counts as the least
+    reward. What an answer whose cost is not known cost is taken as nothing. An arm is what it was, whatever weights it had then.
+    One look at the log: the intervals do not hold for whoever looks until they like what they see.
 
     Raises:
         BadConfig: shares that are negative, do not sum to 1, or name an arm that was never there.
@@ -71,7 +72,12 @@ async def _rated(log: Log, config: RouterConfig) -> list[_Rated]:
             known = row.verified or config.users == "declared"
             seconds = min(config.longest_s, max(0.0, row.ended_at - row.started_at))
             spent = slowness * seconds - config.price * (row.auto.cost or 0.0)
-            waiting[row.id] = (row.person if known else (row.tenant, ""), row.auto, spent)
+            person = row.person if known else (row.tenant, "")
+            if row.finish == Finish.ERROR:
+                utility = config.weights.get("reward", 0.0) * config.low + spent
+                rated.append(_Rated(person=person, pick=row.auto, utility=utility))
+            else:
+                waiting[row.id] = (person, row.auto, spent)
         elif isinstance(row, Reward) and row.turn in waiting:
             person, pick, spent = waiting.pop(row.turn)
             reward = min(config.high, max(config.low, row.value))
@@ -82,13 +88,13 @@ async def _rated(log: Log, config: RouterConfig) -> list[_Rated]:
 
 def _estimated(rated: Sequence[_Rated], arms: Sequence[str], shares: Mapping[str, float]) -> Prospect:
     people = {person: number for number, person in enumerate(dict.fromkeys(each.person for each in rated))}
+    odds_NA = np.array([[each.pick.odds.get(arm, 0.0) for arm in arms] for each in rated])
     logged = LoggedTurns(
         users_N=np.array([people[each.person] for each in rated]),
         arms_N=np.array([arms.index(each.pick.arm) for each in rated]),
-        propensities_N=np.array([each.pick.odds[each.pick.arm] for each in rated]),
+        odds_NA=odds_NA,
         rewards_N=np.array([each.utility for each in rated]),
     )
-    odds_NA = np.array([[each.pick.odds.get(arm, 0.0) for arm in arms] for each in rated])
     wanted_NA = np.where(odds_NA > 0.0, np.array([shares.get(arm, 0.0) for arm in arms]), 0.0)
     total_N1 = wanted_NA.sum(axis=1, keepdims=True)
     target_NA = np.where(total_N1 > 0.0, wanted_NA / np.where(total_N1 > 0.0, total_N1, 1.0), odds_NA)
@@ -98,7 +104,7 @@ def _estimated(rated: Sequence[_Rated], arms: Sequence[str], shares: Mapping[str
     return Prospect(
         shares=dict(shares),
         turns=len(rated),
-        earned=ips(logged, odds_NA),
+        earned=earned(logged),
         ips=ips(logged, target_NA),
         snips=value,
         dr=doubly_robust(logged, target_NA, predicted_NA),

@@ -1,18 +1,29 @@
 """What a changed router would have earned, from turns that another router dealt. Pure maths.
 
-    w_i = pi(a_i | x_i) / p_i       how much more often the new router would choose what was chosen
-    IPS    mean of w_i r_i                                     Horvitz and Thompson 1952; Dudík, Langford and Li 2011 (arXiv 1103.4601)
-    SNIPS  sum of w_i r_i / sum of w_i                         Swaminathan and Joachims 2015
-    DR     mean of sum_a pi(a | x_i) q(x_i, a) + w_i (r_i - q(x_i, a_i))      Dudík, Langford and Li 2011
+    w_i = pi(a_i | x_i) / p_i(a_i)      how much more often the new router would choose what was chosen
+    h_i = c (sum_a m_a / p_i(a))^(-1/2), m_a = mean over i of pi(a | x_i)^2      evaluation weights
+    IPS    sum of h_i w_i r_i / sum of h_i                Horvitz and Thompson 1952; Dudík, Langford and Li 2011 (arXiv 1103.4601)
+    SNIPS  sum of h_i w_i r_i / sum of h_i w_i            Swaminathan and Joachims 2015
+    DR     sum of h_i (sum_a pi(a | x_i) q(x_i, a) + w_i (r_i - q(x_i, a_i))) / sum of h_i         Dudík, Langford and Li 2011
 
-IPS and DR are unbiased if the logged propensities p are right, whatever the model q; SNIPS is biased by an order of 1/n, and varies less
-where rewards are far from 0. The intervals are asymptotic: Student's t on the variance of leaving out one user at a time (the jackknife;
-Tukey 1958, Efron and Stein 1981 on why it errs to the wide side; MacKinnon, Nielsen and Webb 2023 for clusters), with as many degrees of
-freedom as users who weigh alike would be (Kish), less one. They hold for one look at a number of turns that was fixed before: look as
-often as you like only at `propensities.PropensityTest`. A turn takes the propensity of its episode's draw.
+**Why h.** A router that learns gives little to an arm that began badly: its mean stays low, and the weights w of its few later turns grow.
+With h = 1 the estimate is skewed, and 95% intervals hold 90 to 93%. sum_a m_a / p_i(a) is how much one turn's score varies at the odds
+of its draw; dividing each by its root makes every turn add about as much variance, and that is what the central limit theorem of
+martingales asks for: Hadad, Hirshberg, Zhan, Wager and Athey 2021 (PNAS 118, arXiv 1911.02768); with contexts, as `StableVar`, Zhan,
+Hadad, Hirshberg and Athey 2021 (arXiv 2106.02029); Bibaut et al. 2021 (arXiv 2106.00418) divide by the deviation itself. h follows
+from the odds, which were set before the draw, and is 1 where they never changed. c makes its mean 1 among the turns that had the same arms
+to choose from, so that none of these groups counts for more than its turns.
 
-The approximation is worst where a learning router had left an arm that the new one prefers with hardly any turns: `PolicyValue.turns`
-is then small beside the turns in the log.
+**The interval** is mean ± t x error. The error is that of leaving out one user at a time (the jackknife: Tukey 1958; MacKinnon, Nielsen and
+Webb 2023 for clusters), because the turns of one user are alike. t is Student's with nu = (sum_u W_u^2)^2 / sum_u W_u^4 degrees of
+freedom, W_u the sum of h w over user u's turns: Satterthwaite 1946 for a sum of squares of which user u's is about W_u^2 large, as Bell
+and McCaffrey 2002 and Imbens and Kolesár 2016 use it; few users who weigh much leave few degrees of freedom.
+
+**Where it holds.** Rewards and users whose distribution does not change while the odds do; one look, at a number of turns that was fixed
+before: look as often as you like only at `propensities.PropensityTest`. `benchmarks/release/auto.py` measures the coverage. It falls short
+for few users, for skewed rewards (IPS first), and where the new router prefers an arm that a learning router had left with hardly
+any turns: `PolicyValue.turns` is then small. If rewards rise and fall with the hour, h weighs the hours, and only h = 1 would be unbiased.
+A turn takes the odds of its episode's draw.
 """
 
 from __future__ import annotations
@@ -29,35 +40,42 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTurns:
-    """Turns whose reward is known, in arrays of one length N.
+    """Turns whose reward is known, N of them, dealt among A arms.
 
-    `users_N` number the users, `arms_N` the arms (a column of the matrices below); `propensities_N` lie in (0, 1].
+    `users_N` number the users, `arms_N` the arms that were drawn; `odds_NA` are the probabilities of the draws, 0 for an arm that could
+    not be had.
 
-    Example: ``LoggedTurns(users_N=np.array([0, 0, 1]), arms_N=np.array([1, 1, 0]), propensities_N=..., rewards_N=...)``
+    Example: ``LoggedTurns(users_N=np.array([0, 0, 1]), arms_N=np.array([1, 1, 0]), odds_NA=..., rewards_N=...)``
 
     Raises:
-        ValueError: arrays of different lengths, fewer than two users, a propensity outside (0, 1].
+        ValueError: arrays of different lengths, fewer than two users, odds that do not sum to 1 or of an arm that was drawn all the same.
     """
 
     users_N: Ints
     arms_N: Ints
-    propensities_N: Floats
+    odds_NA: Floats
     rewards_N: Floats
 
     def __post_init__(self) -> None:
-        lengths = {len(self.users_N), len(self.arms_N), len(self.propensities_N), len(self.rewards_N)}
+        lengths = {len(self.users_N), len(self.arms_N), len(self.odds_NA), len(self.rewards_N)}
         if len(lengths) > 1:
-            raise ValueError(f"users, arms, propensities and rewards must have one length, not {sorted(lengths)}")
+            raise ValueError(f"users, arms, odds and rewards must have one length, not {sorted(lengths)}")
         if np.unique(self.users_N).size < 2:
             raise ValueError("an interval needs at least 2 users")
-        if not ((self.propensities_N > 0.0) & (self.propensities_N <= 1.0)).all():
-            raise ValueError("every propensity must lie above 0 and be at most 1")
+        _check_odds(self.odds_NA, self.odds_NA.shape)
+        if not (self.propensities_N > 0.0).all():
+            raise ValueError("the propensity of an arm that was drawn must lie above 0")
+
+    @property
+    def propensities_N(self) -> Floats:
+        """The probability of what was drawn."""
+        return self.odds_NA[np.arange(len(self.arms_N)), self.arms_N]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyValue:
     """The mean reward per turn under a router. `turns` is how many turns dealt by the router itself would say as much of it:
-    (sum w)^2 / sum(w^2), Kish's effective size.
+    (sum h w)^2 / sum((h w)^2), Kish's effective size.
 
     Example: ``PolicyValue(mean=0.58, lower=0.55, upper=0.61, error=0.015, users=800, turns=2310.5)``
     """
@@ -70,16 +88,21 @@ class PolicyValue:
     turns: float
 
 
+def earned(logged: LoggedTurns, confidence: float = 0.95) -> PolicyValue:
+    """What was earned under the odds that were: the plain mean."""
+    ones_N = np.ones_like(logged.rewards_N)
+    mean = float(logged.rewards_N.mean())
+    return _value(logged, mean, logged.rewards_N - mean, ones_N, ones_N, confidence)
+
+
 def ips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> PolicyValue:
     """Inverse propensity scores. `target_NA` are the changed router's probabilities of every arm at each turn.
 
     Raises:
-        ValueError: probabilities that do not fit the turns, or do not sum to 1.
+        ValueError: probabilities that do not fit the turns, do not sum to 1, or are above 0 for an arm that could not be had.
     """
-    weights_N = _weights(logged, target_NA)
-    values_N = weights_N * logged.rewards_N
-    mean = float(values_N.mean())
-    return _value(logged, mean, values_N - mean, np.ones_like(values_N), weights_N, confidence)
+    weights_N, evaluation_N = _weights(logged, target_NA), evaluation_weights(logged, target_NA)
+    return _mean_of(logged, weights_N * logged.rewards_N, weights_N, evaluation_N, confidence)
 
 
 def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> PolicyValue:
@@ -88,7 +111,7 @@ def snips(logged: LoggedTurns, target_NA: Floats, confidence: float = 0.95) -> P
     Raises:
         ValueError: as `ips`, or no turn that the changed router would have chosen.
     """
-    weights_N = _weights(logged, target_NA)
+    weights_N = _weights(logged, target_NA) * evaluation_weights(logged, target_NA)
     total = float(weights_N.sum())
     if total <= 0.0:
         raise ValueError("the changed router would have chosen none of these turns: they say nothing about it")
@@ -105,13 +128,26 @@ def doubly_robust(
     Raises:
         ValueError: as `ips`, or predictions of another shape or that are not finite.
     """
-    weights_N = _weights(logged, target_NA)
+    weights_N, evaluation_N = _weights(logged, target_NA), evaluation_weights(logged, target_NA)
     if predicted_NA.shape != target_NA.shape or not np.isfinite(predicted_NA).all():
         raise ValueError(f"predictions must be finite, with the shape {target_NA.shape} of the probabilities")
     chosen_N = predicted_NA[np.arange(len(weights_N)), logged.arms_N]
     values_N = (target_NA * predicted_NA).sum(axis=1) + weights_N * (logged.rewards_N - chosen_N)
-    mean = float(values_N.mean())
-    return _value(logged, mean, values_N - mean, np.ones_like(values_N), weights_N, confidence)
+    return _mean_of(logged, values_N, weights_N, evaluation_N, confidence)
+
+
+def evaluation_weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
+    """How much each turn counts, so that all add about as much variance: h of the formulas above. Raises ValueError as `ips`."""
+    _check_target(logged, target_NA)
+    _, choices_N = np.unique(logged.odds_NA > 0.0, axis=0, return_inverse=True)
+    evaluation_N = np.ones(len(choices_N))
+    for choice in range(int(choices_N.max()) + 1):
+        alike_N = choices_N == choice
+        squares_A = (target_NA[alike_N] ** 2).mean(axis=0)
+        odds_MA = logged.odds_NA[alike_N]
+        variance_M = np.divide(squares_A, odds_MA, out=np.zeros_like(odds_MA), where=odds_MA > 0.0).sum(axis=1)
+        evaluation_N[alike_N] = variance_M**-0.5 / (variance_M**-0.5).mean()
+    return evaluation_N
 
 
 def cross_fitted(logged: LoggedTurns, contexts_N: Ints, arms: int, folds: int = 5) -> Floats:
@@ -143,15 +179,29 @@ def cross_fitted(logged: LoggedTurns, contexts_N: Ints, arms: int, folds: int = 
     return predicted_NA
 
 
+def _check_odds(odds_NA: Floats, shape: tuple[int, ...]) -> None:
+    if odds_NA.ndim != 2 or odds_NA.shape != shape:
+        raise ValueError(f"the probabilities have shape {odds_NA.shape}; {shape}, turns and arms, is needed")
+    if (odds_NA < 0.0).any() or not np.allclose(odds_NA.sum(axis=1), 1.0):
+        raise ValueError("probabilities must be at least 0 and sum to 1 at every turn")
+
+
+def _check_target(logged: LoggedTurns, target_NA: Floats) -> None:
+    _check_odds(target_NA, logged.odds_NA.shape)
+    if (target_NA[logged.odds_NA <= 0.0] > 0.0).any():
+        raise ValueError("the changed router would choose an arm that could not be had: nothing is known of that turn")
+
+
 def _weights(logged: LoggedTurns, target_NA: Floats) -> Floats:
-    turns = len(logged.arms_N)
-    if target_NA.ndim != 2 or target_NA.shape[0] != turns or int(logged.arms_N.max()) >= target_NA.shape[1]:
-        raise ValueError(
-            f"the router's probabilities have shape {target_NA.shape}; {turns} turns and every arm are needed"
-        )
-    if (target_NA < 0.0).any() or not np.allclose(target_NA.sum(axis=1), 1.0):
-        raise ValueError("the router's probabilities must be at least 0 and sum to 1 at every turn")
-    return target_NA[np.arange(turns), logged.arms_N] / logged.propensities_N
+    _check_target(logged, target_NA)
+    return target_NA[np.arange(len(logged.arms_N)), logged.arms_N] / logged.propensities_N
+
+
+def _mean_of(
+    logged: LoggedTurns, values_N: Floats, weights_N: Floats, evaluation_N: Floats, confidence: float
+) -> PolicyValue:
+    mean = float(evaluation_N @ values_N / evaluation_N.sum())
+    return _value(logged, mean, evaluation_N * (values_N - mean), evaluation_N, evaluation_N * weights_N, confidence)
 
 
 def _value(
@@ -174,7 +224,7 @@ def _value(
     else:
         left_out_U = np.bincount(cluster_N, weights=residuals_N) / others_U
         error = math.sqrt((users - 1) / users * float(left_out_U @ left_out_U))
-        alike = float(weights_U.sum()) ** 2 / float(weights_U @ weights_U)
-        half = float(special.stdtrit(max(1.0, alike - 1.0), 0.5 + confidence / 2)) * error
+        freedom = float(weights_U @ weights_U) ** 2 / float((weights_U**4).sum())
+        half = float(special.stdtrit(max(1.0, freedom), 0.5 + confidence / 2)) * error
     turns = float(weights_N.sum()) ** 2 / squares if squares > 0.0 else 0.0
     return PolicyValue(mean=mean, lower=mean - half, upper=mean + half, error=error, users=users, turns=turns)

@@ -7,19 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.records import Finish, Person, Pick, Reward, Turn
+from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Turn
 from ostinato.release.auto.config import Metric, RouterConfig
 from ostinato.release.auto.posterior import Belief, Posterior
 from ostinato.release.auto.propensities import PropensityTest
 from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility
 
-_VERSIONS = 32  # of one arm that are remembered: a rollback goes to one of the last few
+_RELEASES = 16  # that are remembered beside those that an arm has: a rollback goes to one of the last few
 _EPISODES = 50_000  # whose draw is remembered, so that it is counted once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmView:
-    """What the router knows of an arm. `cost` is the mean per turn, 0 while none is known; `failed` of its `turns` ended in an error.
+    """What the router knows of an arm: the utility of the release that it has now; `cost` is the mean per turn, 0 while none is known, and
+    `failed` of its `turns` ended in an error, under all the releases that it had.
 
     Example: ``ArmView(arm="live", utility=Belief(mean=0.4, deviation=0.02, users=311.0), cost=0.0, turns=812, failed=3)``
     """
@@ -34,8 +35,12 @@ class ArmView:
 class Router:
     """Moves shares to where the utility is: reward, less the price of money and time.
 
-    A failed answer counts as the least reward. When an arm's weights change, a share of what was known of it is kept. Everybody without
-    a name is one user, and so are, with `users = "verified"`, all whom their tenant did not prove.
+    A failed answer counts as the least reward. Everybody without a name is one user, and so are, with `users = "verified"`, all whom
+    their tenant did not prove.
+
+    What is known is known of a release, whichever arm has it: one that goes from canary to live takes it along, and after a rollback the
+    earlier one is again what it was. A new release begins with a share (`kept`) of what is known of the one that is live, or else of its
+    arm's last. A model outside is one release for ever.
 
     Not seen: that rewards rise and fall for everybody, at night say, while shares change; what was learned at another time speaks for
     whoever had the larger share then.
@@ -62,8 +67,10 @@ class Router:
     def forget(self) -> None:
         """Begin from nothing."""
         self.propensities = PropensityTest()
-        self._arms = {arm: _Arm(self._config) for arm in self._names}
-        self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn
+        self._arms = {arm: _Arm(arm) for arm in self._names}
+        self._releases: OrderedDict[str, dict[str, Posterior]] = OrderedDict()  # by metric; the latest seen last
+        self._live = ""
+        self._waiting: OrderedDict[str, tuple[str, Person]] = OrderedDict()  # by turn: the release, and who
         self._drawn: OrderedDict[Person, Pick] = OrderedDict()  # by tenant and episode
         self._odds: dict[frozenset[str], dict[str, float]] = {}
 
@@ -86,14 +93,12 @@ class Router:
             if row.auto is not None:
                 self._turn(row, row.auto)
         elif (found := self._waiting.pop(row.turn, None)) is not None:
-            self.measure(found[0], found[1], "reward", row.value)
+            self._measure(found[0], found[1], "reward", row.value)
 
     def measure(self, arm: str, person: Person, metric: Metric, value: float) -> None:
-        """Take in what a metric says of one turn of an arm. A metric that has no weight is not kept."""
-        posterior = self._arms[arm].posteriors.get(metric)
-        if posterior is not None:
-            posterior.add(person, value)
-            self._odds.clear()
+        """Take in what a metric says of one turn of the release that an arm has now. A metric that has no weight is not kept."""
+        self._known(self._arms[arm].release)
+        self._measure(self._arms[arm].release, person, metric, value)
 
     def views(self) -> list[ArmView]:
         """What is known of every arm."""
@@ -106,7 +111,12 @@ class Router:
         """Everything, in JSON's types."""
         return {
             "arms": {name: arm.state() for name, arm in self._arms.items()},
-            "waiting": [[turn, arm, *person] for turn, (arm, person) in self._waiting.items()],
+            "releases": [
+                [release, {metric: posterior.state() for metric, posterior in known.items()}]
+                for release, known in self._releases.items()
+            ],
+            "live": self._live,
+            "waiting": [[turn, release, *person] for turn, (release, person) in self._waiting.items()],
             "drawn": [[*episode, pick.arm, dict(pick.odds)] for episode, pick in self._drawn.items()],
             "propensities": self.propensities.state(),
         }
@@ -119,8 +129,14 @@ class Router:
         for name, arm in self._arms.items():
             if name in state["arms"]:
                 arm.restore(state["arms"][name])
+        self._releases.clear()
+        for release, known in state["releases"]:
+            for metric, posterior in self._known(str(release)).items():
+                if metric in known:
+                    posterior.restore(known[metric])
+        self._live = str(state["live"])
         self._waiting = OrderedDict(
-            (turn, (arm, (tenant, user))) for turn, arm, tenant, user in state["waiting"] if arm in self._arms
+            (turn, (release, (tenant, user))) for turn, release, tenant, user in state["waiting"]
         )
         self._drawn = OrderedDict(
             ((tenant, episode), Pick(arm=arm, odds=dict(odds))) for tenant, episode, arm, odds in state["drawn"]
@@ -130,7 +146,36 @@ class Router:
 
     def _utility(self, name: str) -> Belief:
         arm = self._arms[name]
-        return utility({metric: each.belief() for metric, each in arm.posteriors.items()}, arm.mean_cost, self._worth)
+        known = self._releases.get(arm.release) or self._blank()
+        return utility({metric: each.belief() for metric, each in known.items()}, arm.mean_cost, self._worth)
+
+    def _blank(self) -> dict[str, Posterior]:
+        return {metric: self._posterior(metric) for metric in self._config.weights}
+
+    def _posterior(self, metric: Metric) -> Posterior:
+        config = self._config
+        low, high = (config.low, config.high) if metric == "reward" else (0.0, config.longest_s)
+        return Posterior(low=low, high=high, rho=config.rho)
+
+    def _known(self, release: str, like: str = "") -> dict[str, Posterior]:
+        """What is known of a release; of a new one, a share of what is known of one that it is like."""
+        if release not in self._releases:
+            self._releases[release] = self._blank()
+            for metric, posterior in self._releases.get(like, {}).items():
+                self._releases[release][metric].restore(posterior.state())
+                self._releases[release][metric].fade(self._config.kept)
+        self._releases.move_to_end(release)
+        idle = [each for each in self._releases if each not in {arm.release for arm in self._arms.values()}]
+        for each in idle[:-_RELEASES]:
+            if each != release:
+                del self._releases[each]
+        return self._releases[release]
+
+    def _measure(self, release: str, person: Person, metric: Metric, value: float) -> None:
+        posterior = self._releases.get(release, {}).get(metric)
+        if posterior is not None:
+            posterior.add(person, value)
+            self._odds.clear()
 
     def _turn(self, turn: Turn, pick: Pick) -> None:
         self._draw((turn.tenant, turn.episode), Pick(arm=pick.arm, odds=pick.odds))
@@ -139,17 +184,20 @@ class Router:
             return
         known = turn.verified or self._config.users == "declared"
         person = turn.person if known else (turn.tenant, "")
-        if arm.changed([span.policy.hash for span in turn.spans]):
-            arm.fade(self._config.kept)
+        release = turn.spans[-1].policy.hash if turn.spans else arm.release
+        self._known(release, self._live or arm.release)
+        arm.release = release
+        if turn.arm is Arm.LIVE and turn.spans:
+            self._live = release
         arm.turns += 1
         if pick.cost is not None:
             arm.cost, arm.priced = arm.cost + pick.cost, arm.priced + 1.0
         if turn.finish == Finish.ERROR:
             arm.failed += 1
-            self.measure(pick.arm, person, "reward", self._config.low)
+            self._measure(release, person, "reward", self._config.low)
         elif turn.finish.trainable:
-            self.measure(pick.arm, person, "seconds", turn.ended_at - turn.started_at)
-            self._waiting[turn.id] = (pick.arm, person)
+            self._measure(release, person, "seconds", turn.ended_at - turn.started_at)
+            self._waiting[turn.id] = (release, person)
             if len(self._waiting) > self._config.waiting:
                 self._waiting.popitem(last=False)
         self._odds.clear()
@@ -165,47 +213,21 @@ class Router:
 
 
 class _Arm:
-    """One arm's sums."""
+    """One arm's sums, and the hash of the weights that answered its last turn; before the first, and outside, its own name."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        ranges: dict[Metric, tuple[float, float]] = {
-            "reward": (config.low, config.high),
-            "seconds": (0.0, config.longest_s),
-        }
-        self.posteriors = {
-            metric: Posterior(low=ranges[metric][0], high=ranges[metric][1], rho=config.rho)
-            for metric in config.weights
-        }
+    def __init__(self, name: str) -> None:
+        self.release = name
         self.turns = self.failed = 0
         self.cost = self.priced = 0.0
-        self._versions: list[str] = []  # hashes of the weights that it had, in the order in which they were first seen
 
     @property
     def mean_cost(self) -> float:
         return self.cost / self.priced if self.priced else 0.0
 
-    def changed(self, hashes: Sequence[str]) -> bool:
-        """True if these are weights that it has not had before; not for the first."""
-        new = [version for version in dict.fromkeys(hashes) if version not in self._versions]
-        first = not self._versions
-        self._versions = [*self._versions, *new][-_VERSIONS:]
-        return bool(new) and not first
-
-    def fade(self, kept: float) -> None:
-        for posterior in self.posteriors.values():
-            posterior.fade(kept)
-
     def state(self) -> dict[str, Any]:
-        return {
-            "posteriors": {metric: posterior.state() for metric, posterior in self.posteriors.items()},
-            "counts": [self.turns, self.failed, self.cost, self.priced],
-            "versions": self._versions,
-        }
+        return {"release": self.release, "counts": [self.turns, self.failed, self.cost, self.priced]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        for metric, posterior in self.posteriors.items():
-            if metric in state["posteriors"]:
-                posterior.restore(state["posteriors"][metric])
+        self.release = str(state["release"])
         turns, failed, cost, priced = state["counts"]
         self.turns, self.failed, self.cost, self.priced = int(turns), int(failed), float(cost), float(priced)
-        self._versions = [str(version) for version in state["versions"]]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ostinato.core.dealing import dealing_key, place_of
-
 from ostinato.core.records import Alarm, AlarmState, Person, Reward
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.detection.standing import ACCEPTED

@@ -17,7 +17,10 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
     """
 
     name: str = Field(pattern=_NAME, description="What it is called in the log, in metrics and to clients.")
-    slot: Literal["live", "canary", "control"] | None = Field(default=None, description="The slot that answers.")
+    slot: Literal["live", "canary", "previous", "control"] | None = Field(
+        default=None,
+        description="The slot that answers; canary and previous are there only while the release ledger says that a trial uses them.",
+    )
     url: str = Field(
         default="", description="Base URL of the model outside, up to and with /v1. Redirects are not followed."
     )

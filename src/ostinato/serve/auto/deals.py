@@ -41,8 +41,9 @@ class Deal:
 class Deals:
     """Auto's arms. An episode keeps its arm until the arm is not to be had; then it is dealt another, and the log says with which odds.
 
-    An arm that is not to be had (an empty slot, a model outside that fails or is busy, a tenant that it may not answer) is not among the
-    odds, so what is logged is what was done. Nothing else stands in for a call that fails: it is that arm's failure.
+    An arm that is not to be had (an empty slot, a release whose trial is over, a model outside that fails or is busy, a tenant that it
+    may not answer) is not among the odds, so what is logged is what was done. A call that fails outside is that arm's failure, and
+    whoever answers in its place is drawn anew among the others.
 
     Args:
         config: the arms.
@@ -89,9 +90,14 @@ class Deals:
         for model in self._outside.values():
             await model.close()
 
-    def deal(self, tenant: str, episode: str, loaded: Collection[str]) -> Deal:
-        """The arm of an episode, given the slots that are loaded. Raises Unavailable if none is to be had."""
-        there = [name for name, arm in self._arms.items() if self._available(arm, tenant, loaded)]
+    def deal(self, tenant: str, episode: str, releases: Collection[str], failed: Collection[str] = frozenset()) -> Deal:
+        """The arm of an episode, given the slots that hold a release and the arms that failed to answer this very call.
+
+        Raises Unavailable if none is to be had.
+        """
+        there = [
+            name for name, arm in self._arms.items() if name not in failed and self._available(arm, tenant, releases)
+        ]
         pick = self._episodes.get((tenant, episode))
         if pick is None or pick.arm not in there:
             pick = self._dealer.draw(there, self._chance())
@@ -109,10 +115,10 @@ class Deals:
         if turn.auto is not None and turn.auto.arm in self._arms:
             self._remember(turn.tenant, turn.episode, Pick(arm=turn.auto.arm, odds=turn.auto.odds))
 
-    def _available(self, arm: AutoArm, tenant: str, loaded: Collection[str]) -> bool:
+    def _available(self, arm: AutoArm, tenant: str, releases: Collection[str]) -> bool:
         if arm.tenants and tenant not in arm.tenants:
             return False
-        return arm.slot in loaded if arm.slot is not None else self._outside[arm.name].available
+        return arm.slot in releases if arm.slot is not None else self._outside[arm.name].available
 
     def _remember(self, tenant: str, episode: str, pick: Pick) -> None:
         self._episodes[tenant, episode] = pick

@@ -21,6 +21,7 @@ _LOG = logging.getLogger(__name__)
 _CONNECT_S = 10.0
 _CHARS_PER_TOKEN = 64  # an answer longer than this times its budget is no answer
 _FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+_OTHER_ENDS = frozenset({"content_filter", "tool_calls", "function_call"})
 _OWN_FAULTS = frozenset({401, 403, 404, 408, 429})  # of the statuses below 500: the key, the address, its limits
 
 
@@ -67,7 +68,11 @@ class OutsideModel:
         """Be ready."""
         arm = self._arm
         waits = aiohttp.ClientTimeout(total=arm.longest_s, sock_connect=_CONNECT_S, sock_read=arm.silence_s)
-        self._session = aiohttp.ClientSession(timeout=waits, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=waits,
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),  # a cookie of one user's call would tell that the next is from here too
+        )
 
     async def close(self) -> None:
         """Let go of every connection."""
@@ -113,7 +118,7 @@ class OutsideModel:
                 blame = reply.status >= 500 or reply.status < 400 or reply.status in _OWN_FAULTS
                 raise OutsideFailure(f"it answered with status {reply.status}", blame=blame)
             if reply.content_type != "text/event-stream":
-                raise OutsideFailure(f"it sent {reply.content_type}, not a stream of events")
+                raise OutsideFailure("what it sent is no stream of events")
             async for line in reply.content:
                 event = read_outside(line)
                 if event is not None:
@@ -179,7 +184,8 @@ class _OutsideAnswer:
 def _finish(reason: str) -> Finish:
     finish = _FINISHES.get(reason)
     if finish is None:  # a filter, or a call of a tool that nobody offered
-        raise OutsideFailure(f"it ended the answer because of {reason[:40]!r}", blame=False)
+        known = reason if reason in _OTHER_ENDS else "something unknown"  # nothing that it says is logged as it is
+        raise OutsideFailure(f"it ended the answer because of {known}", blame=False)
     return finish
 
 

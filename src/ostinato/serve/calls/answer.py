@@ -130,9 +130,12 @@ class Answer:
             pulse.stop()
 
     async def _beat(self) -> None:
-        """Something for a stream without news: its head, if it was not sent, and a comment."""
+        """Something for a stream without news: its head, if it was not sent, and a comment. While another arm of Auto may come to answer,
+        the head names none: the answer's end does.
+        """
+        headers = self._headers() if self._opened or self._capture.call.auto is None else self._more_headers
         try:
-            await self._exchange.aside(_STREAM + self._headers(), b": waiting\n\n")
+            await self._exchange.aside(_STREAM + headers, b": waiting\n\n")
         except OSError:
             self._watch.end(ClientGone())
 

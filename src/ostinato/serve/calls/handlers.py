@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Turn
-from ostinato.serve.arms import Assignment
-from ostinato.serve.auto.deals import Deal, Deals
-from ostinato.serve.auto.outside import Conversation
+from ostinato.serve.auto.deals import Deal
+from ostinato.serve.auto.outside import Conversation, OutsideFailed
 from ostinato.serve.calls.answer import Answer
 from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
 from ostinato.serve.calls.delivery import Deliveries
+from ostinato.serve.calls.draws import Draws
 from ostinato.serve.calls.rendering import Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
 from ostinato.serve.calls.sender import Caller, Placement, Senders
@@ -111,6 +111,7 @@ class Calls:
         self._observer = _Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
+        self._draws = Draws(parts)
         self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
         budget = config.session_tokens // len(tenants)
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
@@ -195,13 +196,13 @@ class Calls:
         body = await exchange.json(partial(quotas.count_bytes, who.tenant))
         request = parse(body)
         caller = self._senders.caller(exchange, who, request.asker)
-        deals = self._deals_of(request, caller)
+        drawn = self._draws.asked(request, caller)
         with quotas.places(who.tenant, request.n or 1):
             self._parts.metrics.calls(+1)
             try:
                 async with Watch(exchange.receive) as watch:
                     exchange.watch = watch
-                    placement = None if deals is not None else await self._senders.place(caller)
+                    placement = None if drawn else await self._senders.place(caller)
                     asked = _Asked(
                         body=body,
                         request=request,
@@ -215,32 +216,11 @@ class Calls:
                 exchange.watch = None  # an error is sent without it
                 self._parts.metrics.calls(-1)
 
-    def _deals_of(self, request: _Request, caller: Caller) -> Deals | None:
-        """Auto, if the request is for it. Raises NotFound for a model that there is not, BadRequest for what not every arm can do."""
-        model, deals = self._parts.model, self._parts.deals
-        if deals is None or request.model != deals.name:
-            if request.model == model:
-                return None
-            raise NotFound(f"There is no model {request.model!r}; this server has {model!r}.", field="model")
-        if not isinstance(request, ChatRequest):
-            raise BadRequest(f"{deals.name} answers chat completions only; ask {model!r} instead.", field="model")
-        for field, wanted in (
-            ("logprobs", request.wants_logprobs),
-            ("continue_final_message", request.continue_final_message),
-        ):
-            if wanted:
-                raise BadRequest(
-                    f"{field}: not every arm of {deals.name} can do it; ask {model!r} instead.", field=field
-                )
-        if caller.slot is not None:
-            raise BadRequest(f"X-Ostinato-Slot names a slot, and {deals.name} draws one; leave one out.", field="model")
-        return deals
-
     async def _once(self, asked: _Asked, route: _Route) -> None:
         """Answer, from the log if the call is a repeat."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
-            await self._sample(asked, route, Try(id=f"{route.kind}-{secrets.token_hex(16)}", turns=[]))
+            await self._sample(asked, route, Try(base=f"{route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
         question = {**asked.body, "user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
@@ -262,8 +242,28 @@ class Calls:
     # ------------------------------------------------------------ the answer
 
     async def _sample(self, asked: _Asked, route: _Route, attempt: Try) -> None:
-        question = await route.ask(asked)
-        call, deal = self._call(asked, route, attempt.id, question.prompt)
+        """Answer. Where a model outside cannot and nothing was said yet, another of Auto's arms is drawn; the log has a turn of both."""
+        question, failed = await route.ask(asked), dict[str, OutsideFailed]()
+        episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
+        while True:
+            try:
+                call, deal = self._call(asked, route, attempt.id, episode, question.prompt, failed)
+            except Unavailable:
+                if not failed:
+                    raise
+                raise [*failed.values()][-1] from None
+            try:
+                await self._answer(asked, route, attempt, question, call, deal)
+                return
+            except OutsideFailed as error:
+                if asked.exchange.said or deal is None:
+                    raise
+                failed[deal.arm.name] = error
+                attempt.again()
+
+    async def _answer(
+        self, asked: _Asked, route: _Route, attempt: Try, question: _Question, call: Call, deal: Deal | None
+    ) -> None:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
@@ -315,7 +315,9 @@ class Calls:
         self._deliveries.note(call.turn_ids())
         self._parts.metrics.delivered(call.tenant, call.n)
 
-    def _call(self, asked: _Asked, route: _Route, id: str, prompt: Prompt) -> tuple[Call, Deal | None]:
+    def _call(
+        self, asked: _Asked, route: _Route, id: str, episode: str, prompt: Prompt, failed: Collection[str]
+    ) -> tuple[Call, Deal | None]:
         """The call, and what Auto dealt it. Whatever can be refused is refused before: every draw is of a call that is made."""
         request, caller = asked.request, asked.caller
         room = self._context - len(prompt.ids)
@@ -326,8 +328,9 @@ class Calls:
                 f"this model's context holds {self._context}. Shorten the prompt or ask for less.",
                 field=route.field,
             )
-        episode = caller.episode or prompt.episode or f"ep-{secrets.token_hex(16)}"
-        placement, deal = self._placed(asked, episode)
+        placement, deal = asked.placement, None
+        if placement is None:
+            placement, deal = self._draws.draw(caller.tenant, episode, failed)
         call = Call(
             id=id,
             episode=episode,
@@ -348,16 +351,6 @@ class Calls:
             auto_arm=None if deal is None else deal.arm,
         )
         return call, deal
-
-    def _placed(self, asked: _Asked, episode: str) -> tuple[Placement, Deal | None]:
-        """Who answers. Raises Unavailable."""
-        if asked.placement is not None:
-            return asked.placement, None
-        deals = self._parts.deals
-        assert deals is not None, "without Auto every call has its placement"
-        deal = deals.deal(asked.caller.tenant, episode, self._parts.engine.slots())
-        assignment = Assignment(arm=deal.release, propensity=deal.propensity)
-        return Placement(slot=deal.release.value, assignment=assignment), deal
 
     def _capture(self, call: Call, *, stored: bool) -> Capture:
         return Capture(

@@ -21,6 +21,7 @@ from ostinato.core.seams import Log
 from ostinato.serve.dialects.openai_reply import json_bytes
 
 _MOST_TRIES = 64
+_NAME_CHARS = 24  # fewer than an id without a key has
 
 
 class KeyReused(BadRequest):
@@ -32,11 +33,21 @@ class KeyReused(BadRequest):
 
 @dataclass(slots=True, kw_only=True)
 class Try:
-    """One try at a keyed call: its id, the turns of an earlier try that answered it, and the writes that it has begun."""
+    """One try at a call: its id, the turns of an earlier try that answered it, and the writes that it has begun."""
 
-    id: str
-    turns: list[Turn]
+    base: str
+    number: int = 0
+    turns: list[Turn] = field(default_factory=list[Turn])
     writes: list[asyncio.Future[Any]] = field(default_factory=list[asyncio.Future[Any]])
+
+    @property
+    def id(self) -> str:
+        """Begins the ids of its turns."""
+        return f"{self.base}-{self.number}" if self.number else self.base
+
+    def again(self) -> None:
+        """Go on under the next id: the turns of this one say that it failed."""
+        self.number += 1
 
 
 class Repeats:
@@ -61,7 +72,8 @@ class Repeats:
     @asynccontextmanager
     async def attempt(self, kind: str, tenant: str, key: str, body: Any, n: int) -> AsyncGenerator[Try]:
         """Wait for calls under the same key, then look for their answer. Raises KeyReused, Conflict."""
-        name, shape = _digest(24, tenant.encode(), key.encode()), _digest(12, kind.encode(), _canonical(body))
+        name = _digest(_NAME_CHARS, tenant.encode(), key.encode())
+        shape = _digest(12, kind.encode(), _canonical(body))
         if self._bodies.setdefault(name, shape) != shape:
             raise KeyReused(
                 "This Idempotency-Key came before with another body; make a new key for each new call.",
@@ -71,9 +83,9 @@ class Repeats:
         while name in self._open:
             await asyncio.shield(self._open[name])
         ended = self._open[name] = asyncio.get_running_loop().create_future()
-        attempt = Try(id="", turns=[])
+        attempt = Try(base=f"{kind}-{name}-{shape}")
         try:
-            attempt.id, attempt.turns = await self._find(f"{kind}-{name}-{shape}", n)
+            attempt.turns = await self._find(attempt, n)
             yield attempt
         finally:
             if not attempt.turns and not attempt.writes:  # nothing came of it: the next body may be a better one
@@ -85,20 +97,18 @@ class Repeats:
     def restore(self, turn: Turn) -> None:
         """Remember the key of a call that was read from the log."""
         parts = turn.id.partition(":")[0].split("-")
-        if len(parts) >= 3 and self._remembered:
+        if len(parts) >= 3 and len(parts[1]) == _NAME_CHARS and self._remembered:
             self._bodies[parts[1]] = parts[2]
             if len(self._bodies) > self._remembered:
                 self._bodies.popitem(last=False)
 
-    async def _find(self, base: str, n: int) -> tuple[str, list[Turn]]:
-        """The id of the try that answered, with its turns, or the first id that no turn has."""
-        for number in range(_MOST_TRIES):
-            id = f"{base}-{number}" if number else base
-            turns = await self._log.find(Turn, [(f"{id}:{index}",) for index in range(n)])
-            if not turns:
-                return id, []
-            if len(turns) == n and all(_whole(turn) for turn in turns):
-                return id, turns
+    async def _find(self, attempt: Try, n: int) -> list[Turn]:
+        """Bring it to the number of the try that answered and return its turns, or to the first that no turn has."""
+        for _ in range(_MOST_TRIES):
+            turns = await self._log.find(Turn, [(f"{attempt.id}:{index}",) for index in range(n)])
+            if not turns or (len(turns) == n and all(_whole(turn) for turn in turns)):
+                return turns
+            attempt.again()
         raise Conflict(f"{_MOST_TRIES} tries under this Idempotency-Key ended without an answer; make a new key.")
 
     def _release(self, name: str, ended: asyncio.Future[None], writes: list[asyncio.Future[Any]]) -> None:

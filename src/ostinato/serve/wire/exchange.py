@@ -20,12 +20,13 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Exchange:
-    """What a handler gets. `status` is 0 until the answer's head was sent; `watch` is set while a model call runs.
+    """What a handler gets. `status` is 0 until the answer's head was sent, `said` is False until a piece of its body was, comments
+    aside; `watch` is set while a model call runs.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
 
-    __slots__ = ("_config", "_send", "headers", "method", "path", "receive", "status", "watch")
+    __slots__ = ("_config", "_send", "headers", "method", "path", "receive", "said", "status", "watch")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
         self.method: str = scope["method"]
@@ -33,6 +34,7 @@ class Exchange:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.receive = receive
         self.status = 0
+        self.said = False
         self.watch: Watch | None = None
         self._send = send
         self._config = config
@@ -76,7 +78,7 @@ class Exchange:
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """A piece of the body. Raises ClientGone, for the last piece also if the client is already known to have left."""
-        watch = self.watch
+        watch, self.said = self.watch, True
         if not last or watch is None:
             await self._put({"type": "http.response.body", "body": data, "more_body": not last})
             return

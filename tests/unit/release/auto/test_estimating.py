@@ -5,6 +5,7 @@ import pytest
 from tests.unit.release.auto.test_router import a_dealt_turn, a_reward
 
 from ostinato.core.errors import BadConfig, NotFound
+from ostinato.core.records import Finish
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.estimating import prospect
 from ostinato.release.auto.thompson import drawn
@@ -30,6 +31,19 @@ async def test_all_three_find_what_other_shares_would_have_earned():
         assert value.upper - value.lower < 0.2
     assert found.earned.lower < 0.3 * 0.8 + 0.7 * 0.4 < found.earned.upper
     assert (found.turns, found.earned.users, found.advice) == (1200, 300, "")
+
+
+async def test_an_answer_that_failed_counts_as_the_least_reward():
+    log = await a_log(600)
+    for i in range(300):
+        await log.append(
+            a_dealt_turn(
+                f"f{i}:0", "live", user=f"u{i}", odds={"live": 0.3, "large": 0.7}, finish=Finish.ERROR, sampled=()
+            )
+        )
+    sound, broken = await prospect(await a_log(600), {"live": 1.0}, CONFIG), await prospect(log, {"live": 1.0}, CONFIG)
+    assert broken.turns == 900
+    assert broken.snips.mean < 0.5 * sound.snips.mean
 
 
 async def test_money_is_taken_off():

@@ -118,15 +118,46 @@ def test_users_that_nobody_proved_are_one():
     assert proven.odds(EVEN)["live"] < 0.9
 
 
-def test_new_weights_widen_the_doubt_and_known_ones_do_not():
+def test_new_weights_widen_the_doubt_and_a_rollback_finds_what_was_known():
     router = taught(Router(["live", "large"], RouterConfig(kept=0.25)), {"live": 0.5, "large": 0.5}, users=300)
     before = router.views()[0].utility.deviation
     router.apply(a_dealt_turn("new:0", "live", version=1))
     after = router.views()[0].utility.deviation
     assert after == pytest.approx(2 * before, rel=0.1)
     router.apply(a_dealt_turn("back:0", "live", version=0))
-    assert router.views()[0].utility.deviation == after
+    assert router.views()[0].utility.deviation == pytest.approx(before)
     assert router.views()[1].utility.deviation < 1.1 * before
+
+
+def test_a_release_takes_what_is_known_of_it_from_canary_to_live():
+    names, odds = ["live", "canary"], {"live": 0.5, "canary": 0.5}
+    router = Router(names, RouterConfig())
+
+    def say(arm, version, value, count, start=0):
+        for i in range(start, start + count):
+            turn = replace(a_turn(f"{arm}{version}.{i}:0", user=f"u{i}", version=version, arm=Arm(arm)), episode=f"{i}")
+            turn = replace(turn, auto=Pick(arm=arm, odds=odds))
+            router.apply(turn)
+            router.apply(a_reward(turn, value if i % 4 else -value))
+
+    say("live", 0, 0.2, 80)
+    say("canary", 1, 0.8, 1)
+    live, canary = router.views()
+    assert canary.utility.deviation > 1.5 * live.utility.deviation, "it begins with a share of what is known of live"
+    assert canary.utility.mean == pytest.approx(live.utility.mean, abs=0.05)
+    say("canary", 1, 0.8, 80, start=100)
+    good = router.views()[1].utility
+    say("live", 1, 0.8, 1, start=300)
+    assert router.views()[0].utility.mean == pytest.approx(good.mean, abs=0.02)
+    say("canary", 2, -1.0, 40, start=400)
+    say("canary", 3, 0.0, 1, start=500)
+    assert router.views()[1].utility.mean == pytest.approx(good.mean, abs=0.1), (
+        "no bad canary before it counts against it"
+    )
+    say("live", 0, 0.2, 1, start=600)
+    assert router.views()[0].utility.mean == pytest.approx(live.utility.mean, abs=0.02), (
+        "a rollback forgets the release"
+    )
 
 
 def test_an_episode_is_one_draw_however_many_turns_it_has():
