@@ -39,7 +39,10 @@ async def test_a_release_that_people_proved_is_answered_for_in_four_sentences():
     assert sure.verdict == "812 effective users on the smaller side, 4,060 turns"
     assert "at all looks together" in sure.details[0]
     assert any(each.startswith("People were dealt as set: 2,031") for each in sure.details)
-    assert changed.verdict == "8 optimizer steps on 1,152 turns; 1.2 MB of 269.0 MB of weights sent in 2 versions"
+    assert (
+        changed.verdict
+        == "question moved; 8 optimizer steps on 1,152 turns; 1.2 MB of 269.0 MB of weights sent in 2 versions"
+    )
     assert (changed.state, len(changed.details)) == ("bad", 1)
     assert changed.details[0].startswith("question is up: 11.0% to 24.0%")
     assert back.verdict == 'ostinato rollback --reason "..." makes v16 live again'
@@ -131,7 +134,7 @@ async def test_the_page_says_the_verdict_first_and_shows_what_it_rests_on():
     async with page_world() as w:
         page = (await w.get(f"/releases/{V17.hash}", ADMIN)).text
     heads = (
-        'class="verdict"',
+        ' verdict">',
         "How do I take it back?",
         "Roll back to v16",
         ">By what people did<",

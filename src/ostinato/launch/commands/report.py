@@ -23,7 +23,7 @@ async def write_report(config: Config, out: Path, console: Console, demo: RunRep
     """Write the file. Raises NotFound if the run does not exist, StorageFull if `out` cannot be written."""
     existing(config)
     with open_run(config) as run, console.status("reading the log"):
-        async with looking(run, turns=True) as facts:
+        async with looking(run) as facts:
             page = render(demo, await recorded(facts))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,8 @@ from ostinato.web.page.releases.answers import answers
 from ostinato.web.page.rendering import DASH, count, points
 from ostinato.web.page.sources import Facts, ReleaseDetail, ReleaseLine
 
+TURNS_S = 5.0
+"""How long turns are read that the gateway has not put into its index."""
 _STYLES = {"good": "green", "wait": "yellow", "bad": "bold red"}
 _SIGNS = {"good": "✓", "wait": "◷", "bad": "✕"}
 
@@ -23,8 +25,9 @@ async def show_release(config: Config, version: str, console: Console) -> None:
     """Four answers and the looks they rest on. Raises NotFound, BadRequest."""
     existing(config)
     with open_run(config) as run:
-        async with looking(run, turns=False) as facts:
+        async with looking(run, turns_s=TURNS_S) as facts:
             found = await find_release(facts, version)
+            unread = facts.feed.unread_turns
     line = found.line
     state = "live" if line.live else line.state.replace("_", " ")
     console.print(Text.assemble((f"v{line.policy.number}", "bold"), f"  {state}  {line.policy.hash[:16]}"))
@@ -34,6 +37,10 @@ async def show_release(config: Config, version: str, console: Console) -> None:
         console.print(Text(f"  {_SIGNS[answer.state]} {_plain(answer.verdict)}", _STYLES[answer.state]), soft_wrap=True)
         for detail in filter(None, answer.details):
             console.print(Text(f"    {_plain(detail)}"), soft_wrap=True)
+    if unread > 0:
+        console.print(
+            f"\n{count(unread)} older rows of the log were not read: behaviour is of the newest turns", style="dim"
+        )
     for table in (_trial(found), _gate(found)):
         if table.row_count:
             console.print()

@@ -227,7 +227,7 @@ async def test_a_look_from_the_command_line_starts_from_the_gateways_index_and_l
     copy(index, tmp_path / INDEX)
     assert PageIndex(tmp_path / INDEX, words=True).cursors() == PageIndex(index, words=True).cursors()
     await seen.run.log.append(an_event(8, "shipped", PolicyVersion(number=18, hash="18" * 32), NEW))
-    async with looking(seen.run, turns=False) as facts:
+    async with looking(seen.run, turns_s=0.0) as facts:
         assert (await facts.releases(None)).live.number == 18
     assert (await seen.facts.releases(None)).live == NEW
     copy(tmp_path / "none", tmp_path / "nothing")

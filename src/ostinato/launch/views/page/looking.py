@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -19,8 +21,8 @@ PATIENCE_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def looking(run: Run, *, turns: bool) -> AsyncGenerator[RunFacts]:
-    """The facts of a run, brought up to its log's end: what was decided, and with `turns` every turn.
+async def looking(run: Run, *, turns_s: float = math.inf) -> AsyncGenerator[RunFacts]:
+    """The facts of a run: all that was decided, and as many of its turns, the newest first, as can be read in `turns_s` seconds.
 
     The gateway is the only one that writes the page's index. This look takes a copy of it, and reads what it lacks.
     """
@@ -30,7 +32,8 @@ async def looking(run: Run, *, turns: bool) -> AsyncGenerator[RunFacts]:
         facts = RunFacts(run, log, Spelling(run.config), wall_clock, index=index, patience_s=PATIENCE_S)
         try:
             await facts.feed.decided()
-            while turns and await facts.feed.step():
+            until = time.monotonic() + turns_s
+            while await facts.feed.step() and time.monotonic() < until:
                 pass
             yield facts
         finally:

@@ -177,8 +177,9 @@ def _held_against(evidence: ReleaseEvidence) -> list[str]:
 def _changed(found: ReleaseDetail) -> Answer:
     evidence = found.evidence
     parts: list[str] = []
-    if evidence.steps is not None and evidence.turns is not None:
-        parts.append(f"{count(evidence.steps)} optimizer steps on {count(evidence.turns)} turns")
+    if evidence.steps is not None:
+        learned = "" if evidence.turns is None else f" on {_counted(evidence.turns, 'turn')}"
+        parts.append(f"{_counted(evidence.steps, 'optimizer step')}{learned}")
     if evidence.weights is not None:
         sent = evidence.weights
         parts.append(
@@ -192,6 +193,8 @@ def _changed(found: ReleaseDetail) -> Answer:
     elif not judged:
         details.append("Behaviour: too few people on both versions to say.")
     harmful = any(rate.harmful for rate in moved)
+    if moved:
+        parts.insert(0, f"{', '.join(rate.name for rate in moved)} moved")
     verdict = "; ".join(parts) or "nothing is recorded"
     return Answer(question="What changed?", verdict=verdict, state="bad" if harmful else "good", details=tuple(details))
 

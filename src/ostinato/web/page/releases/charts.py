@@ -78,7 +78,7 @@ def _margin(margin: float | None, y: Scale) -> list[Markup]:
         LEFT, RIGHT, y(-margin), y(-margin)
     )
     name = Markup('<text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}</text>').format(
-        RIGHT, y(-margin) - 4, f"margin {margin:g} pp"
+        RIGHT, y(-margin) + 14, f"margin {margin:g} pp"
     )
     return [line, name]
 

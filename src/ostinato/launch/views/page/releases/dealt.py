@@ -44,10 +44,16 @@ def stretches(events: Iterable[LedgerEvent], rows: Mapping[str, ReleaseEvent], r
 
 
 def dealt(questions: Questions, parts: Sequence[Stretch], root: str) -> Dealt | None:
-    """The people of a trial; None where there was none or nobody came. Raises TooWide, Unavailable."""
+    """The people of a trial; None where there was none, nobody came, or its first turns are not in the index yet.
+
+    Raises TooWide, Unavailable.
+    """
     if not parts:
         return None
     with questions.open() as db:
+        low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
+        if low is None or low[0] > parts[0].start:
+            return None
         end = db.execute(
             "SELECT min(seq) FROM events WHERE seq > ?1 AND (action IN ('canary', 'rolled_back') OR "
             "(action = 'shipped' AND hash != ?2) OR (action = 'blocked' AND hash = ?2))",

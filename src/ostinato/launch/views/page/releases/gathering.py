@@ -10,12 +10,13 @@ from typing import TypeVar
 from ostinato.app.storage import Run
 from ostinato.core.errors import Unavailable
 from ostinato.core.records import PolicyVersion, ReleaseEvent, Turn
-from ostinato.core.seams import Clock, Log
+from ostinato.core.seams import Clock, Cursor
 from ostinato.launch.views.page.queries import Questions
 from ostinato.launch.views.page.releases.dealt import dealt, stretches
 from ostinato.launch.views.page.releases.lines import last_report, trial_looks
 from ostinato.launch.views.page.releases.sent import sent_between
 from ostinato.launch.views.page.releases.shifts import shifts
+from ostinato.record.log import SqlLog
 from ostinato.web.page.releases.evidence import RateShift, ReleaseEvidence, SamePrompt, TrialRules
 from ostinato.web.page.sources import LedgerEvent, TooWide
 from ostinato.weights.version.chain import Manifests
@@ -37,7 +38,9 @@ _MADE = frozenset({"evaluated", "canary", "ramped", "shipped", "better", "blocke
 class Gathering:
     """Answers for one run. `pieces` gives the bytes of a token."""
 
-    def __init__(self, run: Run, log: Log, questions: Questions, pieces: Callable[[int], bytes], clock: Clock) -> None:
+    def __init__(
+        self, run: Run, log: SqlLog, questions: Questions, pieces: Callable[[int], bytes], clock: Clock
+    ) -> None:
         self._run, self._log, self._questions, self._pieces, self._clock = run, log, questions, pieces, clock
         self._manifests = Manifests(run.store)
         self._kept: dict[tuple[str, str], tuple[float, ReleaseEvidence]] = {}
@@ -79,7 +82,8 @@ class Gathering:
         kept = self._kept.get(key)
         if kept is not None and now - kept[0] < FRESH_S:
             return kept[1]
-        turns = await self._ask(lambda: self._learned(against.number, policy.number), None)
+        horizon = await self._log.horizon()
+        turns = await self._ask(lambda: self._learned(against.number, policy.number, horizon), None)
         found = ReleaseEvidence(
             rates=await self._rates(policy, against),
             steps=policy.number - against.number if policy.number > against.number else None,
@@ -117,9 +121,12 @@ class Gathering:
 
     # ------------------------------------------------------------ questions to the index
 
-    def _learned(self, since: int, upto: int) -> int:
-        """Turns whose step led from one version to the other: a version's number is its step."""
+    def _learned(self, since: int, upto: int, horizon: Cursor) -> int | None:
+        """Turns whose step led from one version to the other: a version's number is its step. None while older turns are not read."""
         with self._questions.open() as db:
+            low = db.execute("SELECT value FROM state WHERE name = 'low'").fetchone()
+            if low is None or low[0] > horizon:
+                return None
             sql = "SELECT count(*) FROM turns WHERE step > ? AND step <= ?"
             return int(db.execute(sql, (since, upto)).fetchone()[0])
 
