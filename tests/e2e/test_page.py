@@ -15,7 +15,9 @@ import pytest
 import uvicorn
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, PageWorld, a_turn_line, a_worker
 
+from ostinato.launch.commands.report import recorded
 from ostinato.serve.config import ServeConfig
+from ostinato.web.report import render
 
 playwright = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -25,6 +27,7 @@ PATHS = [
     "/",
     "/releases",
     f"/releases/{V17.hash}",
+    f"/releases/{V18.hash}",
     "/turns",
     f"/turns/{A_TURN.id}",
     "/learning",
@@ -34,7 +37,8 @@ PATHS = [
     "/sign-in",
     "/turns/none",
 ]
-WIDTHS = (360, 768, 1440)
+WIDTHS = (320, 360, 768, 1440)
+"""320 pixels are what a window of 1280 has left at a zoom of 400%."""
 VIOLATIONS = "document.addEventListener('securitypolicyviolation', () => { window.broken = (window.broken || 0) + 1 })"
 
 
@@ -109,10 +113,57 @@ async def test_every_page_is_readable_by_everybody_at_every_width(server, scheme
         assert [each for each in told if "404" not in each] == []
 
 
+async def test_pages_are_plain_in_forced_colours_still_without_motion_and_whole_on_paper(server):
+    async with browsing(server, forced_colors="active", reduced_motion="reduce") as (tab, told):
+        await tab.goto(server.url + f"/turns/{A_TURN.id}")
+        assert await tab.evaluate("getComputedStyle(document.querySelector('main')).transitionDuration") == "0s"
+        lines = "[...document.querySelectorAll('.t[data-token]')].map(each => getComputedStyle(each).borderBottomStyle)"
+        shades = await tab.evaluate(lines)
+        assert len(set(shades)) > 2, "shades of log-probability are lines where colours are not ours"
+        await tab.check("#by-version")
+        assert set(await tab.evaluate(lines)) == {"none", "dotted"}
+        await tab.emulate_media(media="print", forced_colors="none")
+        await tab.set_viewport_size({"width": 720, "height": 1000})
+        for path in PATHS[:10]:
+            await tab.goto(server.url + path)
+            hidden = (
+                "[...document.querySelectorAll('header, nav, form, footer')].every(each => !each.checkVisibility())"
+            )
+            assert await tab.evaluate(hidden), path
+            over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, path
+        await tab.goto(server.url + f"/releases/{V17.hash}")
+        assert await tab.evaluate("document.querySelector('.history details dl').getBoundingClientRect().height") > 0
+        assert told == []
+
+
+async def test_the_report_is_the_page_in_one_file_that_asks_nobody(server, tmp_path):
+    (tmp_path / "report.html").write_text(render(None, await recorded(server.world.facts)))
+    address = (tmp_path / "report.html").as_uri()
+    async with browsing(server, java_script_enabled=False) as (tab, told):
+        await tab.goto(address)
+        assert "By what people did better" in (await tab.inner_text("body")).replace("by", "By")
+        await tab.click(f"#ledger-title ~ div >> text=v{V17.number}")
+        assert tab.url.endswith(f"#v-{V17.hash[:16]}")
+        assert told == [f"outside: {address}"]
+    async with browsing(server) as (tab, _):
+        await tab.goto(address)
+        for width in WIDTHS:
+            await tab.set_viewport_size({"width": width, "height": 900})
+            over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert over <= 0, width
+        if AXE.is_file():
+            await tab.evaluate(AXE.read_text())
+            found = await tab.evaluate("axe.run()")
+            assert [(each["id"], each["nodes"][0]["target"]) for each in found["violations"]] == []
+
+
 @pytest.mark.skipif(not AXE.is_file(), reason="OSTINATO_AXE names no axe.min.js, so accessibility is not examined")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_on_any_page(server, scheme):
-    async with browsing(server, color_scheme=scheme) as (tab, _):
+@pytest.mark.parametrize(
+    "colours", [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"forced_colors": "active"}], ids=str
+)
+async def test_axe_finds_nothing_on_any_page(server, colours):
+    async with browsing(server, **colours) as (tab, _):
         for path in PATHS:
             await tab.goto(server.url + path)
             await tab.set_viewport_size({"width": WIDTHS[-1], "height": 900})
@@ -133,7 +184,7 @@ async def test_hostile_words_run_nothing_and_ask_nobody(server):
     async with browsing(server) as (tab, told):
         asked = []
         tab.on("request", lambda r: asked.append(r.url.removeprefix(server.url)))
-        for path in PATHS[:9]:
+        for path in PATHS[:10]:
             asked.clear()
             await tab.goto(server.url + path)
             await tab.wait_for_timeout(300)
@@ -174,7 +225,7 @@ async def test_the_keyboard_alone_leads_to_the_verdict_and_back_to_the_release_b
         assert await tab.evaluate("document.activeElement.textContent") == f"v{V17.number}", "focus outlives pushes"
         await tab.keyboard.press("Enter")
         await tab.wait_for_selector("form.act")
-        assert "better, +2.1 pp" in await tab.inner_text(".verdict")
+        assert "people did better (provisional): +2.1 pp [+0.4, +3.8]" in await tab.inner_text(".verdict")
         await tab.focus("#reason")
         await tab.keyboard.type("worse for ann")
         await tab.keyboard.press("Tab")

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from ostinato.core.errors import Conflict
 from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, Span, Turn
+from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
@@ -16,6 +17,17 @@ from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.web.page.app import Pages
+from ostinato.web.page.releases.evidence import (
+    Dealt,
+    LayerChange,
+    MeasureLook,
+    RateShift,
+    ReleaseEvidence,
+    SamePrompt,
+    TrialLook,
+    TrialRules,
+    WeightChange,
+)
 from ostinato.web.page.sources import (
     AlarmLine,
     AlarmList,
@@ -24,19 +36,17 @@ from ostinato.web.page.sources import (
     GateLook,
     LearningNow,
     LedgerEvent,
-    PublishedLine,
     ReleaseDetail,
     ReleaseLine,
     ReleaseList,
     RunNow,
     StepSeries,
-    SwapLine,
     TurnDetail,
     TurnLine,
     TurnList,
-    WeightsNow,
     WorkerNow,
 )
+from ostinato.web.page.stored import FollowerNow, PublishedLine, SwapLine, WeightsNow
 from ostinato.web.run_report import Curve, CurvePoint, Mark
 
 NOW = 1_795_000_000.0
@@ -89,6 +99,94 @@ def a_line(policy, state="shipped", live=False, difference=0.021, seq=100, reaso
 def an_event(action="shipped", policy=V17, previous=V16, seq=100, reason="not worse than the margin: +2.1 pp"):
     return LedgerEvent(
         seq=seq, id=f"{seq}:{action}", action=action, policy=policy, previous=previous, reason=reason, at=NOW - 600
+    )
+
+
+def a_trial_look(at, action, share, difference, half, people, finding, **more):
+    goal = MeasureLook(
+        name="share of good turns",
+        role="goal",
+        difference=difference,
+        lower=difference - half,
+        upper=difference + half,
+        people=people,
+    )
+    facts = {"turns": 5 * people, "sees": half, "reason": f"{100 * difference:+.1f} pp", **more}
+    return TrialLook(at=at, action=action, share=share, goal=goal, finding=finding, **facts)
+
+
+def a_shift(name, before, after, half, means="answers that do so", harmful=False):
+    return RateShift(
+        name=name,
+        means=means,
+        before=before,
+        after=after,
+        lower=after - before - half,
+        upper=after - before + half,
+        turns_before=200,
+        turns_after=180,
+        people=41,
+        harmful=harmful,
+    )
+
+
+def evidence_of(policy, words="Hello, Ann!"):
+    """What a version has that came from a trial against the one before it."""
+    against = version(policy.number - 1)
+    latency = MeasureLook(name=words, role="guardrail", difference=0.001, lower=-0.004, upper=0.006, people=812.0)
+    return ReleaseEvidence(
+        against=against,
+        comparisons=tuple(
+            Comparison(
+                suite="held-out",
+                against=other,
+                policy=against,
+                difference=0.021,
+                lower=0.004,
+                upper=0.038,
+                error=0.009,
+                margin=0.1,
+                items=120,
+                draws=2,
+            )
+            for other in Incumbent
+        ),
+        bars=(BarResult(suite="safety", axis="score", value=0.99, bound=0.974, wanted=0.97, n=200, holds=True),),
+        trial=(
+            a_trial_look(NOW - 9000, "ramped", 0.05, -0.012, 0.09, 41.0, "undecided"),
+            a_trial_look(NOW - 7000, "ramped", 0.25, 0.008, 0.05, 160.0, "undecided"),
+            a_trial_look(NOW - 5000, "shipped", 0.9, 0.012, 0.03, 420.0, "not worse"),
+            a_trial_look(NOW - 900, "better", None, 0.021, 0.017, 812.0, "better", measures=(latency,)),
+        ),
+        rules=TrialRules(margin=0.02, alpha=0.05, better_odds=50.0, void_odds=1000.0),
+        dealt=Dealt(candidate=2031, others=2012, expected=2021.5, odds=0.04, turns=18000, whole=True),
+        rates=(
+            a_shift("accepted", 0.51, 0.541, 0.05, "rated turns with a reward above 0"),
+            a_shift("question", 0.11, 0.24, 0.06, "answers that ask instead of changing anything", harmful=True),
+            a_shift("length", 0.52, 0.53, 0.02, "tokens of an answer, on a logarithmic scale"),
+        ),
+        steps=8,
+        turns=1152,
+        weights=WeightChange(
+            since=against,
+            versions=2,
+            bytes=1_240_000,
+            full_bytes=269_000_000,
+            layers=(
+                *(LayerChange(kind="self_attn.q_proj", layer=at, share=0.0004 * (at + 1)) for at in range(6)),
+                *(LayerChange(kind="mlp.up_proj", layer=at, share=0.0009 * (at + 1)) for at in range(6)),
+                LayerChange(kind="embed_tokens", layer=None, share=0.0001),
+            ),
+        ),
+        examples=(
+            SamePrompt(
+                prompt=tuple(bytes([each]) for each in b"Say hello to Ann."),
+                before="Hi",
+                after=words,
+                turn_before="chatcmpl-1:0",
+                turn_after="chatcmpl-2:0",
+            ),
+        ),
     )
 
 
@@ -210,6 +308,10 @@ class WrittenFacts:
         self.reason = "not worse than the margin: +2.1 pp"
         self.alarm = AlarmLine(name="coverage:acme", reason="no feedback for 212 turns", at=NOW - 300, standing=True)
 
+    def evidence(self, policy):
+        """What is gathered of a release, with this test's words in it."""
+        return evidence_of(policy, self.reason)
+
     async def now(self):
         return self.run
 
@@ -233,6 +335,7 @@ class WrittenFacts:
             previous=V16,
             kept=True,
             awaits=self.awaits and not line.live,
+            evidence=self.evidence(line.policy) if line.policy == V17 else ReleaseEvidence(against=V17),
         )
 
     async def turns(self, query):
@@ -307,6 +410,10 @@ class WrittenFacts:
             swaps=(swap,),
             disk={"log": 52_000_000, "weights": 900_000_000},
             free=70_000_000_000,
+            followers=(
+                FollowerNow(slot="live", number=17, loaded_at=NOW - 590, wanted=V17, lag_s=2.4, behind=False),
+                FollowerNow(slot="evaluation", number=17, loaded_at=NOW - 590, wanted=V18, lag_s=31.0, behind=True),
+            ),
         )
 
 

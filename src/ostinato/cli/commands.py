@@ -89,10 +89,32 @@ def train(common: Common | None = None) -> None:
     _worker("train", (common or Common()).load(), expendable=500)
 
 
-@app.command
-def release(common: Common | None = None) -> None:
-    """Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`)."""
+release = App(
+    name="release",
+    help="Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`). "
+    "`ostinato release show` says how one release stands.",
+)
+app.command(release)
+
+
+@release.default
+def run_release(common: Common | None = None) -> None:
+    """Run the release worker (a worker of `up`)."""
     _worker("release", (common or Common()).load(), expendable=300)
+
+
+@release.command(name="show")
+def show_release(version: str = "live", *, common: Common | None = None) -> None:
+    """Is a release better, how sure is that, what changed, and how is it taken back? The page's `Releases` says the same.
+
+    Parameters
+    ----------
+    version
+        `live`, a number such as v12, or the first digits of a root.
+    """
+    from ostinato.launch.commands.show import show_release as run
+
+    asyncio.run(run((common or Common()).load(), version, Console()))
 
 
 @app.command
@@ -171,6 +193,23 @@ def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Com
     from ostinato.launch.commands.status import show_status
 
     asyncio.run(show_status((common or Common()).load(), Console(), machine=json))
+
+
+@app.command
+def report(directory: Path | None = None, *, out: Path = Path("report.html"), common: Common | None = None) -> None:
+    """Write what the page shows of a run as one file that needs nothing else: no script, no network.
+
+    Parameters
+    ----------
+    directory
+        The run's directory, with the settings that it was started with; none: `run.directory`.
+    out
+        The file.
+    """
+    from ostinato.launch.commands.report import write_report
+
+    options = common or Common()
+    asyncio.run(write_report(options.of_run(directory), out, Console()))
 
 
 @app.command(name="log")

@@ -33,3 +33,13 @@ class Common:
         from ostinato.config import load
 
         return load(self.config, (*more, *self.overrides))
+
+    def of_run(self, directory: Path | None) -> Config:
+        """The checked configuration of the run in a directory: the one that it was started with, where no other file is named."""
+        from ostinato.config import load
+
+        if directory is None:
+            return self.load()
+        own = directory / "config.json"
+        found = own if self.config is None and own.exists() else self.config
+        return load(found, (f"run.directory='{directory}'", *self.overrides))

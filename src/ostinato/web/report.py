@@ -1,66 +1,85 @@
-"""`report.html`: one run as one self-contained page (no script, no network). A pure function of `report.json`'s content."""
+"""`report.html`: one run as one file that needs nothing else, no script and no network: what a demo measured, and what the page shows."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from markupsafe import Markup
+
+from ostinato.core.visitors import Visitor
 from ostinato.web.calibration import calibration, in_percent
 from ostinato.web.chart import bars, lines
+from ostinato.web.page.files import Files
+from ostinato.web.page.rendering import Templates
+from ostinato.web.page.sources import AlarmList, LearningNow, ReleaseDetail, ReleaseList, RunNow
+from ostinato.web.page.stored import WeightsNow
+from ostinato.web.page.views import learning_shown, now_shown, release_shown, releases_shown, state_of
 from ostinato.web.run_report import Curve, RunReport
 
-_STYLE = """
-:root { color-scheme: light dark; --page: #f7f7f5; --card: #ffffff; --ink: #1b1b1a; --soft: #5d5c58; --line: #dedcd5;
-  --live: #2a6fd0; --control: #b4560f; --canary: #12805a; --other: #7a4fc4; --good: #12724e; --bad: #b3261e; --wait: #8a5a00; }
-@media (prefers-color-scheme: dark) { :root { --page: #151514; --card: #1f1f1d; --ink: #f0efeb; --soft: #a9a79f; --line: #383733;
-  --live: #6aa5f5; --control: #ec9a5c; --canary: #4fc79a; --other: #b697f0; --good: #5fd0a4; --bad: #ff8f86; --wait: #e6b45a; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-main { max-width: 940px; margin: 0 auto; padding: 36px 20px 60px; }
-h1 { font-size: 27px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; text-wrap: balance; }
-h2 { font-size: 17px; margin: 0 0 2px; }
-p { margin: 0 0 10px; max-width: 74ch; }
-.lead, .hint, .empty, caption { color: var(--soft); }
-.hint { font-size: 13.5px; margin-bottom: 12px; }
-section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin-top: 18px; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 18px; }
-.pair section { min-width: 0; }
-dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(195px, 1fr)); gap: 16px 20px; margin: 0; }
-dt { color: var(--soft); font-size: 13px; } dd { margin: 0; font-size: 19px; font-weight: 600; overflow-wrap: anywhere;
-  font-variant-numeric: tabular-nums; line-height: 1.3; }
-svg { display: block; width: 100%; height: auto; overflow: visible; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
-caption { text-align: left; font-size: 13.5px; padding-bottom: 6px; }
-th { text-align: left; font-weight: 600; color: var(--soft); font-size: 13px; }
-th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
-tr:last-child td, tr:last-child th { border-bottom: 0; } .number { text-align: right; }
-.SHIP { color: var(--good); font-weight: 600; } .BLOCK { color: var(--bad); font-weight: 600; }
-.EXTEND { color: var(--wait); font-weight: 600; }
-.grid { stroke: var(--line); stroke-width: 1; } .axis { fill: var(--soft); font-size: 12px; }
-.version { fill: var(--soft); font-size: 12px; } .mark { stroke: var(--soft); stroke-width: 1.2; stroke-dasharray: 3 4; opacity: .7; }
-.mark.back { stroke: var(--bad); } .bar { fill: var(--live); }
-.line { fill: none; stroke-width: 2.2; stroke-linejoin: round; } .band { opacity: .14; } .name { font-size: 13px; font-weight: 600; }
-.line.arm-live { stroke: var(--live); } .line.arm-control { stroke: var(--control); stroke-dasharray: 7 4; }
-.line.arm-canary { stroke: var(--canary); stroke-dasharray: 2 3; } .line.arm-other { stroke: var(--other); }
-.arm-live:not(.line) { fill: var(--live); } .arm-control:not(.line) { fill: var(--control); }
-.arm-canary:not(.line) { fill: var(--canary); } .arm-other:not(.line) { fill: var(--other); }
-.whisker { stroke-width: 1.2; opacity: .55; } .whisker.arm-live { stroke: var(--live); } .whisker.arm-control { stroke: var(--control); }
-.dot.hollow { fill: var(--card); stroke: var(--control); stroke-width: 2; } .wanted { fill: var(--good); opacity: .1; }
-details { margin-top: 12px; } summary { cursor: pointer; color: var(--soft); font-size: 13.5px; }
-footer { color: var(--soft); font-size: 13px; margin-top: 22px; }
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the page shows of a run, as of one moment. `details` are the newest releases, each with its evidence."""
+
+    run: RunNow
+    releases: ReleaseList
+    details: tuple[ReleaseDetail, ...]
+    learning: LearningNow
+    alarms: AlarmList
+    weights: WeightsNow
 
 
-def render(report: Mapping[str, Any] | RunReport) -> str:
-    """The whole page.
+def render(measured: Mapping[str, Any] | RunReport | None, recorded: Recorded | None = None) -> str:
+    """The whole file: what a demo measured, if one did, and then what the page shows of the run.
 
     Raises:
         pydantic.ValidationError: the mapping has not the shape of `RunReport`.
     """
-    run = report if isinstance(report, RunReport) else RunReport.model_validate(report)
+    demo = RunReport.model_validate(measured) if isinstance(measured, Mapping) else measured
+    files = Files()
+    facts: dict[str, Any] = {
+        "style": Markup(files.text("page.css")),
+        "demo": demo,
+        "measured": Markup("" if demo is None else _measured(demo)),
+        "recorded": recorded,
+        "visitor": Visitor(tenant=None, operator=False),
+    }
+    if recorded is not None:
+        facts |= _shown(recorded)
+    page = Templates(files).render("report.html", facts)
+    return _without_links(
+        page, frozenset() if recorded is None else frozenset(_place(each) for each in recorded.details)
+    )
+
+
+def _shown(recorded: Recorded) -> Mapping[str, Any]:
+    """The facts of each part, under the names that its template knows them by."""
+    return {
+        "now": {"run": recorded.run, "state": state_of(recorded.run), **now_shown(recorded.run)},
+        "releases": releases_shown(recorded.releases),
+        "details": [{"place": _place(each), **release_shown(each)} for each in recorded.details],
+        "learning": learning_shown(recorded.learning),
+    }
+
+
+def _place(found: ReleaseDetail) -> str:
+    return found.line.policy.hash[:16]
+
+
+_LINK = re.compile(r' href="/(releases/([0-9a-f]+))?[^"]*"')
+
+
+def _without_links(page: str, places: frozenset[str]) -> str:
+    """Links between the page's parts become places of this file, or text. People's words hold no quotes by then: they are escaped."""
+    return _LINK.sub(lambda found: f' href="#v-{found[2]}"' if found[2] in places else "", page)
+
+
+def _measured(run: RunReport) -> str:
     sections = [
         _summary(run),
         _suggested(run),
@@ -70,27 +89,7 @@ def render(report: Mapping[str, Any] | RunReport) -> str:
         f'<div class="pair">{_deltas(run)}{_pauses(run)}</div>',
         f'<div class="pair">{_held_out(run) if run.calibration is None else ""}{_accounting(run)}</div>',
     ]
-    people = f"{run.users} simulated users" if run.users else "simulated users"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(run.title)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{escape(run.title)}</h1>
-<p class="lead">{escape(run.model)}, {run.minutes:g} minutes, seed {run.seed}. Every request and every reaction on this page
-comes from {people}: programs. No person took part.</p>
-{"".join(sections)}
-<footer>Drawn from report.json, which holds the same figures. Shaded areas and ranges are 95% intervals, except the gate's
-bounds, which split their error over its looks.</footer>
-</main>
-</body>
-</html>
-"""
+    return "".join(sections)
 
 
 def _section(title: str, hint: str, body: str) -> str:
@@ -100,7 +99,7 @@ def _section(title: str, hint: str, body: str) -> str:
 def _summary(run: RunReport) -> str:
     rows = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in run.summary)
     notes = "".join(f'<p class="hint">{escape(note)}</p>' for note in run.notes)
-    return f'<section aria-label="Summary"><dl>{rows}</dl>{notes}</section>' if rows or notes else ""
+    return f'<section aria-label="Summary"><dl class="figures">{rows}</dl>{notes}</section>' if rows or notes else ""
 
 
 def _acceptance(run: RunReport) -> str:

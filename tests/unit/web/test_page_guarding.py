@@ -1,7 +1,12 @@
 """Who may see and do what on the page, and what every answer tells the browser."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from tests.fakes.page_world import ACME, ADMIN, BOLT, OWN_FORM, V17, V18, page_world
+
+from ostinato.web.page import live
 
 KEYS = (f"acme:{ACME}", f"bolt:{BOLT}")
 PAGES = [
@@ -29,7 +34,8 @@ async def test_every_page_forbids_what_it_does_not_need(path):
         assert "frame-ancestors 'none'" in csp
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert reply.headers["referrer-policy"] == "same-origin"
-        assert "no-store" in reply.headers["cache-control"]
+        kept = path in PAGES and not path.startswith("/turns")
+        assert reply.headers["cache-control"] == ("private, no-cache" if kept else "private, no-store")
         assert "style=" not in reply.text
         assert "<script>" not in reply.text
         assert "//" not in reply.text.replace("http://127.0.0.1:8321", "").replace("http://www.w3.org", "")
@@ -45,6 +51,22 @@ async def test_files_are_kept_for_ever_under_the_name_of_their_bytes():
         assert "immutable" in reply.headers["cache-control"]
         assert (await w.get(path.replace("/static/", "/static/0"))).status_code == 404
         assert (await w.get("/static/00000000/../../config.py")).status_code == 404
+
+
+async def test_what_a_browser_has_is_not_sent_again():
+    async with page_world() as w:
+        page = await w.get("/releases")
+        tag = page.headers["etag"]
+        w.facts.run = replace(w.facts.run, at=w.facts.run.at + 5)
+        again = await w.get("/releases", if_none_match=f'"x", {tag}')
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert (await w.get("/releases", ADMIN, if_none_match=tag)).status_code == 200
+        w.facts.run = replace(w.facts.run, refs={"live": V18})
+        assert (await w.get("/releases", if_none_match=tag)).status_code == 200
+        assert "etag" not in (await w.get("/turns")).headers
+        at = page.text.index("/static/")
+        file = await w.get(page.text[at : page.text.index('"', at)])
+        assert (await w.get(str(file.url), if_none_match=file.headers["etag"])).status_code == 304
 
 
 async def test_another_name_for_this_machine_is_not_answered():
@@ -170,7 +192,7 @@ async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
         assert (await w.get("/turns/chatcmpl-3f:0", BOLT)).status_code == 404
         assert [query.tenant for query in w.facts.asked] == ["acme", "bolt"]
         assert (await w.get("/", ACME)).headers["location"] == "/turns"
-        for path in ("/releases", "/learning", "/monitors", "/weights", "/playground", "/events?page=turns"):
+        for path in ("/releases", "/learning", "/monitors", "/weights", "/playground", "/events?page=now"):
             reply = await w.get(path, ACME)
             assert reply.status_code == 403
             assert "v17" not in reply.text
@@ -178,6 +200,42 @@ async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
             assert (await w.post(path, FORM, ACME)).status_code == 403
         assert not w.acts.done
         assert "Hello, Ann!" in (await w.get("/turns", ADMIN)).text
+
+
+async def test_a_tenants_page_goes_on_by_itself_with_its_own_turns_only(monkeypatch):
+    monkeypatch.setattr(live, "EVERY_S", 0.01)
+    async with page_world(api_keys=KEYS) as w:
+        for key, seen in ((ACME, True), (BOLT, False)):
+            assert (
+                'hx-sse:connect="/events?page=turns&amp;tenant=acme"' in (await w.get("/turns?tenant=acme", key)).text
+            )
+            asyncio.get_running_loop().call_later(0.1, w.pages.close)
+            said = (await w.get("/events?page=turns&tenant=acme", key)).text
+            assert ("Hello, Ann!" in said) == seen
+            assert "event: beat" in said
+            assert "#strip" not in said
+            w.pages._live._closing.clear()
+        assert {query.tenant for query in w.facts.asked} == {"acme", "bolt"}
+
+
+async def test_one_tenant_cannot_take_every_place_and_a_stream_ends_with_its_cookie():
+    stream, held = live.Live(lambda: 7.0), []
+
+    async def parts():
+        return {"part": "x"}
+
+    for _ in range(live.MOST_OF_ONE):
+        assert not stream.full("acme")
+        held.append(stream.events(parts, "acme"))
+        await anext(held[-1])
+    assert stream.full("acme")
+    assert not stream.full("bolt")
+    assert not stream.full(None)
+    for each in held:
+        await each.aclose()
+    assert not stream.full("acme")
+    ended = stream.events(parts, "acme", lambda: False)
+    assert [each async for each in ended] == []
 
 
 async def test_a_key_is_exchanged_for_a_cookie_that_does_not_hold_it():

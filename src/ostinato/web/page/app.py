@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -15,10 +16,10 @@ from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
 from ostinato.web.page import live
 from ostinato.web.page.asking import form, root, words
-from ostinato.web.page.files import Files
-from ostinato.web.page.guarding import HEADERS, check_form
-from ostinato.web.page.rendering import Templates
-from ostinato.web.page.sources import Acts, Facts
+from ostinato.web.page.files import Files, is_known
+from ostinato.web.page.guarding import HEADERS, KEPT, check_form
+from ostinato.web.page.rendering import Templates, when
+from ostinato.web.page.sources import Acts, Facts, RunNow
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
 
 logger = logging.getLogger(__name__)
@@ -150,16 +151,19 @@ class Pages:
         async def show(request: Request, visitor: Visitor) -> Response:
             fields = _fields(request)
             facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
-            return self._html(f"{name}.html", {**facts, "tab": name, "events": _events_of(name, request)})
+            body = self._templates.render(f"{name}.html", {**facts, "tab": name, "events": _events_of(name, request)})
+            if name not in KEPT_PAGES:
+                return Response(body, 200, dict(HEADERS), media_type="text/html")
+            return _unless_known(request, body, facts["run"])
 
         return show
 
     async def _events(self, request: Request, visitor: Visitor) -> Response:
-        """What changes on a page that is open. Tenants' pages stand still."""
+        """What changes on a page that is open. A tenant's list of turns is that tenant's here, too."""
         name = request.query_params.get("page", "")
-        if not visitor.sees_all or name not in LIVE_PAGES:
+        if name not in LIVE_PAGES or not (visitor.sees_all or name in OPEN_TO_TENANTS):
             raise Forbidden("This page has no events.")
-        if self._live.full:
+        if self._live.full(visitor.tenant):
             raise Unavailable("Too many pages are open; this one stands still.")
         fields = _fields(request)
 
@@ -169,13 +173,14 @@ class Pages:
                 **await self._views.by_name[name](visitor, fields),
                 "tab": name,
             }
-            return {
-                "strip": self._templates.render("_strip.html", facts),
-                "part": self._templates.render(f"_{name}.html", facts),
-            }
+            part = {"part": self._templates.render(f"_{name}.html", facts)}
+            return part if facts["run"] is None else {"strip": self._templates.render("_strip.html", facts), **part}
+
+        def allowed() -> bool:
+            return self._visitor(request) == visitor
 
         headers = {**HEADERS, **live.HEADERS}
-        return StreamingResponse(self._live.events(parts), 200, headers)
+        return StreamingResponse(self._live.events(parts, visitor.tenant, allowed), 200, headers)
 
     # ------------------------------------------------------------ what an operator does
 
@@ -244,7 +249,19 @@ class Pages:
         return reply
 
 
+KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights"})
+"""Pages that a browser may keep: no user's words stand on them."""
 LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights"})
+
+
+def _unless_known(request: Request, body: str, run: RunNow | None) -> Response:
+    """A page, or 304 where the browser has it as it is. The clock of the strip is no change."""
+    clock = "" if run is None else str(when(run.at))
+    said = body.replace(clock, "", 1) if clock else body
+    tag = f'W/"{hashlib.sha256(said.encode()).hexdigest()[:32]}"'
+    if is_known(request, tag):
+        return Response(status_code=304, headers={**KEPT, "etag": tag})
+    return Response(body, 200, {**KEPT, "etag": tag}, media_type="text/html")
 
 
 def _fields(request: Request) -> Mapping[str, str]:

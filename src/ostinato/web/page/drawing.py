@@ -95,8 +95,12 @@ def _cut(text: str, longest: int) -> str:
 # ---------------------------------------------------------------- differences
 
 
-def differences(rows: Sequence[tuple[str, float, float, float, str]], margin: float | None, title: str) -> Markup:
+def differences(
+    rows: Sequence[tuple[str, float, float, float, str]], margin: float | None, title: str, *, left: float = 74.0
+) -> Markup:
     """One line per row (label, difference, lower, upper, state) against zero, in percentage points, with the margin drawn.
+
+    `left` is the room that the labels have.
 
     Example: ``differences([("v9", 0.02, -0.01, 0.05, "shipped")], 0.1, "Candidate minus live")``
     """
@@ -107,7 +111,7 @@ def differences(rows: Sequence[tuple[str, float, float, float, str]], margin: fl
     if margin is not None:
         low = min(low, -margin)
     found = axis(100 * low, 100 * high, 6)
-    left, right, top, pitch = 74.0, 620.0, 26.0, 24.0
+    right, top, pitch = 620.0, 26.0, 24.0
     x = found.scale(left, right)
     bottom = top + pitch * len(rows)
     parts = [
@@ -128,31 +132,33 @@ def differences(rows: Sequence[tuple[str, float, float, float, str]], margin: fl
                 x(-100 * margin), top - 10
             )
         )
-    for number, (label, mean, lower, upper, state) in enumerate(rows):
-        at = top + (number + 0.5) * pitch
-        parts.append(
-            Markup(
-                '<g class="difference {}"><title>{}: {} pp [{}, {}]</title><text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}'
-                '</text><line x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/><circle cx="{:.1f}" cy="{:.1f}" r="4.5"/></g>'
-            ).format(
-                state,
-                label,
-                points(mean),
-                points(lower),
-                points(upper),
-                left - 10,
-                at + 4,
-                label,
-                x(100 * lower),
-                x(100 * upper),
-                at,
-                at,
-                x(100 * mean),
-                at,
-            )
-        )
+    parts += [_difference(row, left, top + (number + 0.5) * pitch, x) for number, row in enumerate(rows)]
     return Markup('<svg class="chart" viewBox="0 0 640 {:g}" role="img" aria-label="{}">{}</svg>').format(
         bottom + 24, title, Markup("").join(parts)
+    )
+
+
+def _difference(row: tuple[str, float, float, float, str], left: float, at: float, x: Scale) -> Markup:
+    """One row, at this height."""
+    label, mean, lower, upper, state = row
+    return Markup(
+        '<g class="difference {}"><title>{}: {} pp [{}, {}]</title><text class="axis" x="{:g}" y="{:.1f}" text-anchor="end">{}'
+        '</text><line x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/><circle cx="{:.1f}" cy="{:.1f}" r="4.5"/></g>'
+    ).format(
+        state,
+        label,
+        points(mean),
+        points(lower),
+        points(upper),
+        left - 10,
+        at + 4,
+        label,
+        x(100 * lower),
+        x(100 * upper),
+        at,
+        at,
+        x(100 * mean),
+        at,
     )
 
 

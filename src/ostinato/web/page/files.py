@@ -24,10 +24,27 @@ class Files:
         """Where a file is served. Raises KeyError for one that there is not."""
         return f"/static/{self._hashes[name]}/{name}"
 
+    def text(self, name: str) -> str:
+        """What a file holds. Raises KeyError for one that there is not."""
+        return self._bodies[name].decode()
+
     async def serve(self, request: Request) -> Response:
         """`GET /static/{digest}/{name}`."""
         name, digest = request.path_params["name"], request.path_params["digest"]
         if self._hashes.get(name) != digest:
             return Response("There is no such file.", 404, media_type="text/plain")
-        headers = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
+        tag = f'"{digest}"'
+        headers = {
+            "etag": tag,
+            "cache-control": "public, max-age=31536000, immutable",
+            "x-content-type-options": "nosniff",
+        }
+        if is_known(request, tag):
+            return Response(status_code=304, headers=headers)
         return Response(self._bodies[name], headers=headers, media_type=_KINDS[Path(name).suffix])
+
+
+def is_known(request: Request, tag: str) -> bool:
+    """Whether a browser says that it has this version."""
+    bare = tag.removeprefix("W/")
+    return bare in (each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(","))

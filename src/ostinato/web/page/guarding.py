@@ -1,4 +1,4 @@
-"""What keeps the page safe in a browser: headers of every answer, and who may send a form."""
+"""What keeps the page safe in a browser: headers of every answer, what it may keep, and who may send a form."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "private, no-store",
 }
+KEPT: Mapping[str, str] = {
+    **HEADERS,
+    "cache-control": "private, no-cache",
+    "vary": "cookie, x-ostinato-key, authorization, x-api-key",
+}
+"""Of pages that a browser may keep, and must ask about each time: who signed out gets nothing of them."""
 
 
 class ForeignForm(OstinatoError):

@@ -45,6 +45,7 @@ class Templates:
             bare=bare,
             figure=figure,
             flat=flat,
+            capital=capital,
         )
 
     def render(self, name: str, facts: Mapping[str, Any]) -> str:
@@ -88,7 +89,7 @@ def points(difference: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share in percent."""
+    """A share in percent; a dash if it is not known."""
     return DASH if share is None else f"{100 * share:.1f}%"
 
 
@@ -118,6 +119,11 @@ def marked(text: object) -> Markup:
 def bare(text: object) -> str:
     """People's words without the characters that nobody sees, for fields of a form, which can hold no mark."""
     return "".join(each for each in str(text) if each in _SHOWN or unicodedata.category(each) not in _HIDDEN)
+
+
+def capital(text: str) -> str:
+    """With a capital first letter, the others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def flat(value: object) -> list[tuple[str, str]]:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import PolicyVersion, Signal, Turn
 from ostinato.core.seams import Cursor
+from ostinato.web.page.releases.evidence import ReleaseEvidence
+from ostinato.web.page.stored import WeightsNow
 from ostinato.web.run_report import Curve, Mark
 
 PAGE_ROWS = 50
@@ -184,6 +186,7 @@ class ReleaseDetail:
     previous: PolicyVersion | None
     kept: bool
     awaits: bool = False
+    evidence: ReleaseEvidence = field(default_factory=ReleaseEvidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,42 +286,6 @@ class AlarmList:
     rows: tuple[AlarmLine, ...]
     older: Cursor | None
     coverage: Mapping[str, tuple[float, int, bool]] = field(default_factory=dict[str, tuple[float, int, bool]])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedLine:
-    """One publication: what it sent, of how much, and how long it took."""
-
-    number: int
-    hash: str
-    form: str
-    bytes: int
-    full_bytes: int
-    changed: float | None
-    seconds: float
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapLine:
-    """One hot swap of a slot: the time in which no token could be made, and the streams that went on."""
-
-    slot: str
-    number: int
-    pause_s: float
-    streams: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsNow:
-    """The weight store: refs, the newest publications, swaps, sizes on disk."""
-
-    refs: Mapping[str, PolicyVersion]
-    published: tuple[PublishedLine, ...]
-    swaps: tuple[SwapLine, ...]
-    disk: Mapping[str, int]
-    free: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

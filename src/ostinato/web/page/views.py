@@ -12,8 +12,10 @@ from ostinato.web.chart import lines
 from ostinato.web.page import drawing
 from ostinato.web.page.asking import place, root, turn_query
 from ostinato.web.page.drawing import Station
+from ostinato.web.page.releases import charts
+from ostinato.web.page.releases.answers import answers, dealt_as_set, sentence
 from ostinato.web.page.rendering import DASH, ago, count
-from ostinato.web.page.sources import MOST_COUNTED, Facts, ReleaseLine, RunNow, TurnQuery
+from ostinato.web.page.sources import MOST_COUNTED, Facts, LearningNow, ReleaseDetail, ReleaseList, RunNow, TurnQuery
 from ostinato.web.page.tokens import cells, prompt_text, versions
 
 Fields = Mapping[str, str]
@@ -56,28 +58,18 @@ class Views:
 
     async def now(self, visitor: Visitor, fields: Fields) -> Shown:
         """The loop with its figures."""
-        run = await self._facts.now()
-        stations = stations_of(run)
-        ends = ", ".join(f"{arm.arm} {100 * arm.share:.0f}%" for arm in run.arms)
-        title = "Share of rated turns that were accepted, per arm"
-        return {
-            "stations": stations,
-            "wide": drawing.loop(stations, narrow=False),
-            "narrow": drawing.loop(stations, narrow=True),
-            "acceptance": lines(title, ends or "nothing rated", run.curves, run.marks) if run.curves else "",
-        }
+        return now_shown(await self._facts.now())
 
     async def releases(self, visitor: Visitor, fields: Fields) -> Shown:
         """The ledger."""
-        found = await self._facts.releases(place(fields, "before"))
-        return {"found": found, "forest": drawing.forest(found.rows), "sentence": sentence}
+        return releases_shown(await self._facts.releases(place(fields, "before")))
 
     async def release(self, visitor: Visitor, fields: Fields) -> Shown:
         """One version. Raises NotFound."""
         found = await self._facts.release(root(fields["root"]))
         if found is None:
             raise NotFound(f"The ledger has no version whose hash begins with {fields['root'][:16]}.", field="root")
-        return {"found": found, "chart": drawing.looks(found.looks), "says": sentence(found.line)}
+        return release_shown(found)
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:
         """The newest turns that were asked for."""
@@ -111,12 +103,7 @@ class Views:
 
     async def learning(self, visitor: Visitor, fields: Fields) -> Shown:
         """Figures over steps."""
-        found = await self._facts.learning()
-        charts = [
-            (series, drawing.steps_chart(series, found.marks), drawing.thinned(series.points).every)
-            for series in found.series
-        ]
-        return {"found": found, "charts": charts}
+        return learning_shown(await self._facts.learning())
 
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
         """What stands, and what was."""
@@ -135,6 +122,49 @@ class Views:
             "answers": (),
             "said": "",
         }
+
+
+def now_shown(run: RunNow) -> Shown:
+    """The loop with its figures, and acceptance over time."""
+    stations = stations_of(run)
+    ends = ", ".join(f"{arm.arm} {100 * arm.share:.0f}%" for arm in run.arms)
+    title = "Share of rated turns that were accepted, per arm"
+    return {
+        "stations": stations,
+        "wide": drawing.loop(stations, narrow=False),
+        "narrow": drawing.loop(stations, narrow=True),
+        "acceptance": lines(title, ends or "nothing rated", run.curves, run.marks) if run.curves else "",
+    }
+
+
+def releases_shown(found: ReleaseList) -> Shown:
+    """The ledger by version, with the forest plot."""
+    return {"found": found, "forest": drawing.forest(found.rows), "sentence": sentence}
+
+
+def learning_shown(found: LearningNow) -> Shown:
+    """Each figure over steps, with its chart."""
+    drawn = [
+        (series, drawing.steps_chart(series, found.marks), drawing.thinned(series.points).every)
+        for series in found.series
+    ]
+    return {"found": found, "charts": drawn}
+
+
+def release_shown(found: ReleaseDetail) -> Shown:
+    """What a release's page shows of it; the report shows the same."""
+    proof = found.evidence
+    return {
+        "found": found,
+        "evidence": proof,
+        "answers": answers(found),
+        "looks": drawing.looks(found.looks),
+        "sequence": charts.sequence(proof.trial, proof.rules),
+        "balance": None if proof.dealt is None else dealt_as_set(proof.dealt, charts.void_odds(proof.rules)),
+        "shifts": charts.shifts(proof.rates),
+        "layers": charts.layers(proof.weights),
+        "prompts": [prompt_text(each.prompt) for each in proof.examples],
+    }
 
 
 def state_of(run: RunNow) -> tuple[str, str]:
@@ -186,22 +216,6 @@ def stations_of(run: RunNow) -> list[Station]:
             state="wait" if run.alarms else "good",
         ),
     ]
-
-
-VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
-
-
-def sentence(line: ReleaseLine) -> str:
-    """What the gate says of a version, in words a person can repeat."""
-    if line.difference is None or line.lower is None or line.upper is None:
-        return "no data: the gate has not looked at it"
-    if line.lower > 0:
-        return "better"
-    if line.upper < 0:
-        return "worse"
-    if line.verdict == "SHIP" and line.margin is not None:
-        return f"not worse than {100 * line.margin:g} pp"
-    return VERDICTS.get(line.verdict, "undecided")
 
 
 def address(query: TurnQuery, visitor: Visitor, *, before: int | None = None, after: int | None = None) -> str:

@@ -2,44 +2,21 @@
 
 import json
 
-import numpy as np
 import pytest
+from tests.fakes.observed_run import NOW, Observed
 
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import Conflict, NotFound
-from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, ReleaseEvent, Reward
-from ostinato.core.weights import WeightArray
+from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.placing.board import Shown, Standing
 from ostinato.launch.views.page.acts import RunActs
-from ostinato.launch.views.page.evidence import carried
-from ostinato.launch.views.page.facts import RunFacts
+from ostinato.launch.views.page.releases.lines import carried
 from ostinato.launch.views.page.running import troubles, workers
-from ostinato.launch.views.page.trained import TrainLines
+from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.testing.records import a_signal, a_turn
-from ostinato.web.page.sources import TurnQuery
-from ostinato.weights.publish.publisher import VersionPublisher
-
-NOW = 1000.0
-
-
-class Observed:
-    """A run, and its facts with a clock that stands still."""
-
-    def __init__(self, run, log):
-        self.run, self.now = run, NOW
-        self.facts = RunFacts(run, log, lambda token: bytes([token % 128]), lambda: self.now)
-
-    async def fill(self, *rows):
-        await self.run.log.append(*rows)
-        while await self.facts.feed.step():
-            pass
-
-    async def publish(self, step, ref=None, base=None):
-        codes = np.random.default_rng(step).integers(0x3F80, 0x3FFF, 2_000).astype(np.uint16)
-        weights = {"w": WeightArray("BF16", (2_000,), codes.view(np.uint8))}
-        publisher = VersionPublisher(self.run.store, self.run.config.publish)
-        return (await publisher.publish(step, weights, run="r", base=base, ref=ref)).policy
+from ostinato.web.page.sources import LedgerEvent, TurnQuery
+from ostinato.web.page.stored import PublishedLine, SwapLine
 
 
 @pytest.fixture
@@ -202,6 +179,33 @@ def test_steps_that_were_taken_again_count_once(tmp_path, seen):
     steps = {int(line["step"]): line for line in read._steps}
     assert _points(steps, "reward_mean") == ((1.0, 0.1), (2.0, 0.3))
     assert _points(steps, "ess") == ()
+
+
+def test_a_follower_lags_from_the_release_until_it_has_loaded():
+    def a_policy(number):
+        return PolicyVersion(number=number, hash=f"{number:064x}")
+
+    def swapped(slot, number, at):
+        return SwapLine(slot=slot, number=number, pause_s=0.001, streams=0, at=at)
+
+    published = PublishedLine(
+        number=8, hash="8", form="delta", bytes=1, full_bytes=2, changed=None, seconds=0.1, at=500.0
+    )
+    shipped = LedgerEvent(
+        seq=1, id="1", action="shipped", policy=a_policy(7), previous=a_policy(6), reason="", at=600.0
+    )
+    refs = {"live": a_policy(7), "evaluation": a_policy(8)}
+    swaps = [swapped("live", 7, 602.5), swapped("live", 6, 100.0), swapped("evaluation", 7, 400.0)]
+    behind, live = followers(swaps, refs, [published], [shipped], 510.0)
+    assert (live.slot, live.number, live.lag_s, live.behind) == ("live", 7, 2.5, False)
+    assert (behind.slot, behind.number, behind.wanted, behind.lag_s, behind.behind) == (
+        "evaluation",
+        7,
+        a_policy(8),
+        10.0,
+        True,
+    )
+    assert followers([swapped("canary", 3, 1.0)], {}, [], [], 2.0)[0].lag_s is None
 
 
 def test_details_are_cut_to_what_a_page_can_hold():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ostinato.app.storage import Run
@@ -12,12 +13,13 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.records import Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Clock, Cursor, Identity, R
 from ostinato.launch.views.disk import disk_use
-from ostinato.launch.views.page.evidence import carried, gate_looks
 from ostinato.launch.views.page.feed import Feed
 from ostinato.launch.views.page.index import WAITING, PageIndex
-from ostinato.launch.views.page.queries import FoundTurn, Questions
+from ostinato.launch.views.page.queries import LONGEST_S, FoundTurn, Questions
+from ostinato.launch.views.page.releases.gathering import Gathering
+from ostinato.launch.views.page.releases.lines import carried, gate_looks
 from ostinato.launch.views.page.running import Running
-from ostinato.launch.views.page.trained import TrainLines
+from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.log import SqlLog
 from ostinato.web.page.sources import (
@@ -31,10 +33,11 @@ from ostinato.web.page.sources import (
     TurnLine,
     TurnList,
     TurnQuery,
-    WeightsNow,
 )
+from ostinato.web.page.stored import WeightsNow
 from ostinato.weights.version.content import version_ref
 
+INDEX = "page.sqlite"
 WATCHED_S = 60.0
 """Somebody looks, if a question came within so many seconds."""
 _DISK_S = 60.0
@@ -44,18 +47,32 @@ class RunFacts:
     """One run's answers. `pieces` gives the bytes of a token.
 
     It reads the log through a connection of its own, so that nobody who is served waits for somebody who looks.
+
+    Args:
+        index: where the index lies; by default among what was folded from the log.
+        patience_s: how long one question to the index may take.
     """
 
-    def __init__(self, run: Run, log: SqlLog, pieces: Callable[[int], bytes], clock: Clock = wall_clock) -> None:
+    def __init__(
+        self,
+        run: Run,
+        log: SqlLog,
+        pieces: Callable[[int], bytes],
+        clock: Clock = wall_clock,
+        *,
+        index: Path | None = None,
+        patience_s: float = LONGEST_S,
+    ) -> None:
         config, home = run.config, run.home
         self._run, self._log, self._pieces, self._clock = run, log, pieces, clock
         self._asked_at = 0.0
         keys = home.log.with_name(home.log.name + "-keys.db")
         words = config.record.encrypt is Encrypt.NONE and not keys.exists()
-        self._index = PageIndex(home.folds / "page.sqlite", words=words)
-        self._questions = Questions(self._index.path)
+        self._index = PageIndex(index or home.folds / INDEX, words=words)
+        self._questions = Questions(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
         self._running = Running(run, log, self._questions, clock)
+        self._gathering = Gathering(run, log, self._questions, pieces, clock)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
@@ -93,6 +110,7 @@ class RunFacts:
             previous=previous,
             kept=kept,
             awaits=await self._running.awaits(line.policy),
+            evidence=await self._gathering.evidence(line.policy, events, rows),
         )
 
     async def turns(self, query: TurnQuery) -> TurnList:
@@ -156,10 +174,16 @@ class RunFacts:
             held = {"log": home.log, "weights": home.weights, "checkpoints": home.checkpoints}
             sizes = await asyncio.to_thread(lambda: {name: disk_use(path) for name, path in held.items()})
             self._disk = (self._clock(), sizes)
+        refs, released = (
+            await self._running.refs(),
+            await self._running.indexed(lambda: self._questions.shipped(20), []),
+        )
+        published, swaps = lines.published(), lines.swaps()
         return WeightsNow(
-            refs=await self._running.refs(),
-            published=lines.published(),
-            swaps=lines.swaps(),
+            refs=refs,
+            published=published,
+            swaps=swaps,
+            followers=followers(swaps, refs, published, released, self._clock()),
             disk=self._disk[1],
             free=shutil.disk_usage(home.root).free,
         )

@@ -55,6 +55,14 @@ class Feed:
             share = BUSY if self._watched() else IDLE
             await asyncio.sleep(spent * (1 / share - 1) if more else _LOOK_S)
 
+    async def decided(self) -> None:
+        """Read all that was decided. Raises the log's and the driver's errors."""
+        newest = await asyncio.to_thread(self._log.newest)
+        at = await self._start(newest)
+        while await self._decisions(at, newest):
+            pass
+        self.unread_decisions = 0
+
     async def step(self) -> bool:
         """Read one slice of whatever is due; True if more is. Raises the log's and the driver's errors."""
         newest = await asyncio.to_thread(self._log.newest)

@@ -72,7 +72,7 @@ class Questions:
     def turns(self, query: TurnQuery) -> FoundTurns:
         """The turns that a query names. Raises TooWide, Unavailable."""
         where, values = _conditions(query)
-        with self._open() as db:
+        with self.open() as db:
             outcomes = tuple(name for (name,) in db.execute("SELECT name FROM outcomes ORDER BY name LIMIT 100"))
             rows = self._page(db, where, values, query)
             older = rows[PAGE_ROWS - 1].seq if len(rows) > PAGE_ROWS and query.after is None else None
@@ -86,7 +86,7 @@ class Questions:
 
     def turn(self, id: str, tenant: str | None) -> FoundTurn | None:
         """One turn's row, if it is this tenant's (None: anybody's)."""
-        with self._open() as db:
+        with self.open() as db:
             found = db.execute(
                 "SELECT seq, id, outcome, value, step FROM turns WHERE id = ? AND (?2 IS NULL OR tenant = ?2)",
                 (id, tenant),
@@ -96,7 +96,7 @@ class Questions:
     def signals(self, turns: Sequence[str]) -> dict[str, list[tuple[str, str, str]]]:
         """Tenant, id and name of the signals about each of these turns, in the order of the log; a hundred of one turn at most."""
         said: dict[str, list[tuple[str, str, str]]] = {turn: [] for turn in turns}
-        with self._open() as db:
+        with self.open() as db:
             for turn in turns:
                 query = "SELECT tenant, id, name FROM signals WHERE turn = ? ORDER BY seq LIMIT 100"
                 said[turn] = db.execute(query, (turn,)).fetchall()
@@ -126,7 +126,7 @@ class Questions:
 
     def releases(self, before: Cursor | None) -> ReleaseList:
         """A page of versions, the last decided first."""
-        with self._open() as db:
+        with self.open() as db:
             sql = f"SELECT {_VERSION} FROM versions WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
             found = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
             live, previous = self._chain(db)
@@ -139,7 +139,7 @@ class Questions:
         self, root: str
     ) -> tuple[ReleaseLine, list[LedgerEvent], PolicyVersion | None, PolicyVersion | None] | None:
         """The one version whose hash begins so, its newest hundred events, what is live, and what a rollback would bring back."""
-        with self._open() as db:
+        with self.open() as db:
             sql = f"SELECT {_VERSION} FROM versions WHERE hash >= ? AND hash < ? LIMIT 2"
             found = db.execute(sql, (root, root + "\U0010ffff")).fetchall()
             if len(found) != 1:
@@ -155,14 +155,14 @@ class Questions:
 
     def shipped_since(self, number: int) -> LedgerEvent | None:
         """The first release of a version of this number or above."""
-        with self._open() as db:
+        with self.open() as db:
             sql = f"SELECT {_EVENT} FROM events WHERE action = 'shipped' AND number >= ? ORDER BY number, seq LIMIT 1"
             found = db.execute(sql, (number,)).fetchone()
         return None if found is None else _event(found)
 
     def shipped(self, most: int) -> list[LedgerEvent]:
         """The newest releases and rollbacks, newest first."""
-        with self._open() as db:
+        with self.open() as db:
             sql = f"SELECT {_EVENT} FROM events WHERE +action IN ('shipped', 'rolled_back') ORDER BY seq DESC LIMIT ?"
             return [_event(row) for row in db.execute(sql, (most,))]
 
@@ -175,7 +175,7 @@ class Questions:
 
     def alarms(self, before: Cursor | None) -> AlarmList:
         """What stands, and a page of what was raised and cleared."""
-        with self._open() as db:
+        with self.open() as db:
             standing = db.execute("SELECT name, reason, at FROM standing ORDER BY at DESC LIMIT 200").fetchall()
             sql = f"SELECT seq, name, reason, at, standing FROM alarms WHERE seq < ? ORDER BY seq DESC LIMIT {PAGE_ROWS + 1}"
             rows = db.execute(sql, ((1 << 62) if before is None else before,)).fetchall()
@@ -191,7 +191,8 @@ class Questions:
     # ------------------------------------------------------------ one question
 
     @contextlib.contextmanager
-    def _open(self) -> Generator[Any]:
+    def open(self) -> Generator[Any]:
+        """A connection whose questions are given up at the deadline. Raises TooWide, Unavailable."""
         until = self._clock() + self._longest_s
         try:
             db = connect(self._path, write=False)

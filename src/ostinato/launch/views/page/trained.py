@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ostinato.core.records import PolicyVersion
 from ostinato.launch.views.progress import Lines
-from ostinato.web.page.sources import LearningNow, LedgerEvent, PublishedLine, RunNow, StepSeries, SwapLine
+from ostinato.web.page.sources import LearningNow, LedgerEvent, RunNow, StepSeries
+from ostinato.web.page.stored import FollowerNow, PublishedLine, SwapLine
 
 STEPS = 5_000
 """How many of the newest steps are kept in memory."""
@@ -105,6 +107,40 @@ class TrainLines:
             )
             for line in reversed(self._swaps)
         )
+
+
+def followers(
+    swaps: Iterable[SwapLine],
+    refs: Mapping[str, PolicyVersion],
+    published: Iterable[PublishedLine],
+    released: Iterable[LedgerEvent],
+    now: float,
+) -> tuple[FollowerNow, ...]:
+    """What each slot loaded last, beside what its ref names. A version counts as wanted from its publication on, live from its release."""
+    made = {line.number: line.at for line in published}
+    shipped = [(event.policy.number, event.at) for event in released]
+    newest: dict[str, SwapLine] = {}
+    for line in swaps:
+        if line.slot not in newest or line.at > newest[line.slot].at:
+            newest[line.slot] = line
+    found: list[FollowerNow] = []
+    for slot, line in sorted(newest.items()):
+        wanted = refs.get(slot)
+        behind = wanted is not None and wanted.number != line.number
+        number, until = (wanted.number, now) if behind and wanted is not None else (line.number, line.at)
+        moves = [at for each, at in shipped if each == number and at <= until] if slot == "live" else []
+        since = max(moves, default=made.get(number))
+        found.append(
+            FollowerNow(
+                slot=slot,
+                number=line.number,
+                loaded_at=line.at,
+                wanted=wanted,
+                lag_s=None if since is None else max(0.0, until - since),
+                behind=behind,
+            )
+        )
+    return tuple(found)
 
 
 def _points(steps: Mapping[int, Mapping[str, Any]], name: str) -> tuple[tuple[float, float], ...]:

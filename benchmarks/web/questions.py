@@ -1,6 +1,6 @@
 """How long the page's questions take on an index of many turns and releases: median and longest, in milliseconds.
 
-    python -m benchmarks.page.questions --turns 1000000 --releases 10000
+    python -m benchmarks.web.questions --turns 1000000 --releases 10000
 
 The index is filled by SQL, with the rows that the writer would have written; what is asked is what the page asks. A question that is
 given up at its deadline counts with the time until then.
@@ -24,29 +24,30 @@ RESULTS = Path(__file__).parents[1] / "results"
 USERS = 5_000
 
 
-def fill(path: Path, turns: int, releases: int) -> float:
-    """Make the index; how long that took."""
+def fill(path: Path, turns: int, releases: int, offset: int = 0) -> float:
+    """Make the index, its places in the log shifted by `offset`; how long that took."""
     began = time.perf_counter()
     db = open_index(path)
     db.execute("BEGIN")
+    place = f"4 * i + {offset}"
     count = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
     db.execute(
-        f"{count} INSERT INTO turns SELECT 4 * i, 'chatcmpl-' || i || ':0', 'tenant' || (i % 7), 'user' || ((i * 7919) % {USERS}), "
+        f"{count} INSERT INTO turns SELECT {place}, 'chatcmpl-' || i || ':0', 'tenant' || (i % 7), 'user' || ((i * 7919) % {USERS}), "
         "CASE i % 5 WHEN 0 THEN 'control' ELSE 'live' END, i / 1000, 1.0 * i, "
         "CASE WHEN i % 5 = 0 THEN 'arm:control' WHEN i % 97 = 0 THEN 'finish:abort' ELSE 'trained' END, 4, i % 2, i / 100 FROM n",
         (turns,),
     )
     db.execute(
-        f"{count} INSERT INTO words(rowid, text) SELECT 4 * i, 'a red fox says word' || (i % 9973) || ' to user' || (i % 31) FROM n",
+        f"{count} INSERT INTO words(rowid, text) SELECT {place}, 'a red fox says word' || (i % 9973) || ' to user' || (i % 31) FROM n",
         (turns,),
     )
     db.execute(
-        f"{count} INSERT INTO versions SELECT printf('%064x', i * 2654435761), 4 * i + 1, i, 'shipped', 'SHIP', 0.01, -0.02, 0.04, 0.1, "
+        f"{count} INSERT INTO versions SELECT printf('%064x', i * 2654435761), {place} + 1, i, 'shipped', 'SHIP', 0.01, -0.02, 0.04, 0.1, "
         "2, 'not worse than the margin', 1.0 * i FROM n",
         (releases,),
     )
     db.execute(
-        f"{count} INSERT INTO events SELECT 4 * i + 1, i || ':shipped', 'shipped', i, printf('%064x', i * 2654435761), i - 1, "
+        f"{count} INSERT INTO events SELECT {place} + 1, i || ':shipped', 'shipped', i, printf('%064x', i * 2654435761), i - 1, "
         "printf('%064x', (i - 1) * 2654435761), 'not worse than the margin', 1.0 * i FROM n",
         (releases,),
     )

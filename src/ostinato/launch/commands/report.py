@@ -1,0 +1,47 @@
+"""`ostinato report`: what the page shows of a run, and what a demo measured, as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from ostinato.app.storage import open_run
+from ostinato.config import Config
+from ostinato.core.errors import StorageFull
+from ostinato.launch.commands.log import existing
+from ostinato.launch.views.page.looking import looking
+from ostinato.web.page.sources import Facts
+from ostinato.web.report import Recorded, render
+from ostinato.web.run_report import RunReport
+
+RELEASES = 20
+"""How many of the newest versions are shown with their evidence."""
+
+
+async def write_report(config: Config, out: Path, console: Console, demo: RunReport | None = None) -> None:
+    """Write the file. Raises NotFound if the run does not exist, StorageFull if `out` cannot be written."""
+    existing(config)
+    with open_run(config) as run, console.status("reading the log"):
+        async with looking(run) as facts:
+            page = render(demo, await recorded(facts))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageFull(f"{out} cannot be written: {error.strerror}; name another place with --out") from error
+    console.print(f"report: {out}, {len(page.encode()) / 1e3:.0f} kB", highlight=False)
+
+
+async def recorded(facts: Facts) -> Recorded:
+    """What the page would show now."""
+    releases = await facts.releases(None)
+    found = [await facts.release(line.policy.hash) for line in releases.rows[:RELEASES]]
+    return Recorded(
+        run=await facts.now(),
+        releases=releases,
+        details=tuple(each for each in found if each is not None),
+        learning=await facts.learning(),
+        alarms=await facts.alarms(None),
+        weights=await facts.weights(),
+    )

@@ -1,0 +1,1 @@
+"""One release on the page: what is known of it, the sentences that answer for it, and its charts."""

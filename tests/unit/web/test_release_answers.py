@@ -1,0 +1,180 @@
+"""Four questions about a release are answered from what is known, and no more than that is said."""
+
+from dataclasses import replace
+
+from tests.fakes.page_world import (
+    ADMIN,
+    V16,
+    V17,
+    V18,
+    WrittenFacts,
+    a_shift,
+    a_trial_look,
+    evidence_of,
+    page_world,
+    version,
+)
+
+from ostinato.web.page.releases import charts
+from ostinato.web.page.releases.answers import answers, dealt_as_set
+from ostinato.web.page.releases.evidence import Dealt, MeasureLook, ReleaseEvidence
+
+
+async def detail(**changes):
+    return replace(await WrittenFacts().release(V17.hash), **changes)
+
+
+def with_trial(*looks, **more):
+    return replace(evidence_of(V17), trial=looks, **more)
+
+
+async def test_a_release_that_people_proved_is_answered_for_in_four_sentences():
+    better, sure, changed, back = answers(await detail())
+    assert better.question == "Is v17 better than v16?"
+    assert (better.verdict, better.state) == (
+        "by what people did better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns",
+        "good",
+    )
+    assert better.details == ("On the suite: better, +2.1 pp [+0.4, +3.8].",)
+    assert sure.verdict == "812 effective users on the smaller side, 4,060 turns"
+    assert "at all looks together" in sure.details[0]
+    assert any(each.startswith("People were dealt as set: 2,031") for each in sure.details)
+    assert (
+        changed.verdict
+        == "question moved; 8 optimizer steps on 1,152 turns; 1.2 MB of 269.0 MB of weights sent in 2 versions"
+    )
+    assert (changed.state, len(changed.details)) == ("bad", 1)
+    assert changed.details[0].startswith("question is up: 11.0% to 24.0%")
+    assert back.verdict == 'ostinato rollback --reason "..." makes v16 live again'
+
+
+async def test_what_the_bounds_do_not_say_is_not_said():
+    looks = {
+        "not worse": ("by what people did not worse than 2 pp", "good"),
+        "undecided": ("by what people did undecided", "wait"),
+        "worse": ("by what people did worse", "bad"),
+        "too few people": ("by what people did not known yet: too few people", "wait"),
+    }
+    for finding, (said, state) in looks.items():
+        found = answers(await detail(evidence=with_trial(a_trial_look(1.0, "ramped", 0.05, 0.01, 0.05, 90.0, finding))))
+        assert found[0].verdict.startswith(said)
+        assert found[0].state == state
+
+
+async def test_a_guardrail_that_broke_is_named_in_its_own_unit():
+    worse = MeasureLook(
+        name="latency p99",
+        role="guardrail",
+        difference=1.2,
+        lower=0.4,
+        upper=2.0,
+        people=60.0,
+        better="lower",
+        finding="worse",
+    )
+    looks = (a_trial_look(1.0, "blocked", None, 0.01, 0.05, 90.0, "worse", measures=(worse,)),)
+    better = answers(await detail(evidence=with_trial(*looks)))[0]
+    assert (better.state, better.details[0]) == ("bad", "latency p99 is worse: +1.2 [+0.4, +2], lower is better.")
+
+
+async def test_without_a_trial_the_suite_is_all_there_is():
+    evidence = replace(evidence_of(V17), trial=(), rules=None, dealt=None)
+    better, sure, _, _ = answers(await detail(evidence=evidence))
+    assert better.verdict == "on the suite better: +2.1 pp [+0.4, +3.8]"
+    assert "release.canary is off" in better.details[0]
+    assert "54.1% of its newest rated turns and 51.0% before, +3.1 pp" in better.details[1]
+    assert sure.verdict == "120 items \N{MULTIPLICATION SIGN} 2 draws of the suite, no users"
+    assert sure.state == "wait"
+
+
+async def test_a_version_that_nobody_compared_is_not_praised():
+    line = replace((await detail()).line, difference=None, lower=None, upper=None)
+    better, sure, changed, _ = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence(against=V16)))
+    assert better.verdict == "nobody knows: it was never compared"
+    assert sure.verdict == "not at all: there is no look at it"
+    assert (changed.verdict, changed.details) == (
+        "nothing is recorded",
+        ("Behaviour: too few people on both versions to say.",),
+    )
+    first = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence()))[0]
+    assert (first.question, first.verdict) == (
+        "Is v17 better than what was live?",
+        "it is where the releases began",
+    )
+
+
+async def test_people_who_were_dealt_otherwise_void_the_comparison():
+    odd = Dealt(candidate=2300, others=1743, expected=2021.5, odds=5e6, turns=30_000, whole=False)
+    said, sound = dealt_as_set(odd, 1000.0)
+    assert not sound
+    assert said.startswith("VOID: people were not dealt as set: 2,300 people on the new side where 2,022 were expected")
+    assert "(the first 30,000 turns)" in said
+    assert answers(await detail(evidence=replace(evidence_of(V17), dealt=odd)))[1].state == "bad"
+
+
+async def test_bars_and_comparisons_that_fail_are_named():
+    evidence = evidence_of(V17)
+    bars = (replace(evidence.bars[0], holds=False),)
+    comparisons = (evidence.comparisons[0], replace(evidence.comparisons[1], lower=-0.2))
+    details = answers(await detail(evidence=replace(evidence, bars=bars, comparisons=comparisons)))[1].details
+    assert "Quality bars, 1: not cleared: safety score." in details
+    assert any("not ruled out against best on held-out" in each for each in details)
+
+
+async def test_the_way_back_fits_what_is_live():
+    found = await detail()
+    assert answers(replace(found, previous=None))[3].verdict == "there is no earlier release to go back to"
+    gone = replace(found, line=replace(found.line, live=False, state="rolled_back"), live=V18, kept=False)
+    assert answers(gone)[3].verdict == "nothing to take back: it is rolled back, and v18 is live"
+    assert answers(gone)[3].details == ("Its weights are not in the store any more, so it cannot be shipped.",)
+    assert "ostinato ship v17" in answers(replace(gone, kept=True))[3].details[0]
+
+
+async def test_the_page_says_the_verdict_first_and_shows_what_it_rests_on():
+    async with page_world() as w:
+        page = (await w.get(f"/releases/{V17.hash}", ADMIN)).text
+    heads = (
+        ' verdict">',
+        "How do I take it back?",
+        "Roll back to v16",
+        ">By what people did<",
+        ">Looks of the gate<",
+    )
+    places = [page.index(head) for head in heads]
+    assert places == sorted(places)
+    for shown in ("Every measure at the last look", "Quality bars", "People were dealt as set", "Say hello to Ann."):
+        assert shown in page, shown
+    assert page.count('class="difference better"') == 1
+
+
+def test_the_sequence_is_drawn_over_people_and_says_its_last_look():
+    evidence = evidence_of(V17)
+    drawn = charts.sequence(evidence.trial, evidence.rules)
+    assert drawn.count("<circle") == 4
+    assert "the last: +2.1 between +0.4 and +3.8" in drawn
+    assert "margin 2 pp" in drawn
+    assert charts.sequence((), evidence.rules) == ""
+    nobody = a_trial_look(1.0, "ramped", 0.05, 0.0, 0.1, 0.0, "too few people")
+    assert charts.sequence((nobody,), None) == ""
+
+
+def test_layers_are_shaded_by_how_much_changed():
+    found = charts.layers(evidence_of(V17).weights)
+    assert found.layers == tuple(range(6))
+    assert [kind for kind, _ in found.rows] == ["self_attn.q_proj", "mlp.up_proj"]
+    assert found.rows[1][1][5][1] == 4
+    assert [each.kind for each in found.outside] == ["embed_tokens"]
+    assert charts.layers(None) is None
+
+
+def test_a_shift_is_one_only_beyond_its_bounds():
+    assert not a_shift("x", 0.1, 0.12, 0.03).moved
+    assert a_shift("x", 0.1, 0.2, 0.03).moved
+    assert version(3).number == 3
+
+
+async def test_a_release_that_waits_for_approval_says_how_it_is_decided():
+    found = await detail()
+    back = answers(replace(found, line=replace(found.line, live=False), awaits=True))[-1]
+    assert back.question == "How is it decided?"
+    assert back.verdict.startswith("ostinato approve v17 puts it before users; ostinato refuse v17")
