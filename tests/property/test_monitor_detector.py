@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.core.records import Arm
-from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import EXAMPLES, Detector, Expected, Gambler, WayBack, threshold
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 from ostinato.release.monitors.detection.sessions import Activity, OpenSessions
 from ostinato.release.monitors.loading import rates_of
+from ostinato.release.monitors.monitors import Monitors
 from ostinato.release.monitors.rates import BUILT_IN, Shift
 from ostinato.testing.records import a_turn
 
@@ -83,7 +83,7 @@ def test_no_means_and_no_expectations_break_a_bet(steps, h):
         detector.observe(mean, {f"t{number}": mean}, expected, h=h)
         state = detector.to_json()
         assert json.loads(json.dumps(state)) == state
-        assert all(math.isfinite(log) for side in state.values() for log in side["logs"])
+        assert all(math.isfinite(log) for side in state.values() for log in (*side["sums"], *side["wins"]))
         assert all(len(side["turns"]) <= EXAMPLES for side in state.values())
 
 
@@ -119,7 +119,7 @@ def test_a_gambler_that_lost_everything_begins_anew():
     for _ in range(50):
         gambler.bet(-0.5, 0.5, 0.2)
         gambler.note(0.0, {"t": 1.0}, 0.5, 1.0, "ann")
-    assert max(gambler.logs) < 0.0
+    assert max(gambler.wins) < 0.0
     gambler.bet(0.5, 0.5, 0.2)
     assert (gambler.sessions, list(gambler.turns), gambler.people) == (0, [], [])
 
@@ -147,7 +147,7 @@ def traffic(seed, count):
 
 
 def fresh():
-    return Behaviour(CONFIG, rates_of(CONFIG.off, {}))
+    return Monitors(CONFIG, rates_of(CONFIG.off, {}))
 
 
 @settings(max_examples=10)
@@ -172,8 +172,8 @@ def test_such_traffic_does_raise_and_clear_alarms():
 
 
 def play(seed):
-    behaviour = fresh()
-    return [alarm for seq, turn in traffic(seed, 500) for alarm in behaviour.apply(seq, turn)]
+    monitors = fresh()
+    return [alarm for seq, turn in traffic(seed, 500) for alarm in monitors.apply(seq, turn)]
 
 
 visits = st.tuples(st.integers(0, 6), st.sampled_from(["live", "canary"]), st.floats(0, 900), st.integers(1, 2))

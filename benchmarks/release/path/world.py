@@ -155,8 +155,8 @@ class Product:
         swing = self.habits.swing * (np.sin(2 * np.pi * day) + np.sin(2 * np.pi * day / 7))
         chance_R = (self._taste_U[visits.people_R] + worth_R + swing) * (1.0 - self._shock(visits.slot))
         rows_N = np.repeat(np.arange(len(visits.people_R)), visits.turns_R)
-        good_N = (visits.luck_N < chance_R[rows_N]).astype(np.float64)
-        good_R = np.bincount(rows_N, good_N, minlength=len(visits.people_R))
+        good_N = visits.luck_N < chance_R[rows_N]
+        good_R = np.bincount(rows_N, good_N, minlength=len(visits.people_R)).astype(np.float64)
         return Seen(
             slot=visits.slot, people_R=visits.people_R, turns_R=visits.turns_R.astype(np.float64), good_R=good_R
         )

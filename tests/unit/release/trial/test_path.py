@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from benchmarks.release.path import SETTINGS, Cell, plan_of, product_of
-from benchmarks.release.rules import Ostinato
 
 from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.contrast import Slot
@@ -154,11 +152,3 @@ def test_an_outage_that_hits_every_arm_rolls_nothing_back(seed):
     product.shock = 0.0
     steps += product.run(24)
     assert not [step for step in steps if step.what in ("roll_back", "return_to_best", "block")]
-
-
-def test_with_acceptance_alone_a_seed_gives_the_figures_that_it_gave_before_metrics_were_declared():
-    cell = Cell(size="1k", rule="ostinato", kind="fourth", effect=-0.05)
-    history = Ostinato(product_of(cell, 1000), plan_of(cell), SETTINGS["1k"]).run(100)
-    first, second = history.records
-    assert (first.start, first.shipped, first.stopped, first.turns) == (0, 16, None, 1220.0)
-    assert (second.start, second.shipped, second.stopped, second.turns) == (18, None, 97, 3154.0)
