@@ -32,6 +32,7 @@ PATHS = [
     f"/turns/{A_TURN.id}",
     "/learning",
     "/monitors",
+    "/monitors/coverage:acme",
     "/weights",
     "/playground",
     "/sign-in",
@@ -179,8 +180,10 @@ async def test_hostile_words_run_nothing_and_ask_nobody(server):
     facts.lines = [a_turn_line(turn, signals=(words,), reason=words)]
     facts.signals = (replace(facts.signals[1], name=words, comment=words, correction=words),)
     facts.reason = words
-    facts.alarm = replace(facts.alarm, name=words, reason=words)
-    facts.run = replace(RUN, alarms=(facts.alarm,), held={words: 3}, workers=(a_worker("train", words, trouble=words),))
+    facts.alarm_line = replace(facts.alarm_line, name=words, reason=words)
+    facts.run = replace(
+        RUN, alarms=(facts.alarm_line,), held={words: 3}, workers=(a_worker("train", words, trouble=words),)
+    )
     async with browsing(server) as (tab, told):
         asked = []
         tab.on("request", lambda r: asked.append(r.url.removeprefix(server.url)))

@@ -29,6 +29,7 @@ from ostinato.web.page.releases.evidence import (
     WeightChange,
 )
 from ostinato.web.page.sources import (
+    AlarmDetail,
     AlarmLine,
     AlarmList,
     Answered,
@@ -273,6 +274,7 @@ class WrittenFacts:
         self.run = RUN
         self.asked = []
         self.awaits = False
+        self.acceptable = True
         self.actor = "ann"
         self.lines = [a_turn_line()]
         self.signals = (
@@ -306,7 +308,9 @@ class WrittenFacts:
             previous=V16,
         )
         self.reason = "not worse than the margin: +2.1 pp"
-        self.alarm = AlarmLine(name="coverage:acme", reason="no feedback for 212 turns", at=NOW - 300, standing=True)
+        self.alarm_line = AlarmLine(
+            name="coverage:acme", reason="no feedback for 212 turns", at=NOW - 300, standing=True
+        )
 
     def evidence(self, policy):
         """What is gathered of a release, with this test's words in it."""
@@ -389,8 +393,19 @@ class WrittenFacts:
         )
 
     async def alarms(self, before):
-        cleared = replace(self.alarm, standing=False, reason="feedback came again", at=NOW - 100)
-        return AlarmList(standing=self.run.alarms, rows=(cleared, self.alarm), older=None)
+        cleared = replace(self.alarm_line, standing=False, reason="feedback came again", at=NOW - 100)
+        return AlarmList(standing=self.run.alarms, rows=(cleared, self.alarm_line), older=None)
+
+    async def alarm(self, name):
+        if name != self.alarm_line.name:
+            return None
+        return AlarmDetail(
+            line=self.alarm_line,
+            id=f"{name}:7",
+            acceptable=self.acceptable,
+            detail={"observed": 0.31, "reference": 0.12, "shift": "up", "who": self.reason},
+            turns=tuple(self.lines),
+        )
 
     async def weights(self):
         published = PublishedLine(
@@ -447,6 +462,10 @@ class NotedActs:
     def _check(self, expected_live):
         if expected_live != self.live:
             raise Conflict("something else is live now, look again")
+
+    async def accept(self, alarm, id, reason, actor):
+        self.done.append(("accept", alarm, id, reason, actor))
+        return f"{alarm} ended"
 
     async def ask(self, messages, arms):
         self.done.append(("ask", messages))

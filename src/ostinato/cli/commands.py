@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato import __version__
+from ostinato.cli.alarms import alarms
 from ostinato.cli.options import Common, console
 from ostinato.cli.weights import weights
 from ostinato.core.errors import OstinatoError
@@ -28,6 +29,7 @@ app = App(
     "prove that the new checkpoint is better, ship it, with a way back.",
 )
 app.command(weights)
+app.command(alarms)
 
 
 @app.command

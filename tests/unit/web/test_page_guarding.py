@@ -19,11 +19,12 @@ PAGES = [
     "/monitors",
     "/weights",
 ]
+ALARM = "/monitors/coverage:acme"
 SHIP, APPROVE, REFUSE = (f"/releases/{V18.hash}/{act}" for act in ("ship", "approve", "refuse"))
 FORM = {"expected_live": V17.hash, "reason": "it is better", "actor": "ann"}
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/playground", "/sign-in", "/turns/none", "/releases/zz"])
+@pytest.mark.parametrize("path", [*PAGES, ALARM, "/playground", "/sign-in", "/turns/none", "/releases/zz"])
 async def test_every_page_forbids_what_it_does_not_need(path):
     async with page_world() as w:
         reply = await w.get(path)
@@ -192,7 +193,7 @@ async def test_a_tenant_sees_its_own_turns_and_nothing_of_the_run():
         assert (await w.get("/turns/chatcmpl-3f:0", BOLT)).status_code == 404
         assert [query.tenant for query in w.facts.asked] == ["acme", "bolt"]
         assert (await w.get("/", ACME)).headers["location"] == "/turns"
-        for path in ("/releases", "/learning", "/monitors", "/weights", "/playground", "/events?page=now"):
+        for path in ("/releases", "/learning", "/monitors", ALARM, "/weights", "/playground", "/events?page=now"):
             reply = await w.get(path, ACME)
             assert reply.status_code == 403
             assert "v17" not in reply.text
@@ -276,3 +277,29 @@ async def test_nobody_is_signed_in_from_another_sites_form():
             assert reply.status_code == 403
             assert "set-cookie" not in reply.headers
             assert (await w.post("/sign-out", {}, sec_fetch_site=site)).status_code == 403
+
+
+ACCEPTED = {"alarm": "coverage:acme:7", "reason": "the new prompt asks for it", "actor": "ann"}
+
+
+async def test_an_alarm_is_accepted_as_it_was_seen_by_an_operator_only():
+    async with page_world(api_keys=KEYS) as w:
+        page = (await w.get(ALARM, ADMIN)).text
+        assert 'value="coverage:acme:7"' in page
+        assert 'href="/turns/chatcmpl-3f' in page, "turns that show it"
+        act = f"{ALARM}/accept"
+        assert (await w.post(act, ACCEPTED, ACME)).status_code == 403
+        assert (await w.http.post(act, data=ACCEPTED, headers={"authorization": f"Bearer {ADMIN}"})).status_code == 403
+        assert (await w.post(act, ACCEPTED | {"reason": " "}, ADMIN)).status_code == 400
+        assert w.acts.done == []
+        assert "coverage:acme ended" in (await w.post(act, ACCEPTED, ADMIN)).text
+    assert w.acts.done == [("accept", "coverage:acme", "coverage:acme:7", "the new prompt asks for it", "ann")]
+
+
+async def test_what_ends_with_its_cause_has_no_form():
+    async with page_world() as w:
+        w.facts.acceptable = False
+        page = (await w.get(ALARM)).text
+        assert "nobody can accept it" in page
+        assert '<form class="act"' not in page
+        assert (await w.get("/monitors/none")).status_code == 404

@@ -1,6 +1,7 @@
 """What people wrote stays text on every page; figures that nobody knows are dashes; what is wrong is said first."""
 
 from dataclasses import replace
+from urllib.parse import quote
 
 import pytest
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_turn_line, a_worker, page_world
@@ -48,17 +49,27 @@ async def test_what_people_wrote_stays_text_on_every_page(payload):
         facts.signals = (replace(facts.signals[1], name=payload, comment=payload, correction=payload, id=payload),)
         facts.reason = payload
         facts.actor = payload
-        facts.alarm = replace(facts.alarm, name=payload, reason=payload)
+        facts.alarm_line = replace(facts.alarm_line, name=payload, reason=payload)
         facts.run = replace(
             RUN,
-            alarms=(facts.alarm,),
+            alarms=(facts.alarm_line,),
             releasing=(payload,),
             held={payload: 3},
             workers=(a_worker("train", payload, trouble=payload, last_end=payload),),
         )
         rows = tuple(replace(line, reason=payload) for line in facts.releases_found.rows)
         facts.releases_found = replace(facts.releases_found, rows=rows)
-        paths = ["/", "/releases", f"/releases/{V17.hash}", "/turns", f"/turns/{A_TURN.id}", "/learning", "/monitors"]
+        paths = [
+            "/",
+            "/releases",
+            f"/releases/{V17.hash}",
+            "/turns",
+            f"/turns/{A_TURN.id}",
+            "/learning",
+            "/monitors",
+        ]
+        if "\n" not in payload:  # no path has a line's end
+            paths.append(f"/monitors/{quote(payload, safe='')}")
         for path in paths:
             reply = await w.get(path, ADMIN)
             assert reply.status_code == 200, (path, payload)

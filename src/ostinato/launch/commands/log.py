@@ -20,6 +20,7 @@ from ostinato.core.records import (
     Stamp,
     Turn,
 )
+from ostinato.launch.views.plain import plain
 
 KINDS: dict[str, set[type]] = {
     "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm},
@@ -47,7 +48,7 @@ def existing(config: Config) -> Home:
 def line(row: Row) -> str:
     """A row in one line, whatever was put into its names."""
     kind, text = _described(row)
-    return f"{kind:10} " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return f"{kind:10} " + plain(text)
 
 
 def _described(row: Row) -> tuple[str, str]:

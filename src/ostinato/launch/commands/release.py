@@ -42,7 +42,7 @@ async def ship(config: Config, version: str, reason: str, actor: str | None, con
     """Put a published version before users, unjudged. Raises NotFound, and BadRequest for what is live already."""
     policy = (await find_version(config, version)).policy
     with open_run(config) as run:
-        event = await open_releases(run).ship(policy, reason, actor=actor or _login())
+        event = await open_releases(run).ship(policy, reason, actor=actor or login())
     _say_live(config, event, console)
 
 
@@ -50,7 +50,7 @@ async def approve(config: Config, version: str | None, reason: str, actor: str |
     """Put before users what waits for that. Raises NotFound if nothing does or another version, Conflict if live is moved meanwhile."""
     policy = None if version is None else (await find_version(config, version)).policy
     with open_run(config) as run:
-        event = await open_releases(run).approve(policy, reason, actor=actor or _login())
+        event = await open_releases(run).approve(policy, reason, actor=actor or login())
     _say_live(config, event, console)
 
 
@@ -58,7 +58,7 @@ async def refuse(config: Config, version: str | None, reason: str, actor: str | 
     """Block what waits for approval. Raises NotFound as `approve`."""
     policy = None if version is None else (await find_version(config, version)).policy
     with open_run(config) as run:
-        event = await open_releases(run).refuse(policy, reason, actor=actor or _login())
+        event = await open_releases(run).refuse(policy, reason, actor=actor or login())
     console.print(f"{event.policy} never ships by itself; live is still {event.previous}", highlight=False)
 
 
@@ -66,7 +66,7 @@ async def roll_back(config: Config, number: int | None, reason: str, actor: str 
     """Move `live` back. Raises NotFound for a number that was never released."""
     with open_run(config) as run:
         target = None if number is None else await _released(run.log, number)
-        event = await open_releases(run).rollback(target, reason, actor=actor or _login())
+        event = await open_releases(run).rollback(target, reason, actor=actor or login())
     console.print(
         f"live is {event.policy} again (was {event.previous}); engines follow within {config.follow.interval_s:g} s"
     )
@@ -80,7 +80,7 @@ def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
     )
 
 
-def _login() -> str:
+def login() -> str:
     """Who types the command, for the ledger."""
     try:
         return getpass.getuser()

@@ -11,6 +11,7 @@ from ostinato.config import Config
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.launch.commands.log import existing
 from ostinato.launch.views.page.looking import looking
+from ostinato.launch.views.plain import plain
 from ostinato.web.page.releases.answers import answers
 from ostinato.web.page.rendering import DASH, count, points
 from ostinato.web.page.sources import Facts, ReleaseDetail, ReleaseLine
@@ -34,9 +35,9 @@ async def show_release(config: Config, version: str, console: Console) -> None:
     for answer in answers(found):
         console.print()
         console.print(Text(answer.question, "bold"))
-        console.print(Text(f"  {_SIGNS[answer.state]} {_plain(answer.verdict)}", _STYLES[answer.state]), soft_wrap=True)
+        console.print(Text(f"  {_SIGNS[answer.state]} {plain(answer.verdict)}", _STYLES[answer.state]), soft_wrap=True)
         for detail in filter(None, answer.details):
-            console.print(Text(f"    {_plain(detail)}"), soft_wrap=True)
+            console.print(Text(f"    {plain(detail)}"), soft_wrap=True)
     if unread > 0:
         console.print(
             f"\n{count(unread)} older rows of the log were not read: behaviour is of the newest turns", style="dim"
@@ -96,7 +97,7 @@ def _gate(found: ReleaseDetail) -> Table:
     )
     for look in found.looks[-10:]:
         table.add_row(
-            Text(_plain(look.suite)),
+            Text(plain(look.suite)),
             f"v{look.against.number}",
             f"{look.items} x {look.draws}",
             points(look.difference),
@@ -105,8 +106,3 @@ def _gate(found: ReleaseDetail) -> Table:
             look.verdict,
         )
     return table
-
-
-def _plain(text: str) -> str:
-    """Without what a terminal would obey."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

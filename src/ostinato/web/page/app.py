@@ -62,6 +62,7 @@ class Pages:
             ("/turns/{id:path}", "turn"),
             ("/learning", "learning"),
             ("/monitors", "monitors"),
+            ("/monitors/{name:path}", "alarm"),
             ("/weights", "weights"),
             ("/playground", "playground"),
         ]
@@ -70,6 +71,7 @@ class Pages:
             ("/releases/{root}/approve", self._approve),
             ("/releases/{root}/refuse", self._refuse),
             ("/rollback", self._roll_back),
+            ("/monitors/{name:path}/accept", self._accept),
             ("/playground", self._ask),
             ("/playground/feedback", self._rate),
         ]
@@ -199,6 +201,12 @@ class Pages:
     async def _roll_back(self, request: Request, visitor: Visitor) -> Response:
         said = await self._acts.roll_back(*_decision(await form(request)))
         return await self._told(visitor, "Rolled back", said)
+
+    async def _accept(self, request: Request, visitor: Visitor) -> Response:
+        fields, name = await form(request), str(request.path_params["name"])
+        raised, reason = words(fields, "alarm", needed=True), words(fields, "reason", needed=True)
+        said = await self._acts.accept(name, raised, reason, words(fields, "actor", 80, needed=True))
+        return await self._told(visitor, "Accepted", said)
 
     async def _told(self, visitor: Visitor, title: str, said: str) -> Response:
         facts = {**await self._views.frame(visitor), "tab": "releases", "title": title, "message": said, "status": 200}

@@ -289,6 +289,20 @@ class AlarmList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmDetail:
+    """The last that was said of one alarm, with turns that show it. `acceptable`: a person may end it.
+
+    `id` names what was raised, so that nobody accepts what they have not seen.
+    """
+
+    line: AlarmLine
+    id: str
+    acceptable: bool
+    detail: Mapping[str, Any]
+    turns: tuple[TurnLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """What one arm answered in the playground. `turn` names it for feedback; `version` made its first token."""
 
@@ -330,6 +344,10 @@ class Facts(Protocol):
         """What stands, and what was."""
         ...
 
+    async def alarm(self, name: str) -> AlarmDetail | None:
+        """One alarm; None if it was never raised."""
+        ...
+
     async def weights(self) -> WeightsNow:
         """The weight store."""
         ...
@@ -352,6 +370,10 @@ class Acts(Protocol):
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
         """Take the live version back; says what is live now. Raises as `ship`."""
+        ...
+
+    async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
+        """End the alarm that was raised by that id. Raises NotFound, Conflict, BadRequest."""
         ...
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:

@@ -46,6 +46,7 @@ class Views:
             "turn": self.turn,
             "learning": self.learning,
             "monitors": self.monitors,
+            "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
         }
@@ -108,6 +109,13 @@ class Views:
     async def monitors(self, visitor: Visitor, fields: Fields) -> Shown:
         """What stands, and what was."""
         return {"found": await self._facts.alarms(place(fields, "before"))}
+
+    async def alarm(self, visitor: Visitor, fields: Fields) -> Shown:
+        """One alarm. Raises NotFound."""
+        found = await self._facts.alarm(fields["name"])
+        if found is None:
+            raise NotFound("There never was such an alarm.", field="name")
+        return {"found": found}
 
     async def weights(self, visitor: Visitor, fields: Fields) -> Shown:
         """The weight store."""

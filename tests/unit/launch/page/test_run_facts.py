@@ -1,14 +1,17 @@
 """What the page is told of a run: by its log, its store and its workers' lines."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from tests.fakes.observed_run import NOW, Observed
 
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import Conflict, NotFound
 from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.launch.commands.alarms import accept_alarm, show_alarms
 from ostinato.launch.placing.board import Shown, Standing
 from ostinato.launch.views.page.acts import RunActs
 from ostinato.launch.views.page.releases.lines import carried
@@ -215,3 +218,24 @@ def test_details_are_cut_to_what_a_page_can_hold():
     shown = carried(event)
     assert "evidence" not in shown
     assert len(json.dumps(shown)) < 3_000
+
+
+async def test_an_alarm_is_shown_with_its_turns_and_a_person_ends_it(seen):
+    detail = {"observed": 0.31, "turns": ["a:0", "gone:0"]}
+    raised = Alarm(id="m:1", name="monitor:edit", state=AlarmState.RAISED, reason="31%", at=970.0, detail=detail)
+    await seen.fill(a_turn("a:0"), a_signal(a_turn("a:0"), at=901.0), raised)
+    found = await seen.facts.alarm("monitor:edit")
+    assert (found.id, found.line.standing, found.acceptable, found.detail["observed"]) == ("m:1", True, True, 0.31)
+    assert [(line.turn.id, line.signals) for line in found.turns] == [("a:0", ("accepted",))]
+    console = Console(file=io.StringIO(), width=160)
+    await show_alarms(seen.run.config, console)
+    assert "turns that show it: a:0, gone:0" in console.file.getvalue()
+    assert "ostinato alarms accept monitor:edit" in console.file.getvalue()
+    with pytest.raises(Conflict, match="anew"):
+        await RunActs(seen.run).accept("monitor:edit", "m:0", "wanted", "ann")
+    await accept_alarm(seen.run.config, "monitor:edit", "wanted", "ann", console)
+    await seen.fill()
+    assert not (await seen.facts.alarm("monitor:edit")).line.standing
+    await show_alarms(seen.run.config, console)
+    assert "no alarm stands" in console.file.getvalue()
+    assert await seen.facts.alarm("monitor:none") is None

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.records import AlarmState, Batch, PolicyVersion
+from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.standing import acceptance
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT, InfluenceWatch, Shares
 from ostinato.release.monitors.owners import TurnOwners
 from ostinato.testing.records import a_turn

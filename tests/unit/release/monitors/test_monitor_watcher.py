@@ -10,8 +10,9 @@ import pytest
 from ostinato.core.errors import StorageFull
 from ostinato.core.records import Alarm, AlarmState, Arm, Finish, PolicyVersion, ReleaseEvent, Signal
 from ostinato.release.monitors import behaviour
+from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.standing import acceptance, alarm_name
+from ostinato.release.monitors.detection.standing import alarm_name
 from ostinato.release.monitors.rates import BUILT_IN
 from ostinato.release.monitors.watcher import NAME, MonitorWatcher
 from ostinato.serve import arms

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from ostinato.core.records import AlarmState, PolicyVersion, ReleaseEvent
 from ostinato.core.report import Incumbent, ItemMean, Sharpening
-from ostinato.release.monitors.detection.standing import acceptance
+from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.narrowing import NAME, NarrowingWatch
 
 V1, V2, V3 = (PolicyVersion(number=n, hash=f"{n:02d}" * 16) for n in (1, 2, 3))

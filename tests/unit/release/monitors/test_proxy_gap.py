@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ostinato.core.records import AlarmState, Arm, Reward
+from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.standing import acceptance
 from ostinato.release.monitors.gap import NAME, GoldWatch, gold_people, is_gold, proxy_gap
 from ostinato.release.monitors.owners import Owner, TurnOwners
 from ostinato.testing.records import a_turn

@@ -11,10 +11,12 @@ import aiohttp
 
 from ostinato.app.proving import open_releases
 from ostinato.app.storage import Run
+from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.launch.placing.address import read_address
 from ostinato.release.controller import ReleaseController
+from ostinato.release.monitors.accepting import accept
 from ostinato.web.page.sources import Answered
 from ostinato.weights.version.content import version_ref
 
@@ -55,6 +57,11 @@ class RunActs:
             releases = await self._releases(expected_live)
             event = await releases.rollback(None, reason, actor=actor)
         return f"{event.policy} is live again; it was {event.previous}"
+
+    async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
+        """As `ostinato alarms accept`."""
+        row = await accept(self._run.log, alarm, reason, actor, wall_clock(), id)
+        return f"{row.name} ended; it does not come again for as much"
 
     async def ask(self, messages: Sequence[Mapping[str, str]], arms: Sequence[str]) -> tuple[Answered, ...]:
         """Through the gateway, by the run's own key: these turns are nobody's, and nothing is learned from them."""

@@ -6,11 +6,11 @@ import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ostinato.app.storage import Run
 from ostinato.core.clock import wall_clock
-from ostinato.core.records import Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
+from ostinato.core.records import Alarm, Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Clock, Cursor, Identity, R
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.page.feed import Feed
@@ -22,7 +22,10 @@ from ostinato.launch.views.page.running import Running
 from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.log import SqlLog
+from ostinato.release.monitors.accepting import acceptable
 from ostinato.web.page.sources import (
+    AlarmDetail,
+    AlarmLine,
     AlarmList,
     LearningNow,
     LedgerEvent,
@@ -38,6 +41,8 @@ from ostinato.web.page.stored import WeightsNow
 from ostinato.weights.version.content import version_ref
 
 INDEX = "page.sqlite"
+_SHOWN = 20
+"""Turns that show what an alarm is about."""
 WATCHED_S = 60.0
 """Somebody looks, if a question came within so many seconds."""
 _DISK_S = 60.0
@@ -138,7 +143,7 @@ class RunFacts:
         if not turns:
             return None
         turn = turns[0]
-        row = row or FoundTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)  # not in the index yet
+        row = row or _unread(id)
         said = (await self._ask(lambda: self._questions.signals([id])))[id]
         theirs = [(who, signal) for who, signal, _ in said if who == turn.tenant]
         signals = await self._find(Signal, theirs)
@@ -166,6 +171,27 @@ class RunFacts:
 
     async def alarms(self, before: Cursor | None) -> AlarmList:
         return await self._ask(lambda: self._questions.alarms(before))
+
+    async def alarm(self, name: str) -> AlarmDetail | None:
+        place = await self._ask(lambda: self._questions.alarm(name))
+        row = None if place is None else await anext(aiter(self._log.read(place[0] - 1, {Alarm})), None)
+        if place is None or row is None or not isinstance(row[1], Alarm) or row[1].name != name:
+            return None
+        alarm, named = row[1], row[1].detail.get("turns")
+        names = [str(turn) for turn in cast("list[object]", named)][-_SHOWN:] if isinstance(named, list) else []
+        turns = {turn.id: turn for turn in await self._find(Turn, [(each,) for each in names])}
+        said = await self._ask(lambda: self._questions.signals(names))
+        rows = {each: await self._ask(lambda each=each: self._questions.turn(each, None)) for each in turns}
+        return AlarmDetail(
+            line=AlarmLine(name=name, reason=alarm.reason, at=alarm.at, standing=place[1]),
+            id=alarm.id,
+            acceptable=acceptable(name),
+            detail=carried(alarm),
+            turns=tuple(
+                _line(rows[each] or _unread(each), turn, [(who, signal) for who, _, signal in said[each]])
+                for each, turn in turns.items()
+            ),
+        )
 
     async def weights(self) -> WeightsNow:
         home = self._run.home
@@ -196,6 +222,11 @@ class RunFacts:
 
     async def _find(self, kind: type[R], identities: list[Identity]) -> list[R]:
         return await self._log.find(kind, identities) if identities else []
+
+
+def _unread(id: str) -> FoundTurn:
+    """A turn that is not in the index yet."""
+    return FoundTurn(seq=0, id=id, outcome=WAITING, value=None, step=None)
 
 
 def _line(row: FoundTurn, turn: Turn, said: list[tuple[str, str]]) -> TurnLine:

@@ -188,6 +188,13 @@ class Questions:
             older=rows[PAGE_ROWS - 1][0] if len(rows) > PAGE_ROWS else None,
         )
 
+    def alarm(self, name: str) -> tuple[Cursor, bool] | None:
+        """Where the last line of an alarm lies in the log, and whether it stands."""
+        with self.open() as db:
+            sql = "SELECT seq, standing FROM alarms WHERE name = ? ORDER BY seq DESC LIMIT 1"
+            found = db.execute(sql, (name,)).fetchone()
+        return None if found is None else (found[0], bool(found[1]))
+
     # ------------------------------------------------------------ one question
 
     @contextlib.contextmanager

@@ -33,22 +33,6 @@ def _parts(name: str) -> tuple[str, str]:
     return rate, arm or Arm.LIVE.value
 
 
-def acceptance(raised: Alarm, by: str, at: float) -> Alarm:
-    """The row with which a person takes a shifted rate for what is expected from now on: the alarm ends, and does not come again.
-
-    Example: ``await log.append(acceptance(alarm, "ann", clock()))``
-    """
-    reason = f"accepted by {by}: what was {raised.reason}"
-    return Alarm(
-        id=f"{raised.id}:accepted",
-        name=raised.name,
-        state=AlarmState.CLEARED,
-        reason=reason,
-        at=at,
-        detail={ACCEPTED: True},
-    )
-
-
 @dataclass(slots=True, kw_only=True)
 class _Shift:
     harmful: bool

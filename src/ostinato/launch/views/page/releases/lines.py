@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.core.records import Alarm, PolicyVersion, ReleaseEvent
 from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.web.page.releases.evidence import MeasureLook, TrialLook
 from ostinato.web.page.sources import GateLook
@@ -168,8 +168,8 @@ def _list(value: object) -> Sequence[Any]:
     return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else ()
 
 
-def carried(event: ReleaseEvent) -> Mapping[str, Any]:
-    """An event's details without the raw scores, no deeper, longer or more than a page can hold."""
+def carried(event: ReleaseEvent | Alarm) -> Mapping[str, Any]:
+    """A row's details without the raw scores, no deeper, longer or more than a page can hold."""
     return {str(name): _cut(value, 1) for name, value in list(event.detail.items())[:_MANY] if name not in _RAW}
 
 
