@@ -80,7 +80,7 @@ async def _detail(facts: Facts, root: str) -> ReleaseDetail:
 
 
 def _trial(found: ReleaseDetail) -> Table:
-    table = Table("then", "share", "difference, pp", "bounds, pp", "people", "turns", "finding", title="looks at users")
+    table = Table("then", "share", "change, pp", "bounds, pp", "people", "turns", "finding", title="looks at users")
     for look in found.evidence.trial[-10:]:
         goal = look.goal
         share = DASH if look.share is None else f"{100 * look.share:g}%"
@@ -93,7 +93,7 @@ def _trial(found: ReleaseDetail) -> Table:
 
 def _gate(found: ReleaseDetail) -> Table:
     table = Table(
-        "suite", "against", "items x draws", "difference, pp", "bounds, pp", "margin", "verdict", title="gate"
+        "suite", "against", "items x draws", "change, pp", "bounds, pp", "margin", "verdict", title="gate"
     )
     for look in found.looks[-10:]:
         table.add_row(
