@@ -10,6 +10,7 @@ import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -125,7 +126,7 @@ async def test_pages_are_plain_in_forced_colours_still_without_motion_and_whole_
         assert set(await tab.evaluate(lines)) == {"none", "dotted"}
         await tab.emulate_media(media="print", forced_colors="none")
         await tab.set_viewport_size({"width": 720, "height": 1000})
-        for path in PATHS[:10]:
+        for path in PATHS[:11]:
             await tab.goto(server.url + path)
             hidden = (
                 "[...document.querySelectorAll('header, nav, form, footer')].every(each => !each.checkVisibility())"
@@ -187,7 +188,7 @@ async def test_hostile_words_run_nothing_and_ask_nobody(server):
     async with browsing(server) as (tab, told):
         asked = []
         tab.on("request", lambda r: asked.append(r.url.removeprefix(server.url)))
-        for path in PATHS[:10]:
+        for path in [*PATHS[:8], f"/monitors/{quote(words, safe='')}", *PATHS[9:11]]:
             asked.clear()
             await tab.goto(server.url + path)
             await tab.wait_for_timeout(300)
