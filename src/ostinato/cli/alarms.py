@@ -21,7 +21,7 @@ def show(*, common: Common | None = None) -> None:
 
 
 @alarms.command
-def accept(name: str, *, reason: str, actor: str | None = None, common: Common | None = None) -> None:
+def accept(name: str, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None) -> None:
     """Say that what a monitor found is what is wanted: the alarm ends, and does not come again for as much.
 
     Parameters

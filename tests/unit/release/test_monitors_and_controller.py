@@ -9,8 +9,8 @@ from ostinato.core.records import Alarm, Arm, PolicyVersion
 from ostinato.core.report import Incumbent, ItemMean, Report, Sharpening, Verdict
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.controller import ReleaseController
+from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.standing import acceptance
 from ostinato.release.monitors.watcher import MonitorWatcher
 from ostinato.release.trial.config import TrialConfig
 from ostinato.testing.log import MemoryLog

@@ -92,9 +92,7 @@ def _trial(found: ReleaseDetail) -> Table:
 
 
 def _gate(found: ReleaseDetail) -> Table:
-    table = Table(
-        "suite", "against", "items x draws", "change, pp", "bounds, pp", "margin", "verdict", title="gate"
-    )
+    table = Table("suite", "against", "items x draws", "change, pp", "bounds, pp", "margin", "verdict", title="gate")
     for look in found.looks[-10:]:
         table.add_row(
             Text(plain(look.suite)),
