@@ -94,6 +94,20 @@ class Disk:
         return [(e.action, e.policy.number) for e in self.rows.rows if isinstance(e, ReleaseEvent)]
 
 
+async def lived_through(disk, fresh, script):
+    """One act after the other, each by whoever is alive: who dies in one is followed by a `fresh()` controller. The ledger's lines."""
+    control = fresh()
+    for act in script:
+        while True:
+            try:
+                await act(control)
+                break
+            except Killed:
+                disk.fuse.at = None
+                control = fresh()
+    return disk.events()
+
+
 class FakeJudge:
     """Verdicts by candidate number, one after another; the last one stays."""
 

@@ -14,6 +14,7 @@ from tests.fakes.release_world import (
     Killed,
     Time,
     controller,
+    lived_through,
     on_trial,
     settle,
     started,
@@ -248,16 +249,7 @@ async def told_with_deaths(disk):
         lambda c: decided(c, V5, lambda c: c.refuse(V5, "no", actor="bob")),
         lambda c: judged(c, V8),
     ]
-    control = fresh()
-    for act in script:
-        while True:
-            try:
-                await act(control)
-                break
-            except Killed:
-                disk.fuse.at = None
-                control = fresh()
-    return disk.events()
+    return await lived_through(disk, fresh, script)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

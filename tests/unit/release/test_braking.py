@@ -9,9 +9,9 @@ from tests.fakes.release_world import (
     V8,
     Disk,
     FakeJudge,
-    Killed,
     Time,
     controller,
+    lived_through,
     settle,
     version,
     went_back,
@@ -173,16 +173,7 @@ async def told_with_deaths(disk):
         approved,
         lambda c: published(c, V9),
     ]
-    control = fresh()
-    for act in script:
-        while True:
-            try:
-                await act(control)
-                break
-            except Killed:
-                disk.fuse.at = None
-                control = fresh()
-    return disk.events()
+    return await lived_through(disk, fresh, script)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

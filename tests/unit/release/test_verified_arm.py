@@ -9,9 +9,9 @@ from tests.fakes.release_world import (
     Crowd,
     Disk,
     FakeJudge,
-    Killed,
     Time,
     controller,
+    lived_through,
     settle,
 )
 
@@ -156,16 +156,7 @@ async def told_with_deaths(disk):
         await settle(control)
 
     script = [lambda c: c.bootstrap(V0), lambda c: published(c, V3), lambda c: published(c, V5)]
-    control = fresh()
-    for act in script:
-        while True:
-            try:
-                await act(control)
-                break
-            except Killed:
-                disk.fuse.at = None
-                control = fresh()
-    return disk.events()
+    return await lived_through(disk, fresh, script)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
