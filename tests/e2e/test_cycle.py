@@ -1,5 +1,6 @@
 """The loop as it is told (`loop.cycle`) and as it runs (workers) write the same log; a trainer whose candidates are refused goes back."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -224,6 +225,54 @@ async def test_one_killed_before_it_could_offer_offers_after_its_restart(seeded)
         assert not await again.may_learn()
         assert again.parts.source.base is None, "what was learned is not thrown away"
         assert await run.follower.resolve("candidate") == learned
+
+
+def forgetful(config: Config, max_staleness: int) -> Config:
+    """A trainer that may be far ahead, and learns from what few steps ago made."""
+    reward = config.reward.model_copy(update={"max_staleness": max_staleness})
+    return rarely(config, max_lead=8).model_copy(update={"reward": reward})
+
+
+async def held_back(run: Run) -> list[str]:
+    return [row.reason async for _, row in run.log.read(0, {Holdback})]
+
+
+async def test_a_trainer_waits_before_all_that_live_makes_is_too_old(seeded):
+    config, _, base = seeded
+    with open_run(forgetful(config, 2)) as run:
+        worker = worker_of(run, base)
+        await worker.resume()
+        for _ in range(5):
+            await worker.learn()
+        assert worker.parts.trainer.step_count == 2
+        assert await held_back(run) == []
+
+
+async def test_a_trainer_that_waits_for_turns_sees_a_rollback(seeded):
+    """What live makes after it is learned from, however few turns were there when it came."""
+    config, _, base = seeded
+    with open_run(forgetful(config, 2)) as run:
+        worker = worker_of(run, base)
+        await worker.resume()
+        for _ in range(2):
+            await worker.learn()
+        await worker.parts.stored.settle()
+        assert not await worker.may_learn()
+        releases = open_releases(run)
+        await releases.ship(await run.follower.resolve("candidate"), "test", actor="test")
+        async with asyncio.timeout(20):
+            for _ in range(3):  # the third finds nothing, and does not wait for it
+                await worker.learn()
+        assert worker.parts.trainer.step_count == 3
+        await releases.rollback(None, "test", actor="test")
+        for number in range(3 * BATCH, 4 * BATCH):
+            await run.log.append(*served(number, base))
+        async with asyncio.timeout(20):
+            while worker.parts.trainer.step_count < 4:
+                await worker.learn()
+        batches = [row async for _, row in run.log.read(0, {Batch})]
+        assert batches[-1].base == base
+        assert await held_back(run) == []
 
 
 async def test_a_trainer_whose_steps_were_all_refused_does_not_wait_for_ever(seeded):

@@ -40,8 +40,20 @@ def test_equal_people_may_have_equal_shares():
     assert recent.level == pytest.approx(0.01)
     assert recent.share(person("u7")) == pytest.approx(0.01)
     assert recent.allowed(person("u7")) == pytest.approx(0.01)
-    assert recent.allowed(person("new")) == pytest.approx(0.5), "who was not there may catch up"
+    assert recent.allowed(person("new")) == pytest.approx(0.11), "who was not there may catch up with the steps so far"
+    for _ in range(90):
+        recent.observe(crowd(100))
+    assert recent.allowed(person("new")) == pytest.approx(0.5), "and with as many as are remembered"
     assert sum(recent.share(each) for each in crowd(100)) == pytest.approx(1.0)
+
+
+def test_the_first_steps_give_nobody_more_than_the_level_either():
+    recent = RecentShares(50)
+    recent.observe(crowd(100))
+    for _ in range(60):
+        total = 100.0 / (1.0 - recent.allowed(person("keen")))
+        recent.observe({**crowd(100), person("keen"): recent.allowed(person("keen")) * total})
+        assert recent.share(person("keen")) <= 1.05 * recent.level
 
 
 def test_who_is_always_there_comes_to_the_level_and_no_further():

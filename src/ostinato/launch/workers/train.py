@@ -84,14 +84,18 @@ class TrainWorker:
         return None
 
     async def learn(self) -> None:
-        """One step, stored beside the next, if the trainer may go on; then a checkpoint, if one is due."""
+        """One step, stored beside the next, if the trainer may go on and there is a batch; then a checkpoint, if one is due.
+
+        It never waits for turns without looking at what is live: after a rollback those that come now would be too old for ever.
+        """
         parts = self.parts
-        if not await self.may_learn():
-            await parts.source.look()
+        may, ready = await self.may_learn(), await parts.source.look()
+        if may and not ready:
+            self._pulse.begin(f"waiting for {self._settings.batch} turns to learn from")
+        if not may or not ready:
             await asyncio.sleep(self._settings.poll_s)
             return
         with self._refusals():
-            self._pulse.begin(f"waiting for {self._settings.batch} turns to learn from")
             await parts.stored.begin(await step(parts.learner))
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
@@ -136,8 +140,11 @@ class TrainWorker:
         parts = self.parts
         live = await parts.released.refresh()
         await self._leave_harm(live)
+        if parts.source.base is not None:
+            return True  # the next step is the first from there
         ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
-        if ahead < self._settings.max_lead:
+        # one step further, and all that live makes meanwhile would be too old to be learned from
+        if ahead < min(self._settings.max_lead, max(self._run.config.reward.max_staleness, 1)):
             return True
         await self._settle()
         newest = parts.candidates.last
@@ -150,7 +157,8 @@ class TrainWorker:
             logger.warning("%s was refused and %s is live: training goes back to it", newest, live)
             parts.source.base = live
             return True
-        self._pulse.begin(f"waiting for a verdict on {newest}, {ahead} steps ahead of {live}")
+        what = "a verdict on" if self._run.config.evaluate.suite else "`ostinato ship`, to go on from"
+        self._pulse.begin(f"waiting for {what} {newest}, {ahead} steps ahead of {live}")
         return False
 
 

@@ -58,8 +58,9 @@ class RecentShares:
         """The share of the next batch that brings them to the level and no further; the level itself if they are beyond."""
         if not self._steps:
             return math.inf
-        kept = (1.0 - 1.0 / self._memory) * self.share(person)
-        return max(self._level, (self._level - kept) * self._memory)
+        steps = min(self._steps + 1, self._memory)  # the weight that `observe` will give to the next one
+        kept = (1.0 - 1.0 / steps) * self.share(person)
+        return max(self._level, (self._level - kept) * steps)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
