@@ -238,8 +238,31 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
         raise ValueError(f"successes must lie in 0..n: successes={successes}, n={n}")
     if n == 0:
         return 0.0, 1.0
-    z = _NORMAL.inv_cdf(0.5 + confidence / 2)
-    share, z2 = successes / n, z * z / n
+    return _score_interval(successes / n, n, _NORMAL.inv_cdf(0.5 + confidence / 2))
+
+
+def clustered_share(tally: Tally, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of a pooled proportion with users as clusters: Wilson's, of as many independent turns as would vary as much.
+
+    Their number is mean (1 - mean) over the user-clustered variance, at most that of the turns; where no user differs from the mean, it is
+    Kish's number of users, (sum n_u)^2 / sum n_u^2. Student's t takes the normal's place, as Korn and Graubard (1998) do, with
+    (sum n_u^2)^2 / sum n_u^4 degrees of freedom (Satterthwaite 1946): a few users with most of the turns leave few. (0, 1) below two
+    users, for nothing is known then of how much users differ.
+    """
+    counts_U = np.array([count for _, count in tally.values() if count > 0], dtype=np.float64)
+    if counts_U.size < 2:
+        return 0.0, 1.0
+    mean, residual_U = _residuals(tally, list(tally))
+    total, squares = float(counts_U.sum()), float(counts_U @ counts_U)
+    variance = counts_U.size / (counts_U.size - 1) * float(residual_U @ residual_U)
+    alike = float(np.abs(residual_U).max()) < 1e-12
+    turns = total**2 / squares if alike else min(total, mean * (1.0 - mean) / variance)
+    freedom = max(1.0, squares**2 / float((counts_U**4).sum()))
+    return _score_interval(mean, turns, _t_quantile(freedom, 0.5 + confidence / 2))
+
+
+def _score_interval(share: float, n: float, z: float) -> tuple[float, float]:
+    z2 = z * z / n
     centre = (share + z2 / 2) / (1 + z2)
     half = z / (1 + z2) * math.sqrt(share * (1 - share) / n + z2 / (4 * n))
     return max(0.0, centre - half), min(1.0, centre + half)

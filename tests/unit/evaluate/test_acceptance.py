@@ -1,14 +1,17 @@
 """Acceptance per arm, and the difference that the demo reports."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from ostinato.core.records import Arm, Reward
-from ostinato.evaluate.acceptance import Rated, by_arm, live_minus_control
+from ostinato.evaluate.acceptance import Rated, by_arm, live_minus_control, share_of
 from ostinato.testing.records import a_turn
 
 
 def rated(i: int, user: str, arm: Arm, value: float) -> Rated:
-    turn = a_turn(f"t{i}-{arm}", user=user, arm=arm)
+    turn = replace(a_turn(f"t{i}-{arm}", user=user, arm=arm), propensity=0.2 if arm is Arm.CONTROL else 0.8)
     return turn, Reward(turn=turn.id, value=value, function="copilot@1", signals=(), at=0.0)
 
 
@@ -40,3 +43,42 @@ def test_the_difference_of_arms_covers_the_truth_when_users_differ():
 def test_a_difference_without_users_claims_nothing():
     found = live_minus_control([rated(i, "u", Arm.LIVE, 0.75) for i in range(50)])
     assert (found.mean, found.lower, found.upper) == (1.0, -1.0, 1.0)
+
+
+def test_users_who_could_never_be_on_control_are_not_compared_with_it():
+    rng = np.random.default_rng(1)
+    data: list[Rated] = []
+    for i in range(4000):
+        arm = Arm.CONTROL if i % 5 == 0 else Arm.LIVE
+        data.append(rated(i, f"u{i % 200}", arm, float(rng.random() < 0.6)))
+    dealt = live_minus_control(data)
+    for i in range(3200):
+        turn, reward = rated(10_000 + i, "anonymous", Arm.LIVE, float(rng.random() < 0.4))
+        data.append((replace(turn, propensity=1.0), reward))
+    assert live_minus_control(data) == dealt
+    assert dealt.mean == pytest.approx(0.0, abs=0.06)
+
+
+@pytest.mark.parametrize(("users", "spread"), [(100, 1.2), (100, 0.3), (25, 1.2)])
+def test_an_arms_interval_covers_the_truth_when_users_differ(users: int, spread: float):
+    """Ten turns a user, log-normal; tastes that correlate two turns of one user by 0.15."""
+    rng = np.random.default_rng(7)
+    covered = 0
+    for _ in range(300):
+        turns = rng.poisson(rng.lognormal(-(spread**2) / 2, spread, users) * 10)
+        tastes = rng.beta(0.6 * 0.85 / 0.15, 0.4 * 0.85 / 0.15, users)
+        point = share_of(
+            (("acme", f"u{user}"), bool(liked))
+            for user in range(users)
+            for liked in rng.random(turns[user]) < tastes[user]
+        )
+        covered += point.lower <= 0.6 <= point.upper
+    assert 0.92 <= covered / 300 <= 0.98
+
+
+def test_an_arms_interval_never_has_zero_width_and_claims_nothing_of_one_user():
+    alone = share_of((("acme", "ann"), i % 2 == 0) for i in range(400))
+    assert (alone.turns, alone.acceptance, alone.lower, alone.upper) == (400, 0.5, 0.0, 1.0)
+    pleased = share_of((("acme", f"u{i % 20}"), True) for i in range(400))
+    assert 0.7 < pleased.lower < 0.9
+    assert pleased.upper == 1.0

@@ -14,7 +14,7 @@ from typing import Any
 from ostinato.core.records import Alarm, AlarmState, Arm, Finish, ReleaseEvent, Turn
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Detector, Shifted, threshold
-from ostinato.release.monitors.detection.expecting import Expecting, Role
+from ostinato.release.monitors.detection.expecting import JUDGED, Expecting, Role
 from ostinato.release.monitors.detection.sessions import Activity, OpenSessions, TurnSession
 from ostinato.release.monitors.detection.standing import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
 from ostinato.release.monitors.rates import Rate, measured
@@ -43,27 +43,33 @@ class Behaviour:
         self._h = threshold(config.false_alarm_sessions, len(rates))
         self._comfort = math.log(config.false_comfort_sessions)
         self._least_people = config.least_people
-        self._stale_after = config.stale_sessions
         self._sessions = OpenSessions(
             turns=config.session_turns, pause_s=config.session_pause_s, most=config.most_sessions
         )
         self._activity = Activity(most=config.most_people, a_day=config.turns_a_day)
         self._expecting = Expecting(config)
         self._detectors: dict[str, Detector] = {}
+        self._told_silent = False
         self.standing = StandingShifts()
         self.failures: dict[str, int] = {}
         self.turns = 0
 
     @property
     def paused(self) -> bool:
-        """True while an alarm stands about a shift that does harm."""
-        return bool(self.standing.harmful)
+        """True while an alarm stands about a shift that does harm, or control is silent, so that none would be seen."""
+        return bool(self.standing.harmful) or (bool(self._rates) and self._expecting.blind)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the alarms that stand."""
+        return [*self.standing.names, *([REFERENCE] if self._told_silent else [])]
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the newest row about each alarm in the log, by name. What stands there stands on."""
         for name, row in alarms.items():
             if row.state is AlarmState.RAISED and name == REFERENCE:
-                self._expecting.stale = True
+                self._told_silent = True
+                self._expecting.silent(row.detail.get("arm"), blind=row.detail.get("pauses") is True)
             elif row.state is AlarmState.RAISED and is_about_a_rate(name):
                 self.standing.heard(row)
 
@@ -71,9 +77,14 @@ class Behaviour:
         """Take in a turn; the alarms that it raises or clears, without ids."""
         if turn.arm == Arm.EVAL or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
             return
+        if not self._expecting.uses(turn.arm.value):
+            return
+        # they are all served by live: beside a reference arm they compare nothing, and anybody can send any number
+        if turn.user == ANONYMOUS and self._expecting.arm is not None:
+            return
         self.turns += 1
-        for name in self.standing.unwatched(self._rates):
-            yield self.standing.clear(name, "this rate is not watched any more", turn.ended_at)
+        for name, why in self.standing.unwatched(self._rates, JUDGED):
+            yield self.standing.clear(name, why, turn.ended_at)
         person = turn.person if turn.user != ANONYMOUS else (turn.tenant, f"{ANONYMOUS} {turn.episode}")
         counts, decile = self._activity.see(person, turn.ended_at)
         if not counts:
@@ -86,8 +97,10 @@ class Behaviour:
 
     def _close(self, session: TurnSession) -> Iterator[Alarm]:
         """A session is whole: learn from it, or judge it."""
-        was_stale, role = self._expecting.stale, self._expecting.see(session.arm)
-        if self._expecting.stale != was_stale:
+        role = self._expecting.see(session.arm, session.ended_at)
+        silent = bool(self._rates) and self._expecting.stale
+        if self._told_silent != silent:
+            self._told_silent = silent
             yield self._about_the_reference(session.ended_at)
         for name, rate in self._rates.items():
             values = session.values(name)
@@ -147,10 +160,17 @@ class Behaviour:
         return Alarm(id="", name=name, state=AlarmState.RAISED, reason=reason, at=session.ended_at, detail=detail)
 
     def _about_the_reference(self, at: float) -> Alarm:
-        arm, stale = self._expecting.arm, self._expecting.stale
-        state = AlarmState.RAISED if stale else AlarmState.CLEARED
-        why = f"arm {arm}, which says what is usual, has had no session in {self._stale_after} others: no behaviour is judged"
-        return Alarm(id="", name=REFERENCE, state=state, reason=why if stale else "behaviour is judged again", at=at)
+        if not self._told_silent:
+            why = "no silent arm is waited for any more"
+            return Alarm(id="", name=REFERENCE, state=AlarmState.CLEARED, reason=why, at=at)
+        arm, blind = self._expecting.arm, self._expecting.blind
+        why = f"arm {arm}, which says what is usual, is silent while others are served: no behaviour is judged" + (
+            "; if it is gone for good, take it out of release.monitors.reference"
+            if blind
+            else "; it has users only while a release is proven, so that does not pause shipping"
+        )
+        detail = {"arm": arm, "pauses": blind}
+        return Alarm(id="", name=REFERENCE, state=AlarmState.RAISED, reason=why, at=at, detail=detail)
 
     def alarm(self, row: Alarm) -> None:
         """A person has accepted a shift. All other rows about the monitors' alarms are their own."""
@@ -176,6 +196,7 @@ class Behaviour:
             "activity": self._activity.snapshot(),
             "expecting": self._expecting.snapshot(),
             "detectors": {key: detector.to_json() for key, detector in self._detectors.items()},
+            "told_silent": self._told_silent,
             "standing": self.standing.snapshot(),
             "failures": self.failures,
             "turns": self.turns,
@@ -190,6 +211,7 @@ class Behaviour:
         self._activity.restore(state["activity"])
         self._expecting.restore(state["expecting"])
         self._detectors = {key: Detector.from_json(each) for key, each in state["detectors"].items()}
+        self._told_silent = bool(state["told_silent"])
         self.standing.restore(state["standing"])
         self.failures, self.turns = dict(state["failures"]), int(state["turns"])
 

@@ -14,7 +14,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     poll_s: float = Field(default=1.0, gt=0.0, description="Pause between looks at the log.")
     pauses: bool = Field(
         default=False,
-        description="Ship nothing while an alarm about a harmful shift stands. Look at the alarms of some days before you switch it on.",
+        description="Ship nothing while an alarm about a harmful shift stands, or while the control arm, once a reference, is silent "
+        "(`stale_sessions`) and no other is heard: nothing would be seen then. Look at the alarms of some days before you switch it on.",
     )
     off: tuple[str, ...] = Field(default=(), description="Built-in behaviour rates that are not watched.")
     own: dict[str, str] = Field(
@@ -25,7 +26,8 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     reference: tuple[str, ...] = Field(
         default=("previous", "control"),
         description="Arms on an earlier release whose people say what is usual now: the first of these that has traffic. Without "
-        "one, what is usual is learned once and stays.",
+        "one, what is usual is learned once and stays. People without a name are always served by live: beside a reference arm they are "
+        "left out.",
     )
     false_alarm_sessions: float = Field(
         default=125_000.0,
@@ -86,7 +88,14 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     stale_sessions: int = Field(
         default=500,
         ge=1,
-        description="Watched sessions without one of the reference arm after which nothing is judged.",
+        description="Watched sessions without one of the reference arm after which, once `stale_s` is over too, nothing is judged until "
+        "it has had ten sessions again. Another arm of `reference` that is heard takes its place."
+        " Where none is, control was heard before and `pauses` is set, nothing ships meanwhile.",
+    )
+    stale_s: float = Field(
+        default=1_800.0,
+        ge=0.0,
+        description="Seconds without the reference arm that this takes at least, so that a flood of sessions alone does not do it.",
     )
     learn_sessions: int = Field(
         default=1_000,
@@ -95,7 +104,11 @@ class MonitorsConfig(BaseModel, frozen=True, extra="forbid"):
     )
     learn_s: float = Field(default=DAY, ge=0, description="Seconds that learning takes at least there: a day.")
     most_sessions: int = Field(default=20_000, ge=1, description="Open sessions held in memory.")
-    most_people: int = Field(default=20_000, ge=1, description="People whose activity is remembered.")
+    most_people: int = Field(
+        default=20_000,
+        ge=1,
+        description="People whose activity is remembered, and who count for `proxy_gap`. Where more come, the largest tenants yield.",
+    )
     start_turns: int = Field(
         default=100_000, ge=0, description="Turns read at a start that finds no state: the newest ones."
     )

@@ -97,6 +97,54 @@ class _Counted:
     today: int
 
 
+class _Crowd:
+    """At most so many people, by tenant. Where there is no room, who came last of the tenant with the most people makes room for one of
+    a smaller tenant: who invents names takes places from nobody else.
+
+    `full`: somebody was left out since the last `clear`.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._tenants: dict[str, dict[str, _Counted]] = {}
+        self.full = False
+
+    def __iter__(self) -> Iterator[tuple[Person, _Counted]]:
+        return (((tenant, user), each) for tenant, users in self._tenants.items() for user, each in users.items())
+
+    def get(self, person: Person, day: int) -> _Counted | None:
+        """What is counted of a person, from now on if they are new; None where there is no room for them."""
+        tenant, user = person
+        users = self._tenants.get(tenant, {})
+        known = users.get(user)
+        if known is None and self._has_room(len(users)):
+            known = _Counted(0.0, 0.0, day, 0)
+            self.put(person, known)
+        return known
+
+    def put(self, person: Person, counted: _Counted) -> None:
+        """Somebody who is not there, without a look at the room."""
+        tenant, user = person
+        self._tenants.setdefault(tenant, {})[user] = counted
+        self._size += 1
+
+    def clear(self) -> None:
+        """Nobody is counted any more."""
+        self._tenants.clear()
+        self._size, self.full = 0, False
+
+    def _has_room(self, own: int) -> bool:
+        if self._size < self._most:
+            return True
+        self.full = True
+        _, largest = max(self._tenants.items(), key=lambda each: (len(each[1]), each[0]))
+        if len(largest) <= own + 1:
+            return False
+        largest.popitem()
+        self._size -= 1
+        return True
+
+
 class GoldWatch:
     """Rewards in, alarms about the gap out.
 
@@ -108,12 +156,17 @@ class GoldWatch:
         self._config = config
         self._gold = gold_people(config)
         self._tolerated = config.gold_gap
-        self._people: dict[Person, _Counted] = {}
+        self._people = _Crowd(config.most_people)
         self._since: float | None = None
         self._looked = 0.0
         self._found = False
         self._last_gap = 0.0
         self._stands = False
+
+    @property
+    def full(self) -> bool:
+        """True if somebody was not counted for want of room since both sides were counted anew."""
+        return self._people.full
 
     @property
     def standing(self) -> list[str]:
@@ -151,11 +204,9 @@ class GoldWatch:
 
     def _count(self, person: Person, row: Reward) -> None:
         day = int(row.at // DAY)
-        known = self._people.get(person)
+        known = self._people.get(person, day)
         if known is None:
-            if len(self._people) >= self._config.most_people:
-                return
-            known = self._people[person] = _Counted(0.0, 0.0, day, 0)
+            return
         if known.day != day:
             known.day, known.today = day, 0
         if known.today < self._config.turns_a_day:
@@ -164,7 +215,7 @@ class GoldWatch:
             known.good += row.value > 0.0
 
     def _look(self, at: float) -> Iterator[Alarm]:
-        outcomes = {person: (each.good, each.turns) for person, each in self._people.items()}
+        outcomes = {person: (each.good, each.turns) for person, each in self._people}
         gap = proxy_gap(outcomes, self._gold, self._config.gold_alpha)
         if gap is None or gap.lower <= self._tolerated:
             return
@@ -174,8 +225,16 @@ class GoldWatch:
         reason = (
             f"{gap.taught_by} people whose feedback is learned from are pleased more often than {gap.gold} gold people: by "
             f"{100 * gap.mean:.1f} pp, at least {100 * gap.lower:.1f} pp, where {100 * self._tolerated:.1f} pp are tolerated"
+            + ("; not all people are counted (release.monitors.most_people)" if self.full else "")
         )
-        detail = {"gap": gap.mean, "lower": gap.lower, "taught_by": gap.taught_by, "gold": gap.gold, "pauses": True}
+        detail = {
+            "gap": gap.mean,
+            "lower": gap.lower,
+            "taught_by": gap.taught_by,
+            "gold": gap.gold,
+            "full": self.full,
+            "pauses": True,
+        }
         yield self._row(AlarmState.RAISED, reason, at, detail)
 
     def _row(self, state: AlarmState, reason: str, at: float, detail: Mapping[str, Any] | None = None) -> Alarm:
@@ -185,7 +244,8 @@ class GoldWatch:
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
         return {
-            "people": [[*person, c.good, c.turns, c.day, c.today] for person, c in self._people.items()],
+            "people": [[*person, c.good, c.turns, c.day, c.today] for person, c in self._people],
+            "full": self._people.full,
             "since": self._since,
             "looked": self._looked,
             "found": self._found,
@@ -196,10 +256,10 @@ class GoldWatch:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises LookupError, TypeError or ValueError for what is none."""
-        self._people = {
-            (str(tenant), str(user)): _Counted(float(good), float(turns), int(day), int(today))
-            for tenant, user, good, turns, day, today in state["people"]
-        }
+        self._people.clear()
+        for tenant, user, good, turns, day, today in state["people"]:
+            self._people.put((str(tenant), str(user)), _Counted(float(good), float(turns), int(day), int(today)))
+        self._people.full = bool(state["full"])
         self._since = None if state["since"] is None else float(state["since"])
         self._looked, self._found, self._stands = float(state["looked"]), bool(state["found"]), bool(state["stands"])
         self._last_gap = float(state["last_gap"])

@@ -22,7 +22,7 @@ from ostinato.release.monitors.narrowing import NarrowingWatch
 from ostinato.release.monitors.owners import TurnOwners
 from ostinato.release.monitors.rates import Rate
 
-FORMAT = "monitors@2"
+FORMAT = "monitors@3"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
 """The rows that bear on alarms."""
@@ -57,7 +57,12 @@ class Monitors:
     @property
     def standing(self) -> list[str]:
         """The names of the alarms that stand."""
-        return [*self.behaviour.standing.names, *self._others]
+        return [*self.behaviour.names, *self._others]
+
+    @property
+    def crowded(self) -> bool:
+        """True while people are left out of `proxy_gap` for want of room (`most_people`)."""
+        return self._gold.full
 
     def begin(self, alarms: Mapping[str, Alarm]) -> None:
         """Begin without a state: the newest row about each alarm in the log, by name. What stands there stands on."""

@@ -10,6 +10,7 @@ from typing import Any
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Alarm, Batch, ReleaseEvent, Reward, Turn, identity
 from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.release.monitors import gap
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.loading import rates_of
 from ostinato.release.monitors.monitors import Monitors
@@ -153,6 +154,13 @@ class MonitorWatcher:
         return False
 
     def _complain(self) -> None:
+        if self._monitors.crowded and gap.NAME not in self._complained:
+            self._complained.add(gap.NAME)
+            logger.warning(
+                "monitors: %s counts no more than %d people (most_people); of larger tenants some are left out",
+                gap.NAME,
+                self._config.most_people,
+            )
         for name, count in self.failures.items():
             if name not in self._complained:
                 self._complained.add(name)

@@ -266,9 +266,10 @@ async def test_one_person_cannot_pause_shipping_alone():
     assert not watcher.paused
 
 
-async def test_many_people_without_a_name_are_not_one():
+async def test_without_a_reference_arm_many_people_without_a_name_are_not_one():
     assert behaviour.ANONYMOUS == arms.ANONYMOUS
-    log, crowd, watcher = await watching(config=CONFIG.model_copy(update={"turns_a_day": 24}), before=0)
+    config = CONFIG.model_copy(update={"turns_a_day": 24, "reference": (), "learn_sessions": 100, "learn_s": 1_800.0})
+    log, crowd, watcher = await watching(config=config, before=0)
     nameless = [replace(turn, user=f"{turn.user} {turn.id}") for turn in crowd.turns(600, EDIT)]
     await log.append(*nameless)
     for number in range(200):

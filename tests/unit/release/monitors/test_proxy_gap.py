@@ -1,6 +1,7 @@
 """Who is never learned from, how far they and the others part, and the alarm about it."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.gap import NAME, GoldWatch, gold_people, is_gold, proxy_gap
 from ostinato.release.monitors.owners import Owner, TurnOwners
+from ostinato.release.monitors.watcher import MonitorWatcher
+from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -137,6 +140,89 @@ def test_other_arms_and_turns_that_nobody_remembers_do_not_count():
             row = Reward(turn="t0", value=1.0, function="f@1", signals=(), at=n * HOUR)
             assert list(watch.reward(row, owner)) == []
     assert watch.snapshot()["people"] == []
+
+
+def rewarded(watch, tenant, names, at, *, times=1):
+    """Each of these people is pleased where they teach, and never where they are gold."""
+    told = []
+    for n in range(times):
+        for name in names:
+            value = -1.0 if gold(tenant, name) else 1.0
+            row = Reward(turn="x", value=value, function="f@1", signals=(), at=at + n * HOUR)
+            told += watch.reward(row, Owner(person=(tenant, name), episode="e", live=True))
+    return told
+
+
+def counted(watch):
+    return Counter(tenant for tenant, *_ in watch.snapshot()["people"])
+
+
+CROWDED = CONFIG.model_copy(update={"most_people": 1_000})
+
+
+def test_a_tenant_that_invents_names_first_leaves_room_for_others():
+    watch = GoldWatch(CROWDED)
+    rewarded(watch, "evil", [f"m{n}" for n in range(3_000)], 1_000.0)
+    assert counted(watch) == {"evil": 1_000}
+    assert watch.full
+    (raised,) = rewarded(watch, "acme", [f"u{n}" for n in range(400)], 1_000.0, times=24)
+    assert counted(watch) == {"evil": 600, "acme": 400}
+    assert raised.name == NAME
+    assert raised.detail["full"] is True
+    assert raised.reason.endswith("; not all people are counted (release.monitors.most_people)")
+
+
+def test_full_places_are_shared_alike_and_nobody_is_put_out_in_turns():
+    watch = GoldWatch(CROWDED)
+    rewarded(watch, "evil", [f"m{n}" for n in range(1_000)], 1_000.0)
+    rewarded(watch, "acme", [f"u{n}" for n in range(800)], 1_001.0)
+    assert counted(watch) == {"evil": 500, "acme": 500}
+    before = watch.snapshot()["people"]
+    assert {name for tenant, name, *_ in before if tenant == "acme"} == {f"u{n}" for n in range(500)}
+    rewarded(watch, "evil", [f"again{n}" for n in range(1_000)], 1_002.0)
+    rewarded(watch, "acme", [f"again{n}" for n in range(1_000)], 1_003.0)
+    assert [row[:2] for row in watch.snapshot()["people"]] == [row[:2] for row in before]
+    rewarded(watch, "third", ["ann"], 1_004.0)
+    assert counted(watch) == {"evil": 499, "acme": 500, "third": 1}
+
+
+def test_who_begins_again_while_places_are_full_counts_the_same_people():
+    whole, parted, rng = GoldWatch(CROWDED), GoldWatch(CROWDED), np.random.default_rng(8)
+    for at in range(6_000):
+        if at % 700 == 0:
+            state = json.loads(json.dumps(parted.snapshot()))
+            parted = GoldWatch(CROWDED)
+            parted.restore(state)
+        tenant, name = f"t{int(rng.integers(4)) ** 2}", f"u{rng.integers(3_000)}"
+        assert rewarded(whole, tenant, [name], float(at)) == rewarded(parted, tenant, [name], float(at))
+    assert whole.snapshot() == parted.snapshot()
+    assert whole.full
+
+
+def test_with_room_for_all_nothing_is_said_of_it_and_a_new_week_has_room():
+    watch = GoldWatch(CROWDED)
+    (raised,) = rewarded(watch, "acme", [f"u{n}" for n in range(400)], 1_000.0, times=24)
+    assert raised.detail["full"] is False
+    assert "most_people" not in raised.reason
+    rewarded(watch, "evil", [f"m{n}" for n in range(3_000)], 1_000.0)
+    assert watch.full
+    rewarded(watch, "acme", ["u1"], 8 * DAY)
+    assert not watch.full
+
+
+async def test_the_watcher_says_once_that_not_all_people_are_counted(caplog):
+    log = MemoryLog()
+    watcher = MonitorWatcher(log, CONFIG.model_copy(update={"most_people": 5}))
+    for n in range(9):
+        await log.append(
+            a_turn(f"t{n}", user=f"u{n}", ended_at=float(n)),
+            Reward(turn=f"t{n}", value=1.0, function="f@1", signals=(), at=float(n)),
+        )
+        await watcher.refresh()
+    told = [record.message for record in caplog.records if NAME in record.message]
+    assert told == [
+        "monitors: proxy_gap counts no more than 5 people (most_people); of larger tenants some are left out"
+    ]
 
 
 def test_switching_gold_off_clears_what_stood():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -12,12 +13,14 @@ from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Expected
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 
-EARLIER = (Arm.PREVIOUS.value, Arm.CONTROL.value)
-"""Arms on earlier releases: nobody ships from there, so they are never judged themselves."""
-
+JUDGED = frozenset({Arm.LIVE.value, Arm.CANARY.value})
+"""The arms whose release ships or has just shipped. Others hold an earlier release or another's model, which no pause would mend."""
 
 ACCEPTED_DOUBT = 0.1
 """An accepted shift is known to a tenth of itself; and where the reference hardly varies, the shifted rate varies by half of it."""
+
+BACK = 10
+"""Sessions without a new silence after which an arm that was silent counts as heard again."""
 
 
 class Role(StrEnum):
@@ -31,34 +34,69 @@ class Role(StrEnum):
 class Expecting:
     """What is expected of each rate, by group of sessions: a decile of activity, or everybody (None).
 
-    `arm` is the reference arm, the first of `reference` in the settings that was ever seen; None: what the live arm did while it was
-    learned is what is expected. `stale`: the reference arm is silent, and nothing is expected.
+    `arm` is the reference arm, the first of `reference` in the settings that was seen and is not silent; None: what the live arm did
+    while it was learned is what is expected. `stale`: the reference arm is silent, and nothing is expected.
     """
 
     def __init__(self, config: MonitorsConfig) -> None:
         self._config = config
         self.arm: str | None = None
         self.stale = False
-        self._silent_for = 0
+        self._silent_for = self._back = 0
+        self._heard_at: dict[str, float] = {}
         self._arms: dict[str, ArmReference] = {}
         self._fixed: dict[str, FixedReference] = {}
         self._accepted: dict[str, float] = {}
 
-    def see(self, arm: str) -> Role:
+    @property
+    def blind(self) -> bool:
+        """True while nobody says what is usual, though control once did. Other arms have people only while a release is proven:
+        whoever waited for one of them to ship would wait for ever.
+        """
+        return self.stale and Arm.CONTROL.value in self._heard_at
+
+    def silent(self, arm: object, *, blind: bool) -> None:
+        """Begin without a state, where the log says that this arm is silent, and whether control is."""
+        if isinstance(arm, str) and arm in self._config.reference:
+            heard = {arm, Arm.CONTROL.value} if blind else {arm}
+            self.arm, self.stale, self._heard_at = arm, True, dict.fromkeys(heard & {*self._config.reference}, 0.0)
+
+    def uses(self, arm: str) -> bool:
+        """True if turns on this arm are judged or may say what is usual."""
+        return arm in JUDGED or arm in self._config.reference
+
+    def see(self, arm: str, at: float) -> Role:
         """A session on this arm has ended: what it is for."""
         ranks = self._config.reference
-        if arm in EARLIER and arm not in ranks:
+        if not self.uses(arm):
             return Role.UNUSED
         if arm not in ranks:
             self._silent_for += 1
-            self.stale = self.arm is not None and self._silent_for > self._config.stale_sessions
+            self._notice_silence(at)
             return Role.WATCHED
-        if self.arm is None or ranks.index(arm) < ranks.index(self.arm):
-            self.arm, self._arms = arm, {}
+        self._heard_at[arm] = at
+        if self.arm is None or ranks.index(arm) < ranks.index(self.arm) or (self.stale and arm != self.arm):
+            self._hear(arm)
         if arm != self.arm:
             return Role.UNUSED
-        self._silent_for, self.stale = 0, False
+        self._silent_for, self._back = 0, min(self._back + 1, BACK)
+        self.stale = self.stale and self._back < BACK
         return Role.REFERENCE
+
+    def _hear(self, arm: str) -> None:
+        self.arm, self._arms, self.stale, self._silent_for = arm, {}, False, 0
+
+    def _notice_silence(self, at: float) -> None:
+        if self.arm is None or self._silent_for <= self._config.stale_sessions:
+            return
+        # so many sessions alone say little: anybody can send them
+        speaking = [
+            arm for arm in self._config.reference if at - self._heard_at.get(arm, -math.inf) <= self._config.stale_s
+        ]
+        if not speaking:
+            self.stale, self._back = True, 0
+        elif self.arm not in speaking:
+            self._hear(speaking[0])
 
     def learn(self, rate: str, mean: float, decile: int | None) -> None:
         """A session of the reference arm."""
@@ -113,6 +151,8 @@ class Expecting:
             "arm": self.arm,
             "stale": self.stale,
             "silent_for": self._silent_for,
+            "back": self._back,
+            "heard_at": self._heard_at,
             "arms": {rate: each.to_json() for rate, each in self._arms.items()},
             "fixed": {key: each.to_json() for key, each in self._fixed.items()},
             "accepted": self._accepted,
@@ -126,7 +166,9 @@ class Expecting:
         self._fixed = {key: FixedReference.from_json(each) for key, each in state["fixed"].items()}
         self._accepted = {key: float(each) for key, each in state["accepted"].items()}
         if state["arm"] in self._config.reference:
-            self.arm, self.stale, self._silent_for = state["arm"], bool(state["stale"]), int(state["silent_for"])
+            self.arm, self.stale = state["arm"], bool(state["stale"])
+            self._silent_for, self._back = int(state["silent_for"]), int(state["back"])
+            self._heard_at = {arm: float(at) for arm, at in state["heard_at"].items() if arm in self._config.reference}
             self._arms = {rate: ArmReference.from_json(each) for rate, each in state["arms"].items()}
 
 

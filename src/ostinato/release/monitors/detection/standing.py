@@ -116,9 +116,16 @@ class StandingShifts:
         """The alarms about an arm."""
         return [name for name in self._shifts if _parts(name)[1] == arm]
 
-    def unwatched(self, rates: Container[str]) -> list[str]:
-        """The alarms about rates that are not among these."""
-        return [name for name in self._shifts if _parts(name)[0] not in rates]
+    def unwatched(self, rates: Container[str], arms: Container[str]) -> list[tuple[str, str]]:
+        """The alarms about rates or arms that are not among these, and why they end."""
+        found: list[tuple[str, str]] = []
+        for name in self._shifts:
+            rate, arm = _parts(name)
+            if rate not in rates:
+                found.append((name, "this rate is not watched any more"))
+            elif arm not in arms:
+                found.append((name, f"the arm {arm} is not watched any more"))
+        return found
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
