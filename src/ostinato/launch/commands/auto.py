@@ -85,7 +85,7 @@ def _prospect(found: Prospect) -> Table:
         box=None,
         pad_edge=False,
         header_style="dim",
-        title=f"\nWith {named}, from {found.turns} turns",
+        title=f"\nWith {named}, from {found.turns} turns, {found.rated} with a reward or a failure",
         title_justify="left",
         caption=found.advice or None,
     )

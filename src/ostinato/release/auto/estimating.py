@@ -1,7 +1,20 @@
-"""What other shares would have earned, from the turns that Auto dealt: the estimates that come before a changed router is used."""
+"""What other shares would have earned, from the turns that Auto dealt: the estimates that come before a changed router is used.
+
+A failure is known at once, the reward of an answer often never, and of one arm more often than of another. So no turn is left out. With
+m_a the mean reward of arm a's rated answers, c_a the share of its answers that are rated, and l the least reward, turn i counts as
+
+    s_i + l                                  if it failed; s_i: what its time and money are worth
+    s_i + m_a + (1 / c_a) (r_i - m_a)        if it has the reward r_i
+    s_i + m_a                                if it has none
+
+(Robins, Rotnitzky and Zhao 1994, augmented inverse probability weights, with the arm as all that is known). The estimates then are means
+over all turns, which were drawn with the odds that the log says, and the middle line carries the doubt about m_a into their intervals.
+It takes the rated answers of an arm to be like its others: if whoever says something differs from whoever does not, that stays.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,22 +24,34 @@ from ostinato.core.errors import BadConfig, NotFound
 from ostinato.core.records import Finish, Person, Pick, Reward, Turn
 from ostinato.core.seams import Log
 from ostinato.release.auto.config import RouterConfig
-from ostinato.release.auto.offpolicy import LoggedTurns, PolicyValue, cross_fitted, doubly_robust, earned, ips, snips
+from ostinato.release.auto.offpolicy import (
+    Floats,
+    Ints,
+    LoggedTurns,
+    PolicyValue,
+    cross_fitted,
+    doubly_robust,
+    earned,
+    ips,
+    snips,
+)
 
 _FEW = 0.01  # below this share of the turns the estimates lean on hardly anything
+_ALIKE = 0.8  # of the share of answers rated that the most rated arm has; an arm below it is rated by other people, or otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
     """The mean utility per turn under other shares, estimated three ways, beside what was `earned` under those that were.
 
-    `turns` have a reward, or failed. `advice` says what speaks against believing it, "" if nothing does.
+    Of `turns`, `rated` have a reward or failed. `advice` says what speaks against believing it, "" if nothing does.
 
-    Example: ``Prospect(shares={"live": 1.0}, turns=4000, earned=PolicyValue(...), ips=..., snips=..., dr=..., advice="")``
+    Example: ``Prospect(shares={"live": 1.0}, turns=4000, rated=900, earned=PolicyValue(...), ips=..., snips=..., dr=..., advice="")``
     """
 
     shares: Mapping[str, float]
     turns: int
+    rated: int
     earned: PolicyValue
     ips: PolicyValue
     snips: PolicyValue
@@ -34,15 +59,19 @@ class Prospect:
     advice: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rated:
+@dataclass(slots=True, kw_only=True)
+class _Dealt:
+    """A turn. `reward` is None while nothing is known of it; `spent` is what its time and money are worth."""
+
     person: Person
     pick: Pick
-    utility: float
+    spent: float
+    failed: bool
+    reward: float | None
 
 
 async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) -> Prospect:
-    """What `shares` would have earned per turn, of every turn in the log that Auto dealt and whose reward is known.
+    """What `shares` would have earned per turn, of every turn in the log that Auto dealt.
 
     Where an arm could not be had, its share goes to the others in proportion, as it would have. An answer that failed counts as the least
     reward. What an answer whose cost is not known cost is taken as nothing. An arm is what it was, whatever weights it had then.
@@ -50,63 +79,97 @@ async def prospect(log: Log, shares: Mapping[str, float], config: RouterConfig) 
 
     Raises:
         BadConfig: shares that are negative, do not sum to 1, or name an arm that was never there.
-        NotFound: fewer than two users' turns.
+        NotFound: fewer than two users with a reward, or an arm with a share none of whose rewards is known.
     """
     if any(share < 0.0 for share in shares.values()) or abs(sum(shares.values()) - 1.0) > 1e-6:
         raise BadConfig(f"the shares {dict(shares)} must be at least 0 and sum to 1")
-    rated = await _rated(log, config)
-    if len({each.person for each in rated}) < 2:
+    dealt = await _dealt(log, config)
+    if len({each.person for each in dealt if each.reward is not None}) < 2:
         raise NotFound("Auto has dealt no turns of two users whose reward is known; an estimate needs them")
-    arms = sorted({arm for each in rated for arm in each.pick.odds})
+    arms = sorted({arm for each in dealt for arm in each.pick.odds})
     if unknown := sorted(shares.keys() - set(arms)):
         raise BadConfig(f"there was never an arm {unknown[0]!r}: nothing is known of it; the log has {', '.join(arms)}")
-    return _estimated(rated, arms, shares)
+    known = {each.pick.arm for each in dealt if each.reward is not None}
+    if unrated := sorted(arm for arm, share in shares.items() if share > 0.0 and arm not in known):
+        raise NotFound(f"no reward of {unrated[0]!r} is known: an estimate with a share for it needs some")
+    return _estimated(dealt, arms, shares)
 
 
-async def _rated(log: Log, config: RouterConfig) -> list[_Rated]:
-    waiting: dict[str, tuple[Person, Pick, float]] = {}
-    rated: list[_Rated] = []
-    slowness = config.weights.get("seconds", 0.0)
+async def _dealt(log: Log, config: RouterConfig) -> list[_Dealt]:
+    dealt: list[_Dealt] = []
+    waiting: dict[str, _Dealt] = {}
+    weight, slowness = config.weights.get("reward", 0.0), config.weights.get("seconds", 0.0)
     async for _, row in log.read(await log.horizon(), {Turn, Reward}):
         if isinstance(row, Turn) and row.auto is not None:
-            known = row.verified or config.users == "declared"
+            named = row.verified or config.users == "declared"
             seconds = min(config.longest_s, max(0.0, row.ended_at - row.started_at))
-            spent = slowness * seconds - config.price * (row.auto.cost or 0.0)
-            person = row.person if known else (row.tenant, "")
-            if row.finish == Finish.ERROR:
-                utility = config.weights.get("reward", 0.0) * config.low + spent
-                rated.append(_Rated(person=person, pick=row.auto, utility=utility))
-            else:
-                waiting[row.id] = (person, row.auto, spent)
+            failed = row.finish == Finish.ERROR
+            found = _Dealt(
+                person=row.person if named else (row.tenant, ""),
+                pick=row.auto,
+                spent=slowness * seconds - config.price * (row.auto.cost or 0.0),
+                failed=failed,
+                reward=weight * config.low if failed else None,
+            )
+            dealt.append(found)
+            if not failed:
+                waiting[row.id] = found
         elif isinstance(row, Reward) and row.turn in waiting:
-            person, pick, spent = waiting.pop(row.turn)
-            reward = min(config.high, max(config.low, row.value))
-            utility = config.weights.get("reward", 0.0) * reward + spent
-            rated.append(_Rated(person=person, pick=pick, utility=utility))
-    return rated
+            waiting.pop(row.turn).reward = weight * min(config.high, max(config.low, row.value))
+    return dealt
 
 
-def _estimated(rated: Sequence[_Rated], arms: Sequence[str], shares: Mapping[str, float]) -> Prospect:
-    people = {person: number for number, person in enumerate(dict.fromkeys(each.person for each in rated))}
-    odds_NA = np.array([[each.pick.odds.get(arm, 0.0) for arm in arms] for each in rated])
+def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str, float]) -> Prospect:
+    people = {person: number for number, person in enumerate(dict.fromkeys(each.person for each in dealt))}
+    odds_NA = np.array([[each.pick.odds.get(arm, 0.0) for arm in arms] for each in dealt])
+    arms_N = np.array([arms.index(each.pick.arm) for each in dealt])
     logged = LoggedTurns(
-        users_N=np.array([people[each.person] for each in rated]),
-        arms_N=np.array([arms.index(each.pick.arm) for each in rated]),
+        users_N=np.array([people[each.person] for each in dealt]),
+        arms_N=arms_N,
         odds_NA=odds_NA,
-        rewards_N=np.array([each.utility for each in rated]),
+        rewards_N=_utilities(dealt, arms_N),
     )
     wanted_NA = np.where(odds_NA > 0.0, np.array([shares.get(arm, 0.0) for arm in arms]), 0.0)
     total_N1 = wanted_NA.sum(axis=1, keepdims=True)
     target_NA = np.where(total_N1 > 0.0, wanted_NA / np.where(total_N1 > 0.0, total_N1, 1.0), odds_NA)
-    predicted_NA = cross_fitted(logged, np.zeros(len(rated), dtype=np.int64), len(arms))
+    predicted_NA = cross_fitted(logged, np.zeros(len(dealt), dtype=np.int64), len(arms))
     value = snips(logged, target_NA)
-    few = value.turns < _FEW * len(rated)
     return Prospect(
         shares=dict(shares),
-        turns=len(rated),
+        turns=len(dealt),
+        rated=sum(each.reward is not None for each in dealt),
         earned=earned(logged),
         ips=ips(logged, target_NA),
         snips=value,
         dr=doubly_robust(logged, target_NA, predicted_NA),
-        advice=f"these turns say no more of it than {value.turns:.0f} turns of its own would" if few else "",
+        advice=_advice(dealt, value.turns),
     )
+
+
+def _utilities(dealt: Sequence[_Dealt], arms_N: Ints) -> Floats:
+    """What each turn counts as: the formulas above. Answers of an arm without any reward count as everybody's mean."""
+    failed_N = np.array([each.failed for each in dealt])
+    rated_N = np.array([each.reward is not None for each in dealt]) & ~failed_N
+    rewards_N = np.array([each.reward or 0.0 for each in dealt])
+    everybody = float(rewards_N[rated_N].mean()) if rated_N.any() else 0.0
+    utilities_N = rewards_N.copy()
+    for arm in np.unique(arms_N):
+        answers_N = (arms_N == arm) & ~failed_N
+        known_N = answers_N & rated_N
+        mean = float(rewards_N[known_N].mean()) if known_N.any() else everybody
+        utilities_N[answers_N] = mean
+        utilities_N[known_N] += (rewards_N[known_N] - mean) * answers_N.sum() / max(1, known_N.sum())
+    return utilities_N + np.array([each.spent for each in dealt])
+
+
+def _advice(dealt: Sequence[_Dealt], worth: float) -> str:
+    said: list[str] = []
+    if worth < _FEW * len(dealt):
+        said.append(f"these turns say no more of it than {worth:.0f} turns of its own would")
+    answers = Counter(each.pick.arm for each in dealt if not each.failed)
+    rated = Counter(each.pick.arm for each in dealt if not each.failed and each.reward is not None)
+    parts = {arm: rated[arm] / answers[arm] for arm in sorted(answers)}
+    if parts and min(parts.values()) < _ALIKE * max(parts.values()):
+        named = ", ".join(f"{part:.0%} of {arm}'s" for arm, part in parts.items())
+        said.append(f"rewards are known of {named} answers: each arm's others are taken to be like those")
+    return "; ".join(said)

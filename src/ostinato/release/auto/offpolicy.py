@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTurns:
-    """Turns whose reward is known, N of them, dealt among A arms.
+    """Turns, N of them, dealt among A arms: all of them, for the ones that were rated alone are no sample with these odds.
 
     `users_N` number the users, `arms_N` the arms that were drawn; `odds_NA` are the probabilities of the draws, 0 for an arm that could
     not be had.

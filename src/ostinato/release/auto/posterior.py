@@ -7,7 +7,8 @@ k / (k - 1) sum(w_u^2 (y_u - m)^2) / sum(w_u)^2 (Liang and Zeger 1986; Cameron a
 over users the posterior under a weak prior is about normal (Gelman et al., *Bayesian Data Analysis*, section 4.1).
 
 The prior is two made-up users of one turn each, one at either end of the range, as Agresti and Coull (1998) add successes and failures:
-with nobody yet the mean is the middle of the range, and the deviation half of it.
+with nobody yet the mean is the middle of the range, and the deviation half of it. Where one end is rare, as failures are, they may count
+for less than a turn each (`doubt`): a few users without a failure then are no evidence of many.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class Posterior:
         high: the most.
         rho: how much two rewards of one user are taken to correlate. The larger, the less somebody who says much can move.
         most_users: users that are remembered, the latest to say something first.
+        doubt: the weight of each made-up user, in turns.
 
     Raises:
-        ValueError: an empty range, or rho outside (0, 1].
+        ValueError: an empty range, rho outside (0, 1], or a doubt that is not above 0.
 
     Example::
 
@@ -56,13 +58,17 @@ class Posterior:
         posterior.belief()  # Belief(mean=0.66..., ...)
     """
 
-    def __init__(self, *, low: float, high: float, rho: float = 0.5, most_users: int = 50_000) -> None:
+    def __init__(
+        self, *, low: float, high: float, rho: float = 0.5, most_users: int = 50_000, doubt: float = 1.0
+    ) -> None:
         if not low < high:
             raise ValueError(f"the range of the reward is empty: low {low}, high {high}")
         if not 0.0 < rho <= 1.0:
             raise ValueError(f"rho {rho} must lie above 0 and be at most 1")
         self._middle, self._half = (low + high) / 2, (high - low) / 2
-        self._rho = rho
+        if not doubt > 0.0:
+            raise ValueError(f"the doubt {doubt} must lie above 0")
+        self._rho, self._doubt = rho, doubt
         self._most = most_users
         self._users: OrderedDict[Person, tuple[int, float]] = (
             OrderedDict()
@@ -85,11 +91,11 @@ class Posterior:
     def belief(self) -> Belief:
         """What is known now."""
         users, w, wy, ww, wwy, wwyy = self._sums
-        count, weight = users + 2.0, w + 2.0
+        doubt = self._doubt
+        count, weight = users + 2.0, w + 2.0 * doubt
         mean = wy / weight
-        squares = (
-            (wwyy + 2.0) - 2.0 * mean * wwy + mean * mean * (ww + 2.0)
-        )  # the made-up users add 1, 1 to w and -1, 1 to w y
+        more = 2.0 * doubt * doubt  # the made-up users add twice `doubt` to w, and to w y nothing
+        squares = (wwyy + more) - 2.0 * mean * wwy + mean * mean * (ww + more)
         variance = count / (count - 1.0) * max(0.0, squares) / (weight * weight)
         return Belief(
             mean=self._middle + self._half * mean, deviation=self._half * math.sqrt(variance), users=max(0.0, users)

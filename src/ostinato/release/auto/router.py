@@ -11,9 +11,14 @@ from ostinato.core.records import Arm, Finish, Person, Pick, Reward, Turn
 from ostinato.release.auto.config import Metric, RouterConfig
 from ostinato.release.auto.posterior import Belief, Posterior
 from ostinato.release.auto.propensities import PropensityTest
-from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility
+from ostinato.release.auto.thompson import Worth, drawn, probabilities, utility, with_failures
 
 _RELEASES = 16  # that are remembered beside those that an arm has: a rollback goes to one of the last few
+_FAILED = (
+    "failed"  # what is known of a release's failures, beside its metrics: 1 for a turn that failed, 0 for an answer
+)
+_RARE = 0.1  # failures are: a made-up one counts for a tenth of a turn
+_FORMAT = 2  # of a saving; in the first, failures were among the rewards
 _EPISODES = 50_000  # whose draw is remembered, so that it is counted once
 
 
@@ -35,8 +40,9 @@ class ArmView:
 class Router:
     """Moves shares to where the utility is: reward, less the price of money and time.
 
-    A failed answer counts as the least reward. Everybody without a name is one user, and so are, with `users = "verified"`, all whom
-    their tenant did not prove.
+    A failed answer counts as the least reward. How often a release fails is learned of all its turns, and what its answers earn of those
+    that are rated: few are, and all failures are seen at once. Everybody without a name is one user, and so are, with
+    `users = "verified"`, all whom their tenant did not prove.
 
     What is known is known of a release, whichever arm has it: one that goes from canary to live takes it along, and after a rollback the
     earlier one is again what it was. A new release begins with a share (`kept`) of what is known of the one that is live, or else of its
@@ -96,9 +102,12 @@ class Router:
             self._measure(found[0], found[1], "reward", row.value)
 
     def measure(self, arm: str, person: Person, metric: Metric, value: float) -> None:
-        """Take in what a metric says of one turn of the release that an arm has now. A metric that has no weight is not kept."""
-        self._known(self._arms[arm].release)
-        self._measure(self._arms[arm].release, person, metric, value)
+        """Take in what a metric says of one turn that did not fail, of the release an arm has now. Without a weight it is not kept."""
+        release = self._arms[arm].release
+        self._known(release)
+        self._measure(release, person, metric, value)
+        if metric == "reward":
+            self._measure(release, person, _FAILED, 0.0)
 
     def views(self) -> list[ArmView]:
         """What is known of every arm."""
@@ -110,6 +119,7 @@ class Router:
     def state(self) -> dict[str, Any]:
         """Everything, in JSON's types."""
         return {
+            "format": _FORMAT,
             "arms": {name: arm.state() for name, arm in self._arms.items()},
             "releases": [
                 [release, {metric: posterior.state() for metric, posterior in known.items()}]
@@ -126,6 +136,8 @@ class Router:
 
         Raises ValueError, TypeError, LookupError or AttributeError for something else; `forget` then.
         """
+        if state.get("format") != _FORMAT:
+            raise ValueError(f"a saving of format {state.get('format', 1)}; this router reads format {_FORMAT}")
         for name, arm in self._arms.items():
             if name in state["arms"]:
                 arm.restore(state["arms"][name])
@@ -147,15 +159,20 @@ class Router:
     def _utility(self, name: str) -> Belief:
         arm = self._arms[name]
         known = self._releases.get(arm.release) or self._blank()
-        return utility({metric: each.belief() for metric, each in known.items()}, arm.mean_cost, self._worth)
+        beliefs = {metric: each.belief() for metric, each in known.items()}
+        if "reward" in beliefs:
+            beliefs["reward"] = with_failures(beliefs["reward"], beliefs[_FAILED], self._config.low)
+        return utility(beliefs, arm.mean_cost, self._worth)
 
     def _blank(self) -> dict[str, Posterior]:
-        return {metric: self._posterior(metric) for metric in self._config.weights}
-
-    def _posterior(self, metric: Metric) -> Posterior:
         config = self._config
-        low, high = (config.low, config.high) if metric == "reward" else (0.0, config.longest_s)
-        return Posterior(low=low, high=high, rho=config.rho)
+        blank: dict[str, Posterior] = {}
+        for metric in config.weights:
+            low, high = (config.low, config.high) if metric == "reward" else (0.0, config.longest_s)
+            blank[metric] = Posterior(low=low, high=high, rho=config.rho)
+        if "reward" in blank:
+            blank[_FAILED] = Posterior(low=0.0, high=1.0, rho=config.rho, doubt=_RARE)
+        return blank
 
     def _known(self, release: str, like: str = "") -> dict[str, Posterior]:
         """What is known of a release; of a new one, a share of what is known of one that it is like."""
@@ -171,7 +188,7 @@ class Router:
                 del self._releases[each]
         return self._releases[release]
 
-    def _measure(self, release: str, person: Person, metric: Metric, value: float) -> None:
+    def _measure(self, release: str, person: Person, metric: str, value: float) -> None:
         posterior = self._releases.get(release, {}).get(metric)
         if posterior is not None:
             posterior.add(person, value)
@@ -194,8 +211,9 @@ class Router:
             arm.cost, arm.priced = arm.cost + pick.cost, arm.priced + 1.0
         if turn.finish == Finish.ERROR:
             arm.failed += 1
-            self._measure(release, person, "reward", self._config.low)
+            self._measure(release, person, _FAILED, 1.0)
         elif turn.finish.trainable:
+            self._measure(release, person, _FAILED, 0.0)
             self._measure(release, person, "seconds", turn.ended_at - turn.started_at)
             self._waiting[turn.id] = (release, person)
             if len(self._waiting) > self._config.waiting:

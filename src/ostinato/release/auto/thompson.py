@@ -53,6 +53,22 @@ def utility(beliefs: Mapping[str, Belief], cost: float, worth: Worth) -> Belief:
     )
 
 
+def with_failures(reward: Belief, failing: Belief, low: float) -> Belief:
+    """The reward per turn, f low + (1 - f) m: what an answer earns has mean m, and a share f of all turns fails and earns `low`.
+
+    m rests on the answers that were rated and f on all turns, so a failure weighs the same however few answers are. Both deviations count
+    users as clusters. To the first order (the delta method) the error is (1 - f) that of m less (m - low) that of f; how the two hang
+    together is not known, and the deviation is the largest that it can be: (1 - f) sd(m) + (m - low) sd(f). The users are those behind
+    either part, as much as it counts.
+    """
+    share, lost = failing.mean, reward.mean - low
+    return Belief(
+        mean=low + (1.0 - share) * lost,
+        deviation=(1.0 - share) * reward.deviation + abs(lost) * failing.deviation,
+        users=share * failing.users + (1.0 - share) * reward.users,
+    )
+
+
 def best_probabilities(utilities: Sequence[Belief]) -> NDArray[np.float64]:
     """The probability of each arm to be the best, independent normals taken; shape [arms], sums to 1.
 

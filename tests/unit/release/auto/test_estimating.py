@@ -24,6 +24,20 @@ async def a_log(turns=1200, odds=(("live", 0.3), ("large", 0.7)), **options):
     return log
 
 
+async def a_partly_rated_log(rated, failing, turns=2000, seed=1):
+    """`rated` and `failing` are shares by arm: of the answers that have a reward, and of the turns that end in an error."""
+    rng, log, odds = np.random.default_rng(seed), MemoryLog(), {"live": 0.5, "large": 0.5}
+    for i in range(turns):
+        arm = drawn(odds, float(rng.random()))
+        failed = rng.random() < failing.get(arm, 0.0)
+        options = {"finish": Finish.ERROR, "sampled": ()} if failed else {}
+        turn = a_dealt_turn(f"t{i}:0", arm, user=f"u{i % 300}", odds=odds, episode=f"e{i}", **options)
+        await log.append(turn)
+        if not failed and rng.random() < rated[arm]:
+            await log.append(a_reward(turn, float(rng.random() < LIKES[arm])))
+    return log
+
+
 async def test_all_three_find_what_other_shares_would_have_earned():
     found = await prospect(await a_log(), {"live": 0.9, "large": 0.1}, CONFIG)
     for value in (found.ips, found.snips, found.dr):
@@ -65,6 +79,37 @@ async def test_an_arm_that_could_not_be_had_leaves_its_share_to_the_others():
 async def test_what_hardly_happened_comes_with_advice():
     found = await prospect(await a_log(1200, odds=(("live", 0.003), ("large", 0.997))), {"live": 1.0}, CONFIG)
     assert "say no more of it" in found.advice
+
+
+async def test_an_arm_whose_answers_are_rated_more_often_is_worth_no_more_for_it():
+    found = await prospect(await a_partly_rated_log({"live": 0.4, "large": 0.1}, {}), {"live": 1.0}, CONFIG)
+    for value in (found.ips, found.snips, found.dr):
+        assert value.lower < 0.8 < value.upper
+        assert value.mean == pytest.approx(0.8, abs=0.06)
+    assert found.earned.lower < 0.6 < found.earned.upper
+    assert found.rated < 0.3 * found.turns
+    assert "rewards are known of" in found.advice
+    assert "large" in found.advice
+
+
+async def test_arms_that_are_rated_alike_need_no_warning():
+    found = await prospect(await a_partly_rated_log({"live": 0.4, "large": 0.4}, {}), {"live": 1.0}, CONFIG)
+    assert found.advice == ""
+
+
+async def test_a_failure_counts_once_however_few_answers_are_rated():
+    log = await a_partly_rated_log({"live": 0.2, "large": 0.2}, {"live": 0.2})
+    found = await prospect(log, {"live": 1.0}, CONFIG)
+    for value in (found.ips, found.snips, found.dr):
+        assert value.lower < 0.8 * 0.8 < value.upper
+        assert value.mean == pytest.approx(0.8 * 0.8, abs=0.06)
+
+
+async def test_an_arm_none_of_whose_rewards_is_known_has_no_estimate():
+    log = await a_partly_rated_log({"live": 0.4, "large": 0.0}, {}, turns=100)
+    with pytest.raises(NotFound, match="no reward of 'large'"):
+        await prospect(log, {"live": 0.5, "large": 0.5}, CONFIG)
+    assert (await prospect(log, {"live": 1.0}, CONFIG)).snips.mean > 0.5
 
 
 async def test_what_cannot_be_estimated_is_said():

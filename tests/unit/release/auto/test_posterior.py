@@ -134,3 +134,15 @@ def test_what_is_no_range_or_no_number_is_refused():
         Posterior(low=0.0, high=1.0).add(("acme", "u"), float("nan"))
     with pytest.raises(ValueError, match="share"):
         Posterior(low=0.0, high=1.0).fade(1.5)
+
+
+def test_a_little_doubt_lets_a_few_users_speak_for_themselves():
+    firm, soft = Posterior(low=0.0, high=1.0), Posterior(low=0.0, high=1.0, doubt=0.1)
+    assert soft.belief() == firm.belief(), "with nobody yet it is the same"
+    for user in range(20):
+        firm.add(("acme", f"u{user}"), 0.0)
+        soft.add(("acme", f"u{user}"), 0.0)
+    assert firm.belief().mean == pytest.approx(1 / 22)
+    assert soft.belief().mean == pytest.approx(0.1 / 20.2)
+    with pytest.raises(ValueError, match="doubt"):
+        Posterior(low=0.0, high=1.0, doubt=0.0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostinato.release.auto.posterior import Belief
-from ostinato.release.auto.thompson import Worth, best_probabilities, drawn, probabilities, utility
+from ostinato.release.auto.thompson import Worth, best_probabilities, drawn, probabilities, utility, with_failures
 
 
 def belief(mean, deviation, users=10.0):
@@ -89,3 +89,20 @@ def test_drawing_at_the_edges():
     assert drawn({"a": 0.9999999, "none": 0.0}, 0.99999999) == "a"
     with pytest.raises(ValueError, match="no arm"):
         drawn({"a": 0.0}, 0.5)
+
+
+def test_what_fails_earns_the_least_and_the_rest_their_mean():
+    found = with_failures(belief(0.6, 0.1, 80.0), belief(0.25, 0.02, 200.0), low=-1.0)
+    assert found.mean == pytest.approx(0.25 * -1.0 + 0.75 * 0.6)
+    assert found.deviation == pytest.approx(0.75 * 0.1 + 1.6 * 0.02)
+    assert found.users == pytest.approx(0.25 * 200.0 + 0.75 * 80.0)
+
+
+def test_the_deviation_with_failures_holds_however_the_two_hang_together():
+    rng = np.random.default_rng(0)
+    for correlation in (-1.0, 0.0, 1.0):
+        means, rates = rng.multivariate_normal(
+            [0.6, 0.1], [[0.05**2, correlation * 0.05 * 0.02], [correlation * 0.05 * 0.02, 0.02**2]], 20_000
+        ).T
+        spread = float((rates * -1.0 + (1.0 - rates) * means).std())
+        assert spread <= 1.02 * with_failures(belief(0.6, 0.05, 9.0), belief(0.1, 0.02, 9.0), low=-1.0).deviation
