@@ -61,7 +61,8 @@ class LearnConfig(BaseModel, frozen=True, extra="forbid"):
     max_lead: int = Field(
         default=6,
         ge=1,
-        description="Steps the trainer may be ahead of what is live. Then it offers what it learned and waits for the gate.",
+        description="Steps the trainer may be ahead of what is live, and never more than `reward.max_staleness`. Then it offers what it "
+        "learned and waits for the gate, or for `ostinato ship`.",
     )
     poll_s: float = Field(
         default=0.5, gt=0, description="Pause between looks at the log while too few turns are ready."

@@ -215,14 +215,15 @@ class Crowd:
         held = {arm: self.disk.known[self.disk.refs[arm]] for arm in self.loaded}
         rows = []
         for i in self.people:
-            arm = self.arms.assign("t", f"u{i}", self.loaded).arm
+            dealt = self.arms.assign("t", f"u{i}", self.loaded)
+            arm = dealt.arm
             policy = held[arm.value]
             for _ in range(self.each):
                 self.turns += 1
                 failed = self.turns % 100 < 100 * self.fails.get(policy, 0.0)
                 name = f"{self.turns}"
                 turn = Turn(
-                    id=name, episode=name, parent=None, user=f"u{i}", tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+                    id=name, episode=name, parent=None, user=f"u{i}", tenant="t", arm=arm, propensity=dealt.propensity, prompt_ids=(1,),
                     sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
                     finish=Finish.ERROR if failed else Finish.STOP, text="", started_at=self.time.now, ended_at=self.time.now,
                 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
@@ -44,7 +44,15 @@ def event(i, action, policy, previous):
     )
 
 
+BACK_TO_AN_UNKNOWN_ONE = [
+    event(0, "shipped", POLICIES[0], None),
+    event(1, "rolled_back", POLICIES[1], POLICIES[0]),
+    event(4, "shipped", POLICIES[1], POLICIES[1]),
+]
+
+
 @given(histories())
+@example(BACK_TO_AN_UNKNOWN_ONE)
 def test_fold_keeps_live_released_and_refused_apart(events):
     state = State()
     for row in events:

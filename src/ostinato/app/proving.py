@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from ostinato.evaluate.gate.resolution import check_bars, check_margins
 from ostinato.evaluate.gate.rounds import items_in_round
 from ostinato.evaluate.suites import Suite, build, load, parse
 from ostinato.release.alarms import note
+from ostinato.reward import functions
 from ostinato.worlds.sandbox import Sandbox
 
 if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for what measures
@@ -105,6 +107,32 @@ async def note_suite(run: Run) -> None:
         else "no suite (evaluate.suite): nothing ships by itself; `ostinato ship` and `ostinato rollback` do it by hand"
     )
     await note(run.log, NO_SUITE, raised=not suite, why=why, at=wall_clock())
+
+
+HEARING = "release:hearing"
+"""The name of the alarm that stands while trials stop listening before the reward function does."""
+
+
+async def note_hearing(run: Run) -> None:
+    """Write into the log whether trials hear feedback as long as rewards wait for it. Idempotent."""
+    heard, window = run.config.release.outcomes.maturity_s, _window(run.config)
+    short = run.config.release.canary and isinstance(window, int | float) and heard < window
+    why = (
+        f"trials hear what is said about a turn for {heard:g} s (release.outcomes.maturity_s), rewards for {window:g} s "
+        "(reward.options.window): what people take back later is not held against a release; raise the first"
+        if short
+        else "trials hear feedback as long as rewards do"
+    )
+    await note(run.log, HEARING, raised=short, why=why, at=wall_clock())
+
+
+def _window(config: Config) -> object:
+    """How long the reward function waits, as far as that is known without loading somebody's own; None otherwise."""
+    module, _, name = config.reward.function.partition(":")
+    if "window" in config.reward.options or module != functions.__name__:
+        return config.reward.options.get("window")
+    parameter = signature(getattr(functions, name)).parameters.get("window")
+    return None if parameter is None else parameter.default
 
 
 MEASURED = 5

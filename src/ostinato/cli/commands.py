@@ -329,14 +329,14 @@ def refuse(
 
 @app.command
 def rollback(
-    number: int | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
+    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
 ) -> None:
     """Put an earlier release before users again; engines follow within seconds.
 
     Parameters
     ----------
-    number
-        The release to go back to, as its policy number; none: the one before the live one.
+    version
+        The release to go back to: its number, such as v12, or the first digits of its root; none: the one before the live one.
     reason
         Kept in the ledger.
     actor
@@ -344,7 +344,7 @@ def rollback(
     """
     from ostinato.launch.commands.release import roll_back
 
-    asyncio.run(roll_back((common or Common()).load(), number, reason, actor, Console()))
+    asyncio.run(roll_back((common or Common()).load(), version, reason, actor, Console()))
 
 
 @app.command

@@ -35,6 +35,7 @@ from ostinato.release.watch import Watch
 logger = logging.getLogger(__name__)
 
 _WHY_S = 0.5
+_NOTHING = "nothing was released in this run yet: start `ostinato up`, and wait until it serves"
 
 BEST_REF = "best"
 """Holds the best release so far in the store, so that no collection of garbage takes it."""
@@ -97,7 +98,7 @@ class ReleaseController:
     def live(self) -> PolicyVersion:
         """The version before users, as of the last look. Raises Unavailable before `bootstrap`."""
         if self.ledger.state.live is None:
-            raise Unavailable("nothing is live yet; publish the starting model and call bootstrap")
+            raise Unavailable(_NOTHING)
         return self.ledger.state.live
 
     @property
@@ -105,7 +106,7 @@ class ReleaseController:
         """What a candidate is to be compared with, as of the last look. Raises Unavailable before `bootstrap`."""
         live, anchor, best = self.live, self._anchor, self.ledger.state.best
         if anchor is None:
-            raise Unavailable("the ref 'control' does not exist; publish the starting model and call bootstrap")
+            raise Unavailable(_NOTHING)
         sampled = best if best in (live, anchor) or self._best_ref is not None else None
         return Incumbents(live=live, best=sampled, anchor=anchor, round=self.ledger.state.judged)
 
@@ -119,15 +120,18 @@ class ReleaseController:
                         await self._store.move_ref(ref, None, manifest)
             await self._reconcile()
 
-    async def rollback(self, to: PolicyVersion | None, reason: str, *, actor: str) -> ReleaseEvent:
+    async def rollback(
+        self, to: PolicyVersion | None, reason: str, *, actor: str, expected: PolicyVersion | None = None
+    ) -> ReleaseEvent:
         """A person puts an earlier version (default: the previous release) live. What it replaces never ships again by itself.
 
         Raises:
             NotFound: there is no earlier release, or `to` was never published.
-            Conflict: live was moved by someone else at this moment; look again.
+            Conflict: `expected` is given and not live, or live was moved by someone else at this moment; look again.
         """
         async with self._lock:
             state = await self._reconcile()
+            self._expect(expected)
             target = state.previous if to is None else to
             if target is None:
                 raise NotFound("there is no earlier release to roll back to; name a version", field="to")
@@ -135,16 +139,19 @@ class ReleaseController:
                 raise BadRequest(f"{target} is live already; name another version", field="to")
             return await self._moves.take_back(target, self.live, reason, {"actor": actor})
 
-    async def ship(self, policy: PolicyVersion, reason: str, *, actor: str) -> ReleaseEvent:
+    async def ship(
+        self, policy: PolicyVersion, reason: str, *, actor: str, expected: PolicyVersion | None = None
+    ) -> ReleaseEvent:
         """Put a published version live without judging it: a person answers for it. A trial on the canary arm ends unfinished.
 
         Raises:
             NotFound: it was never published.
             BadRequest: it is live already.
-            Conflict: live was moved by someone else at this moment; look again.
+            Conflict: as `rollback`.
         """
         async with self._lock:
             await self._reconcile()
+            self._expect(expected)
             if policy == self.live:
                 raise BadRequest(f"{policy} is live already; name another version", field="to")
             return await self._moves.ship(policy, self.live, reason, {"actor": actor})
@@ -217,7 +224,7 @@ class ReleaseController:
                 return await self._trials.prove(state.trial, self.live)
             if self._watch is None or state.previous is None or self._anchor is None:
                 return None
-            harm = await self._watch.live(state, self._anchor, self._clock())
+            harm = await self._watch.live(state, self._anchor, self.ledger.moved_at, self._clock())
             if harm is None:
                 return None
             return await self._moves.take_back(state.previous, self.live, f"guard: {harm}", {"guard": asdict(harm)})
@@ -227,11 +234,13 @@ class ReleaseController:
         async with self._lock:
             state, now, trial = await self._reconcile(), self._clock(), self._config.trial
             traffic = None if self._watch is None else await self._watch.traffic(state, now)
-        history, tried = self.ledger.history, self._trials.on
+        history, tried, rules = self.ledger.history, self._trials.on, self._config
+        guard = rules.guard if self._watch is not None and rules.guard.enabled else None
+        standing = rules.standing if rules.best_arm else None
         return Pace(
             traffic=traffic,
             cadence=None if traffic is None else cadence(traffic, tuple(history.trials), trial),
-            spent=spent(history, trial, tried=tried, gate_alpha=gate_alpha, now=now),
+            spent=spent(history, trial, tried=tried, gate_alpha=gate_alpha, now=now, guard=guard, standing=standing),
             tried=tried,
         )
 
@@ -259,8 +268,16 @@ class ReleaseController:
             except OstinatoError as error:
                 self._troubles[name] = f"{type(error).__name__}: {error}"
                 logger.warning("release: %s; trying again in %g s", self._troubles[name], self._config.poll_s)
+            except Exception as error:  # what somebody's data broke here must not end what a person can do by hand
+                self._troubles[name] = f"{type(error).__name__}: {error}"
+                logger.exception("release: %s failed; trying again in %g s", name, self._config.poll_s)
             if event is None:
                 await asyncio.sleep(self._config.poll_s)
+
+    def _expect(self, expected: PolicyVersion | None) -> None:
+        """Raise Conflict unless what somebody saw live still is. Called after the look that a move goes by."""
+        if expected not in (None, self.live):
+            raise Conflict(f"{self.live} is live now, not {expected}: nothing was done; look again, and decide anew")
 
     async def _due(self, state: State) -> PolicyVersion | None:
         """The candidate to evaluate: the one whose judgement has begun, else the newest, unless settled."""
@@ -310,7 +327,7 @@ class ReleaseController:
             await asyncio.sleep(min(_WHY_S, self._config.poll_s))
             found, state = await self._versions.resolve("live"), await self.ledger.refresh()
         if found is None:
-            raise Unavailable("the ref 'live' does not exist; publish the starting model and call bootstrap")
+            raise Unavailable(_NOTHING)
         policy, control = found[0], await self._versions.resolve("control")
         self._anchor = None if control is None else control[0]
         if state.live is None:

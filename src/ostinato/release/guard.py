@@ -1,7 +1,9 @@
 """Is this version hurting people? Pure arithmetic over per-user tallies: used on a canary, and on live after each release.
 
-Looks happen when the number of outcomes has doubled, and look k may spend alpha / 2**(k+1): by the union bound the chance of
-ever condemning an equally good version is at most alpha, however long one watches and however users are correlated in time.
+Looks happen when the number of outcomes has doubled and, once the log has grown by as many rows as the window holds turns, each time it
+has grown by as many again: what a window holds stops growing, and harm may begin late. Look k = 0, 1, ... may spend
+alpha / ((k+1) (k+2)), which adds up to alpha: by the union bound the chance of ever condemning an equally good version is at most that,
+however long one watches and however users are correlated in time.
 """
 
 from __future__ import annotations
@@ -81,6 +83,17 @@ def look_at(outcomes: int, config: GuardConfig) -> int | None:
     return (outcomes // config.min_outcomes).bit_length() - 1
 
 
+def look_due(outcomes: int, rows: int, window: int, config: GuardConfig) -> int | None:
+    """Which look is due: by doublings at first, by rows of the log since the release as soon as there are `window` of them.
+
+    Example: with ``min_outcomes=60`` and a window of 1,000 turns: 960 outcomes in 999 rows -> 4, in 1,000 -> 5, in 3,500 -> 7.
+    """
+    doubled, full = look_at(outcomes, config), look_at(window, config)
+    if doubled is None or full is None or rows < window:
+        return doubled
+    return full + rows // window
+
+
 def total(tally: Tally) -> int:
     """Number of outcomes."""
     return sum(count for _, count in tally.values())
@@ -100,7 +113,7 @@ def judge(
     """
     if min(users(watched), users(baseline)) < config.min_users:
         return None
-    level = config.alpha / 2 ** (look + 1)
+    level = config.alpha / ((look + 1) * (look + 2))
     bounds = compare(watched, baseline, 1.0 - 2.0 * level)
     if bounds.upper >= -config.tolerance:
         return None

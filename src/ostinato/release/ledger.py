@@ -5,14 +5,16 @@ The fold is pure; `Ledger` keeps it up to date from the log and appends to it. N
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Cursor, Log
 from ostinato.release.ancestry import Harmful
+from ostinato.release.hashes import Hashes
 from ostinato.release.pace.brakes import RolledBack
 from ostinato.release.pace.history import History
 from ostinato.release.proposal import Proposal
@@ -20,12 +22,14 @@ from ostinato.release.trial.record import TrialRecord
 
 _ROLLBACKS = 99
 """How many earlier ones are remembered."""
+_AT_ONCE = 128
+"""Lines between two looks at the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """What the ledger says. `releases` is the chain of live versions, oldest first: a rollback cuts it, a release grows it;
-    none stands in it twice.
+    none stands in it twice. `highest` is the highest number that was ever live.
 
     `refused` holds hashes that never ship by themselves (blocked or rolled back). `trial` is the comparison before users that is under
     way: of a candidate with live, or of live with what it replaced. `verdict` is the last evaluation (candidate, live, "SHIP" | "BLOCK" |
@@ -39,7 +43,8 @@ class State:
     """
 
     releases: tuple[PolicyVersion, ...] = ()
-    refused: frozenset[str] = frozenset()
+    highest: int = -1
+    refused: Set[str] = field(default_factory=Hashes)
     trial: TrialRecord | None = None
     verdict: tuple[PolicyVersion, PolicyVersion, str] | None = None
     better: bool = False
@@ -136,7 +141,13 @@ def _ramped(state: State, event: ReleaseEvent) -> State:
 def _better(state: State, event: ReleaseEvent) -> State:
     if state.trial is None or state.trial.candidate != event.policy:
         return state
-    return replace(state, trial=replace(state.trial, better=True))
+    return replace(state, trial=replace(state.trial, better_at=event.at))
+
+
+def _retested(state: State, event: ReleaseEvent) -> State:
+    if state.trial is None or state.trial.candidate != event.policy:
+        return state
+    return replace(state, trial=replace(state.trial, retested=event.action == "confirmed"))
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:
@@ -163,15 +174,18 @@ def _approved(state: State, event: ReleaseEvent) -> State:
 
 
 def _shipped(state: State, event: ReleaseEvent) -> State:
-    releases = (*(release for release in state.releases if release != event.policy), event.policy)
+    # whatever has a higher number than all before it cannot stand among them
+    known = () if event.policy.number > state.highest else state.releases
+    before = tuple(release for release in known if release != event.policy) if known else state.releases
     proven = state.proven_better(event.policy)
     return replace(
         state,
-        releases=releases,
+        releases=(*before, event.policy),
+        highest=max(state.highest, event.policy.number),
         proven=(*state.proven, event.policy) if proven or not state.proven else state.proven,
         trial=_staying(state, event),
         shipped_at=event.at,
-        refused=state.refused - {event.policy.hash},
+        refused=state.refused - {event.policy.hash} if event.policy.hash in state.refused else state.refused,
         verdict=None,
         proposal=None,
         rollbacks=() if event.detail.get("actor") else state.rollbacks,
@@ -197,8 +211,8 @@ def _blocked(state: State, event: ReleaseEvent) -> State:
     trial = None if state.canary == event.policy else state.trial
     proposal = None if state.proposal is None or state.proposal.candidate == event.policy else state.proposal
     verdict = None if state.verdict is None or state.verdict[0] == event.policy else state.verdict
-    refused = state.refused | {event.policy.hash}
-    return replace(state, refused=refused, trial=trial, verdict=verdict, proposal=proposal)
+    refused = Hashes(state.refused) if not isinstance(state.refused, Hashes) else state.refused
+    return replace(state, refused=refused.adding(event.policy.hash), trial=trial, verdict=verdict, proposal=proposal)
 
 
 def _rolled_back(state: State, event: ReleaseEvent) -> State:
@@ -215,6 +229,7 @@ def _rolled_back(state: State, event: ReleaseEvent) -> State:
     return replace(
         state,
         releases=kept,
+        highest=max(state.highest, event.policy.number),
         refused=refused,
         proven=proven,
         trial=None,
@@ -237,6 +252,8 @@ _STEPS = {
     "canary": _canary,
     "ramped": _ramped,
     "better": _better,
+    "confirmed": _retested,
+    "faded": _retested,
     "awaits_approval": _awaits_approval,
     "approved": _approved,
     "shipped": _shipped,
@@ -252,6 +269,7 @@ class ReleaseLedger:
     def __init__(self, log: Log, clock: Clock) -> None:
         self._log = log
         self._clock = clock
+        self._reading = asyncio.Lock()
         self._cursor: Cursor = 0
         self.trial_began: Cursor = 0
         """The place in the log of the last trial's first line."""
@@ -259,6 +277,8 @@ class ReleaseLedger:
         """The place in the log from which live is compared with the verified release."""
         self.moved: ReleaseEvent | None = None
         """The last line that put something else live."""
+        self.moved_at: Cursor = 0
+        """The place in the log of that line."""
         self.harmful: Harmful | None = None
         """What was taken back last, or harmed those who tried it; None once a person shipped something newer."""
         self.state = State()
@@ -266,10 +286,16 @@ class ReleaseLedger:
         self.evidence: dict[str, Any] = {}
 
     async def refresh(self) -> State:
-        """Read what is new in the log."""
+        """Read what is new in the log; one reader at a time, or a line would be folded twice."""
+        async with self._reading:
+            return await self._read_on()
+
+    async def _read_on(self) -> State:
         newest = await self._log.append()  # events are rare: what was searched without one is not searched again
         async for cursor, row in self._log.read(self._cursor, {ReleaseEvent}):
             assert isinstance(row, ReleaseEvent)
+            if self.state.events % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # before the line is taken: who is cancelled here reads it again
             self._cursor = cursor
             before, self.state = self.state, fold(self.state, row)
             if before.verified_at != self.state.verified_at or not before.verified:
@@ -278,7 +304,7 @@ class ReleaseLedger:
             if row.action == "canary" or "salt" in row.detail:
                 self.trial_began = cursor
             if row.action in ("shipped", "rolled_back"):
-                self.moved = row
+                self.moved, self.moved_at = row, cursor
             self._note_harm(cursor, row)
             if "evidence" in row.detail:
                 self.evidence = dict(row.detail["evidence"])

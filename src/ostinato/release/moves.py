@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from secrets import token_hex
 from typing import Any
 
 from ostinato.core.errors import Conflict
@@ -47,7 +48,8 @@ class Moves:
         proposal = state.proposal
         if proposal is None or proposal.candidate != policy or proposal.salt is None:
             return {}
-        return {"share": 1.0 - self._holdback, "salt": proposal.salt}
+        # dealt anew: those who had tried it have been back on live meanwhile
+        return {"share": 1.0 - self._holdback, "salt": token_hex(16)}
 
     async def point(self, ref: str, policy: PolicyVersion) -> None:
         """Move a ref that nobody else moves, if it does not point there already."""

@@ -14,6 +14,11 @@ class OutcomeConfig(BaseModel, frozen=True, extra="forbid"):
         ge=100,
         description="Turns kept in memory, newest first; and as many signals about turns that are not in the log yet.",
     )
+    past: int = Field(
+        default=200_000,
+        ge=100,
+        description="Turns before a trial, newest first, by which it is known what each user usually does.",
+    )
     early_s: float = Field(default=3600.0, gt=0, description="Seconds after which such a signal is forgotten.")
     nothing: str = Field(
         default="-",

@@ -56,26 +56,39 @@ class Outcomes:
         """When the oldest turn of the window ended; None if there is none."""
         return self._window[0].ended_at if self._window else None
 
+    @property
+    def window(self) -> int:
+        """How many turns it holds at most."""
+        return self._config.window
+
+    @property
+    def upto(self) -> Cursor:
+        """The place in the log that it was read to."""
+        return self._cursor or 0
+
     def acceptance(
-        self, arm: Arm, policy: PolicyVersion, since: float, until: float
+        self, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool = False
     ) -> dict[Person, tuple[float, int]]:
         """Per person: the goal's sum, with 1 the best for each turn, and turns of which it says something, from `since` to `until`.
 
-        Turns younger than `maturity_s` at `until` are left out: quick reactions would otherwise speak for slow ones.
+        With `dealt` only of people who were dealt to the arm by chance. Turns younger than `maturity_s` at `until` are left out: quick
+        reactions would otherwise speak for slow ones.
         """
-        return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s)
+        return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s, dealt=dealt)
 
     def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[Person, tuple[float, int]]:
-        """Per person: turns that did not end in an engine error, and all turns."""
-        return self._tally(_FAILED, arm, policy, since, until)
+        """Per person who was dealt to the arm by chance: turns that did not end in an engine error, and all turns."""
+        return self._tally(_FAILED, arm, policy, since, until, dealt=True)
 
     def _tally(
-        self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float
+        self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool
     ) -> dict[Person, tuple[float, int]]:
         """A turn that ended before its first token names no version: it counts for whichever is asked for in that time."""
         tally: dict[Person, tuple[float, int]] = {}
         for each in self._window:
             if each.arm != arm or each.policy not in (policy.hash, "") or not since <= each.ended_at <= until:
+                continue
+            if dealt and not each.dealt:
                 continue
             measured = metric.measure(each.known())
             if measured is not None:

@@ -47,14 +47,16 @@ class RunningStanding:
             await self._begin(state.verified_at, after, now)
             self._key = key
         assert self._reactions is not None
-        # what overflows is too old to be waited for, and is left out
-        await self._reactions.refresh()
         found: Standing | None = None
         slot_s = self._config.trial.slot_s
         while (end := self._upto + slot_s) + self._config.outcomes.maturity_s <= now:
             if self._shipped_at != state.shipped_at and end - slot_s >= state.shipped_at:
                 self._watch.shipped(end - slot_s)
                 self._shipped_at = state.shipped_at
+            if self._watch.over(end):
+                self._people = {}
+            # what gives way because too many wait is left out
+            await self._reactions.refresh(end + self._config.outcomes.maturity_s)
             taken = self._reactions.take(end)
             own = taken if self._shipped_at == state.shipped_at else ()
             found = self._watch.add(self._slot(taken, state, end), end, self._slot(own, state, end, newest=True))
@@ -70,7 +72,7 @@ class RunningStanding:
         self._upto = since if began == since else began - slot_s
         window = await self._log.before_last(self._config.outcomes.window, Turn)
         self._reactions = Reactions(self._log, self._config.outcomes, wanted((self._goal,)), max(after, window))
-        await self._reactions.refresh()
+        await self._reactions.refresh(self._upto)
         self._reactions.take(self._upto)
         self._watch = StandingWatch(standing, most_turns_a_day=self._config.trial.most_turns_a_day)
         self._watch.restart(began if began == since else began - standing.period_s)
@@ -80,11 +82,13 @@ class RunningStanding:
     def _slot(self, taken: Sequence[Reacted], state: State, end: float, *, newest: bool = False) -> Slot:
         """With `newest`, of live only the version that is live now."""
         assert state.live is not None
-        tally = SlotTally()
+        tally, maturity_s = SlotTally(), self._config.outcomes.maturity_s
         for each in taken:
+            if not each.dealt:
+                continue
             treated = each.arm is Arm.LIVE and (not newest or each.policy in (state.live.hash, ""))
             stays = each.arm is Arm.VERIFIED and each.policy in (state.verified[-1].hash, "")
-            measured = self._goal.measure(each.known()) if treated or stays else None
+            measured = self._goal.measure(each.known(end + maturity_s)) if treated or stays else None
             if measured is None:
                 continue
             if self._goal.sign < 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from secrets import token_hex
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.seams import Clock, Log
@@ -52,9 +53,10 @@ class Trials:
     async def begin(self, candidate: PolicyVersion, live: PolicyVersion, reason: str) -> ReleaseEvent:
         """Put a candidate before its first users. To be called only where trials are on."""
         assert self._running is not None
+        # a salt that nobody can guess: who chose names by it could fill one arm and void the trial
         # The line first: a restart between the two points the ref again, while a ref without its line would be parked.
         share = await self._running.first_share(self._clock())
-        trial = {"share": share, "salt": candidate.hash[:16], "require": self._config.require}
+        trial = {"share": share, "salt": token_hex(16), "require": self._config.require}
         event = await self._ledger.append("canary", candidate, live, reason, trial)
         await self._moves.point("canary", candidate)
         return event
@@ -83,7 +85,7 @@ class Trials:
         return await self._ledger.append("ramped", candidate, live, decision.reason, detail)
 
     async def prove(self, trial: TrialRecord, live: PolicyVersion) -> ReleaseEvent | None:
-        """Live beside what it replaced: taken back if it is worse, and noted once it is better. Where trials are on only."""
+        """Live beside what it replaced: taken back if it is worse, noted once it is better and if that lasted. Where trials are on only."""
         assert self._running is not None
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         if decision is None:
@@ -92,8 +94,9 @@ class Trials:
         if decision.next is Next.ROLL_BACK:
             why = f"beside {trial.against}: {decision.reason}"
             return await self._moves.take_back(trial.against, live, why, detail)
-        if decision.next is Next.BETTER and not trial.better:
-            return await self._ledger.append("better", trial.candidate, trial.against, decision.reason, detail)
+        if decision.next in (Next.BETTER, Next.CONFIRMED, Next.FADED):
+            action = decision.next.value
+            return await self._ledger.append(action, trial.candidate, trial.against, decision.reason, detail)
         return None
 
     async def park(self, live: PolicyVersion, state: State) -> None:

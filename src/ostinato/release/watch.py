@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ostinato.core.records import Arm, Person, PolicyVersion
-from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_at, total
+from ostinato.core.seams import Cursor
+from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_due, total
 from ostinato.release.ledger import State
 from ostinato.release.outcomes import Outcomes
 from ostinato.release.pace.brakes import DAY
@@ -31,8 +32,11 @@ class Watch:
         self._compare = compare
         self._looked: dict[tuple[str, float, str], int] = {}
 
-    async def live(self, state: State, control: PolicyVersion, now: float) -> Harm | None:
-        """Live against control since live shipped: acceptance and engine errors, half of alpha each."""
+    async def live(self, state: State, control: PolicyVersion, after: Cursor, now: float) -> Harm | None:
+        """Live against control since live shipped: acceptance and engine errors, half of alpha each.
+
+        `after` is the place in the log of the line that put it live: looks are counted from there, so a restart goes on with them.
+        """
         live = state.live
         if not self._config.enabled or live is None or control.hash == live.hash:
             return None
@@ -40,15 +44,15 @@ class Watch:
         since = state.shipped_at
         pairs: dict[str, Pair] = {
             "acceptance against the control arm": (
-                self._outcomes.acceptance(Arm.LIVE, live, since, now),
-                lambda: self._outcomes.acceptance(Arm.CONTROL, control, since, now),
+                self._outcomes.acceptance(Arm.LIVE, live, since, now, dealt=True),
+                lambda: self._outcomes.acceptance(Arm.CONTROL, control, since, now, dealt=True),
             ),
             "success rate against the control arm": (
                 self._outcomes.success(Arm.LIVE, live, since, now),
                 lambda: self._outcomes.success(Arm.CONTROL, control, since, now),
             ),
         }
-        return self._look(live, since, pairs)
+        return self._look(live, since, self._outcomes.upto - after, pairs)
 
     async def traffic(self, state: State, now: float) -> Traffic | None:
         """What people who may take part in trials did in the last day; None before there is an hour of it.
@@ -72,11 +76,12 @@ class Watch:
         a_day = round(turns * DAY / (now - since))
         return Traffic(people=len(people), turns=a_day, good=good / turns if turns else 0.0)
 
-    def _look(self, policy: PolicyVersion, since: float, pairs: Mapping[str, Pair]) -> Harm | None:
+    def _look(self, policy: PolicyVersion, since: float, rows: int, pairs: Mapping[str, Pair]) -> Harm | None:
         """The measures share alpha equally."""
         config = self._config.model_copy(update={"alpha": self._config.alpha / len(pairs)})
         for measure, (watched, baseline) in pairs.items():
-            look, key = look_at(total(watched), config), (policy.hash, since, measure)
+            look = look_due(total(watched), rows, self._outcomes.window, config)
+            key = policy.hash, since, measure
             if look is None or look <= self._looked.get(key, -1):
                 continue
             self._looked[key] = look

@@ -6,9 +6,11 @@ import pytest
 
 from ostinato.app.proving import (
     COARSE,
+    HEARING,
     NO_SUITE,
     check_suite,
     gate_rules,
+    note_hearing,
     note_resolution,
     note_suite,
     open_suite,
@@ -110,6 +112,30 @@ def test_several_suites_have_several_names(tmp_path):
 def test_there_is_no_suite_unless_one_is_named():
     with pytest.raises(BadConfig, match=r"name a task file in evaluate\.suite"):
         open_suite(load())
+
+
+async def test_trials_that_stop_listening_before_rewards_do_say_so(tmp_path):
+    """By default a reward waits an hour, and a trial half a minute."""
+    where = f"run.directory={tmp_path / 'run'}"
+    for settings in (
+        ["release.canary=false"],
+        ["release.canary=true"],
+        ["release.canary=true", "release.outcomes.maturity_s=3600"],
+        ["release.canary=true", "reward.options.window=60"],
+        ["release.canary=true", "reward.options.window=30"],
+        ["release.canary=true", "reward.function=yours:own"],
+    ):
+        with open_run(load(None, [where, *settings])) as run:
+            await note_hearing(run)
+    with open_run(load(None, [where])) as run:
+        alarms = [row async for _, row in run.log.read(0, {Alarm})]
+    assert [(alarm.name, str(alarm.state)) for alarm in alarms] == [
+        (HEARING, "raised"),
+        (HEARING, "cleared"),
+        (HEARING, "raised"),
+        (HEARING, "cleared"),
+    ]
+    assert "for 30 s (release.outcomes.maturity_s), rewards for 3600 s" in alarms[0].reason
 
 
 async def test_a_run_without_a_suite_says_so_once_and_takes_it_back(tmp_path):

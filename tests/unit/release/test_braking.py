@@ -35,7 +35,7 @@ class Complaints:
     def __init__(self, *about):
         self.about = about
 
-    async def live(self, state, control, now):
+    async def live(self, state, control, after, now):
         return Harm(measure="acceptance", loss=0.3, at_least=0.2, look=0) if state.live in self.about else None
 
 

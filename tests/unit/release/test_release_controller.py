@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from time import process_time
 
 import pytest
 from tests.fakes.release_world import (
@@ -25,7 +26,7 @@ from tests.fakes.release_world import (
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import BadRequest, Conflict, NotFound, Unavailable
-from ostinato.core.records import Arm, Batch, Finish, ReleaseEvent, Sampling, Signal, Source, Span, Turn
+from ostinato.core.records import Arm, Batch, Finish, PolicyVersion, ReleaseEvent, Sampling, Signal, Source, Span, Turn
 from ostinato.core.report import Verdict
 from ostinato.core.seams import Releases
 from ostinato.evaluate.statistics import clustered_difference
@@ -88,7 +89,10 @@ def test_the_ledger_says_who_is_dealt_what_at_every_stage_of_a_trial():
     live = fold(state, event("shipped", V3, 3.0, share=0.75))
     assert (live.dealing, live.canary) == (Dealing(salt="a", previous=0.25), None)
     better = fold(live, event("better", V3, 4.0))
-    assert better.trial.better
+    assert (better.trial.better_at, better.trial.better_s, better.trial.retested) == (4.0, 3.0, None)
+    for action, held in (("confirmed", True), ("faded", False)):
+        assert fold(better, event(action, V3, 9.0)).trial.retested is held
+        assert fold(better, event(action, V5, 9.0)) == replace(better, events=better.events + 1), "of another trial"
     assert fold(better, event("canary", V5, 5.0, share=0.01, salt="b")).dealing == Dealing(salt="b", canary=0.01)
     for end in (event("rolled_back", V0, 5.0), event("shipped", V8, 5.0)):
         assert fold(better, end).dealing is None
@@ -98,9 +102,9 @@ def test_the_ledger_says_who_is_dealt_what_at_every_stage_of_a_trial():
 
 async def test_before_bootstrap_nothing_is_live(disk):
     control = controller(disk)
-    with pytest.raises(Unavailable, match="bootstrap"):
+    with pytest.raises(Unavailable, match="start `ostinato up`"):
         _ = control.live
-    with pytest.raises(Unavailable, match="bootstrap"):
+    with pytest.raises(Unavailable, match="start `ostinato up`"):
         await control.step()
 
 
@@ -181,6 +185,35 @@ async def test_rollback_moves_the_ref_and_what_it_replaced_never_ships_again(dis
     with pytest.raises(NotFound, match="never published"):
         await control.rollback(version(77), "where", actor="ann")
     assert (await control.rollback(V8, "a person wants it after all", actor="ann")).policy == V8
+
+
+async def test_who_saw_something_else_live_moves_nothing_even_if_the_line_comes_while_the_controller_looks(disk):
+    """The ref is at v5, and whoever moved it is about to write so: what was seen is compared with what the line says."""
+    worker = await started(disk)
+    disk.publish(V3)
+    await settle(worker)
+    disk.publish(V5)
+    moved, by_hand = asyncio.Event(), controller(disk, poll_s=0.2)
+    append = disk.append
+
+    async def slow(*rows):
+        if any(isinstance(row, ReleaseEvent) and row.action == "shipped" for row in rows):
+            moved.set()
+            await asyncio.sleep(0.05)
+        return await append(*rows)
+
+    disk.append = slow
+    shipping = asyncio.create_task(worker.step())
+    await moved.wait()
+    assert (await by_hand.ledger.refresh()).live == V3, "as the page shows it"
+    with pytest.raises(Conflict, match=r"v5@.* is live now, not v3@.*nothing was done"):
+        await by_hand.rollback(None, "v3 is bad", actor="ann", expected=V3)
+    assert (await shipping).policy == V5
+    with pytest.raises(Conflict, match=r"v5@.* is live now, not v3@"):
+        await by_hand.ship(V0, "v3 is bad", actor="ann", expected=V3)
+    assert disk.refs["live"] == "m5"
+    assert disk.events()[-1] == ("shipped", 5)
+    assert (await by_hand.rollback(None, "v5 is bad", actor="ann", expected=V5)).policy == V3
 
 
 async def test_a_person_ships_what_no_gate_judged(disk):
@@ -273,6 +306,60 @@ async def test_live_moved_by_hand_is_written_down(disk):
     await settle(control)
     last = disk.rows.rows[-1]
     assert (last.action, last.policy, last.reason) == ("shipped", V3, "found the live ref moved by hand")
+
+
+async def test_what_nobody_foresaw_is_said_and_ends_nothing(disk, caplog):
+    control, stop = await started(disk, FakeJudge(), poll_s=0.005), asyncio.Event()
+
+    async def broken():
+        raise ZeroDivisionError("float division by zero")
+
+    control.watch = broken
+    running = asyncio.create_task(control.run(stop))
+    async with asyncio.timeout(5):
+        while control.trouble is None:
+            await asyncio.sleep(0.001)
+    assert control.trouble == "ZeroDivisionError: float division by zero"
+    disk.publish(V3)
+    async with asyncio.timeout(5):
+        while disk.refs["live"] != "m3":
+            await asyncio.sleep(0.001)
+    stop.set()
+    await running
+
+
+async def test_two_who_read_a_ledger_at_once_fold_each_line_once(disk):
+    lines = (
+        ReleaseEvent(id=str(n), action="blocked", policy=V3, previous=V0, reason="", detail={}, at=1.0)
+        for n in range(600)
+    )
+    await disk.append(*lines)
+    ledger = ReleaseLedger(disk, Time())
+    await asyncio.gather(*(ledger.refresh() for _ in range(3)))
+    assert ledger.state.events == 600
+
+
+def test_ten_thousand_releases_are_read_in_seconds():
+    """Five thousand shipped and twenty thousand blocked: a copy of all before for each of them takes ten times as long."""
+    state, began = State(), process_time()
+    for number in range(25_000):
+        policy = PolicyVersion(number=number, hash=f"{number:064x}")
+        action = "blocked" if number % 5 else "shipped"
+        state = fold(
+            state, ReleaseEvent(id=str(number), action=action, policy=policy, previous=V0, reason="", detail={}, at=1.0)
+        )
+    assert process_time() - began < 5.0
+    assert (len(state.releases), len(state.refused), state.events) == (5_000, 20_000, 25_000)
+
+
+async def test_nobody_can_guess_by_what_a_trial_deals(disk, monkeypatch):
+    made = iter(("first", "second"))
+    monkeypatch.setattr("ostinato.release.trials.token_hex", lambda size: next(made))
+    control, _ = await on_trial(disk, {V3: 0.75})
+    assert control.ledger.state.dealing.salt == "first"
+    again = controller(disk, FakeJudge(), **QUICK)
+    await again.bootstrap(V0)
+    assert again.ledger.state.dealing.salt == "first", "it is the ledger's, not drawn anew"
 
 
 async def test_run_goes_on_after_trouble_and_stops_when_told(disk):
@@ -507,7 +594,7 @@ async def serve(disk, arm, policy, rates, turns, at, start=0):
         for k in range(turns):
             name = f"{arm}:{policy.number}:{user}:{start + k}"
             turn = Turn(
-                id=name, episode=name, parent=None, user=f"{arm}-{user}", tenant="t", arm=arm, propensity=1.0, prompt_ids=(1,),
+                id=name, episode=name, parent=None, user=f"{arm}-{user}", tenant="t", arm=arm, propensity=0.5, prompt_ids=(1,),
                 sampled_ids=(2,), logprobs=(-0.1,), spans=(Span(policy=policy, tokens=1),), sampling=Sampling(max_tokens=1),
                 finish=Finish.STOP, text="", started_at=at, ended_at=at,
             )  # fmt: skip
@@ -587,6 +674,25 @@ async def test_a_harmless_canary_becomes_live_and_some_stay_behind_until_it_is_b
     assert event.detail["reading"]["better"]
     with pytest.raises(AssertionError, match="no "):
         await crowd.until("better", "rolled_back", slots=5)
+
+
+@pytest.mark.parametrize(("later", "action"), [(0.75, "confirmed"), (0.5, "faded")])
+async def test_what_was_called_better_is_noted_as_lasting_or_not_by_a_restarted_controller_too(disk, later, action):
+    trial = QUICK["trial"].model_copy(update={"retest_s": 150.0})
+    control, crowd = await on_trial(disk, {V3: 0.75}, rules=QUICK | {"trial": trial})
+    await crowd.until("better")
+    crowd.worth[V3] = later
+    for _ in range(8):
+        await crowd.slot()
+    control = controller(disk, FakeJudge(), crowd.time, clustered_difference, **(QUICK | {"trial": trial}))
+    await control.bootstrap(V0)
+    crowd.control = control
+    event = await crowd.until(action, slots=12)
+    assert (event.policy, event.previous) == (V3, V0)
+    assert control.ledger.state.trial.retested is (action == "confirmed")
+    assert disk.refs["live"] == "m3"
+    with pytest.raises(AssertionError, match="no "):
+        await crowd.until("better", "confirmed", "faded", "rolled_back", slots=5)
 
 
 async def test_a_harmful_canary_is_blocked(disk):

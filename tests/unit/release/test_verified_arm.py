@@ -120,6 +120,19 @@ async def test_a_restarted_watch_comes_to_the_same_numbers(disk, slots):
         assert one.turns == other.turns > 0
 
 
+async def test_who_came_in_a_period_that_is_over_is_not_remembered(disk):
+    control, crowd = await standing(disk, {V3: 0.5})
+    disk.publish(V3)
+    await settle(control)
+    state, watch = control.ledger.state, RunningStanding(disk, control._config)
+    for first in (0, 1_000):
+        crowd.people = range(first, first + 50)
+        for _ in range(33):
+            await crowd.slot()
+            await watch.look(state, control.ledger.verified_from, crowd.time.now)
+    assert {person[1] for person in watch._people} <= {f"u{i}" for i in crowd.people}
+
+
 async def test_without_the_arm_nobody_stays_and_no_ref_moves(disk):
     control = controller(disk)
     await control.bootstrap(V0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 
 from rich.console import Console
 
@@ -62,10 +63,10 @@ async def refuse(config: Config, version: str | None, reason: str, actor: str | 
     console.print(f"{event.policy} never ships by itself; live is still {event.previous}", highlight=False)
 
 
-async def roll_back(config: Config, number: int | None, reason: str, actor: str | None, console: Console) -> None:
-    """Move `live` back. Raises NotFound for a number that was never released."""
+async def roll_back(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
+    """Move `live` back. Raises NotFound for a version that was never released."""
     with open_run(config) as run:
-        target = None if number is None else await _released(run.log, number)
+        target = None if version is None else await _released(run.log, version)
         event = await open_releases(run).rollback(target, reason, actor=actor or login())
     console.print(
         f"live is {event.policy} again (was {event.previous}); engines follow within {config.follow.interval_s:g} s"
@@ -88,15 +89,18 @@ def login() -> str:
         return "command line"
 
 
-async def _released(log: Log, number: int) -> PolicyVersion:
-    known: set[int] = set()
+async def _released(log: Log, name: str) -> PolicyVersion:
+    """The release that a number (v12 or 12) or the first digits of a root stand for."""
+    known: dict[str, PolicyVersion] = {}
     async for _, row in log.read(0, {ReleaseEvent}):
         assert isinstance(row, ReleaseEvent)
         if row.action == "shipped":
-            known.add(row.policy.number)
-            if row.policy.number == number:
-                return row.policy
-    raise NotFound(
-        f"v{number} was never released; released: {', '.join(f'v{n}' for n in sorted(known)) or 'nothing'}",
-        field="number",
-    )
+            known[row.policy.hash] = row.policy
+    number = re.fullmatch(r"v?(\d{1,9})", name)
+    found = [each for each in known.values() if number and each.number == int(number.group(1))]
+    found = found or [each for root, each in known.items() if len(name) >= 4 and root.startswith(name)]
+    if len(found) != 1:
+        released = ", ".join(f"v{number}" for number in sorted({each.number for each in known.values()})) or "nothing"
+        why = f"{len(found)} releases match {name!r}: give more of the root" if found else f"{name} was never released"
+        raise NotFound(f"{why}; released: {released}", field="version")
+    return found[0]

@@ -125,7 +125,7 @@ async def up(config: Config, console: Console) -> None:
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
         async with launch(config, say, front="serve") as launched:
-            _show(console, f"taken {launched.url}; it answers once the model is loaded")
+            _show(console, f"reserved {launched.url}; it answers once the model is loaded")
             announcing = asyncio.create_task(_announce(launched, config, console))
             try:
                 await launched.during(_set(stopping))

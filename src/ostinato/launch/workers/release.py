@@ -7,6 +7,7 @@ import logging
 
 from ostinato.app.proving import (
     check_suite,
+    note_hearing,
     note_resolution,
     note_suite,
     open_evaluation,
@@ -40,6 +41,7 @@ async def release(config: Config, life: Life) -> None:
         life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
         await unless(life.stopping, prepared(run))
         await note_suite(run)
+        await note_hearing(run)
         evaluation = None
         if suite is None:
             life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")

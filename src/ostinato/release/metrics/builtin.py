@@ -27,6 +27,13 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
         "numerator": ("accepted > 0",),
         "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
     },
+    "accepted_of_all": {
+        "direction": "higher",
+        "numerator": ("accepted > 0",),
+        "unless": ("rejected", "ignored", "undone", "stopped", "turn.stopped"),
+        "denominator": ("turn",),
+        "tolerance": 0.02,
+    },
     "edit_survival": {
         "direction": "higher",
         "numerator": ("survived",),
@@ -60,5 +67,13 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
 DEFAULT_GOAL = "acceptance"
 """The goal of those who declare none."""
 
-DEFAULT_GUARDRAILS = ("failed", "stopped", "dissatisfied_follow_up", "latency_p99", "feedback_coverage")
-"""Guardrails of every trial, unless a declaration of that name says otherwise."""
+DEFAULT_GUARDRAILS = (
+    "failed",
+    "stopped",
+    "dissatisfied_follow_up",
+    "latency_p99",
+    "feedback_coverage",
+    "accepted_of_all",
+)
+"""Guardrails of every trial, unless a declaration of that name says otherwise. The last is there because acceptance is of the turns that
+somebody said something about: what makes the dissatisfied silent raises it, and cannot raise the share of all turns."""

@@ -6,7 +6,7 @@ What a tenant says about another tenant's turn is not heard. A turn is taken onc
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -17,10 +17,15 @@ from ostinato.release.metrics.facts import HEARD, facts_of
 from ostinato.release.metrics.hearing import MOST_SIGNALS, Said
 from ostinato.release.outcome_config import OutcomeConfig
 
+_OUT_OF_ORDER_S = 60.0
+"""Rows of the log may be this much out of order in time: several processes write them, and a turn is written when it has ended."""
+
 
 @dataclass(slots=True)
 class Reacted:
-    """One turn: who was served what, its facts, and what was said about it. `policy` is "" where it ended before its first token."""
+    """One turn: who was served what, its facts, and what was said about it. `policy` is "" where it ended before its first token;
+    `dealt` says whether its user was dealt to the arm by chance. `over` is set once it was taken, or gave way.
+    """
 
     turn: str
     arm: Arm
@@ -28,7 +33,9 @@ class Reacted:
     policy: str
     ended_at: float
     facts: Mapping[str, float]
+    dealt: bool = True
     said: Said = field(default_factory=Said)
+    over: bool = False
 
     def known(self, until: float = math.inf) -> dict[str, float]:
         """Facts and signals by name, with what was received by then."""
@@ -53,65 +60,84 @@ def reacted(turn: Turn, wanted: Collection[str], nothing: str) -> Reacted | None
         policy="".join(hashes),
         ended_at=turn.ended_at,
         facts=facts_of(turn, wanted, nothing),
+        dealt=turn.propensity < 1.0,
     )
 
 
 class Reactions:
-    """Reads the log from a place on. `wanted` are the facts that metrics read."""
+    """Reads the log from a place on. `wanted` are the facts that metrics read.
+
+    Where more than `config.window` turns wait, the tenant that has most of them gives up its oldest: a flood costs who makes it.
+    """
 
     def __init__(self, log: Log, config: OutcomeConfig, wanted: Collection[str], after: Cursor) -> None:
         self._log = log
         self._config = config
         self._wanted = wanted
         self._cursor = after
-        self._waiting: deque[Reacted] = deque()
-        self._by_turn: dict[str, Reacted] = {}
+        self._by_turn: dict[str, Reacted] = {}  # in the log's order
+        self._by_tenant: dict[str, deque[Reacted]] = {}
+        self._counts: Counter[str] = Counter()
         self._early = EarlySignals(most=config.window, most_each=MOST_SIGNALS, seconds=config.early_s)
 
-    async def refresh(self) -> list[Reacted]:
-        """Read what is new. Returns turns that had to be taken early because too many wait: not one is forgotten."""
-        overflown: list[Reacted] = []
+    async def refresh(self, until: float = math.inf) -> list[Reacted]:
+        """Read what is new, up to a row that is clearly younger than `until`. Returns turns that gave way because too many wait."""
+        gave_way: list[Reacted] = []
         async for cursor, row in self._log.read(self._cursor, {Turn, Signal}):
             self._cursor = cursor
+            at = 0.0
             if isinstance(row, Turn):
-                self._early.advance(row.ended_at)
+                at = row.ended_at
+                self._early.advance(at)
                 self._turn(row)
             elif isinstance(row, Signal):
-                self._early.advance(row.received_at)
+                at = row.received_at
+                self._early.advance(at)
                 self._signal(row)
-            if len(self._waiting) > self._config.window:
-                overflown.append(self._pop())
-        return overflown
+            if len(self._by_turn) > self._config.window:
+                gave_way.append(self._give_way())
+            if at > until + _OUT_OF_ORDER_S:
+                break
+        return gave_way
 
     def take(self, until: float) -> list[Reacted]:
         """The turns that ended by then and were not taken before, in the log's order."""
-        taken: list[Reacted] = []
-        later: deque[Reacted] = deque()
-        while self._waiting:
-            each = self._pop()
-            if each.ended_at <= until:
-                taken.append(each)
-            else:
-                later.append(each)
-        self._waiting = later
-        self._by_turn = {each.turn: each for each in later}
+        taken = [each for each in self._by_turn.values() if each.ended_at <= until]
+        for each in taken:
+            self._end(each)
+        for turns in self._by_tenant.values():
+            while turns and turns[0].over:
+                turns.popleft()
         return taken
 
     def people(self) -> set[Person]:
         """Who made the turns that were not taken yet."""
-        return {each.person for each in self._waiting}
+        return {each.person for each in self._by_turn.values()}
 
-    def _pop(self) -> Reacted:
-        each = self._waiting.popleft()
-        self._by_turn.pop(each.turn, None)
+    def _give_way(self) -> Reacted:
+        tenant, _ = self._counts.most_common(1)[0]
+        turns = self._by_tenant[tenant]
+        while turns[0].over:
+            turns.popleft()
+        each = turns.popleft()
+        self._end(each)
         return each
+
+    def _end(self, each: Reacted) -> None:
+        tenant = each.person[0]
+        each.over = True
+        del self._by_turn[each.turn]
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant], self._by_tenant[tenant]
 
     def _turn(self, turn: Turn) -> None:
         found = reacted(turn, self._wanted, self._config.nothing)
-        if found is None:
+        if found is None or turn.id in self._by_turn:
             return
-        self._waiting.append(found)
         self._by_turn[turn.id] = found
+        self._by_tenant.setdefault(turn.tenant, deque()).append(found)
+        self._counts[turn.tenant] += 1
         for signal in self._early.claim(turn.tenant, turn.id):
             self._signal(signal)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.release.guard import GuardConfig
 from ostinato.release.pace.cadence import WEEK, Cadence, Traffic
 from ostinato.release.pace.history import History
 from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.standing import StandingConfig
 
 WEEKS = 4
 """So far back it is counted."""
@@ -17,10 +19,12 @@ class Spent:
     """Errors of the last `WEEKS` weeks, in expectation, at most.
 
     `false_ships`: candidates that shipped although they lose the margin, had every one lost it; by linearity of expectation the sum of
-    the levels at which `trials` and, where there are none, `verdicts` of the gate were decided. `false_stops`: trials that were stopped
-    as harmful, had none been; `stops_allowed` is what `release.trial.false_stops` allows for as long.
+    the levels at which `trials` and, where there are none, `verdicts` of the gate were decided. `false_stops`: comparisons before users
+    that ended as harmful, had none been: of trials, of releases with what they replaced, and of their later periods; `stops_allowed` is
+    what `release.trial.false_stops` allows for as long, at `trials_a_week`. `false_rollbacks`: releases that were taken back by the
+    guard or beside the verified release, had none been worse.
 
-    Example: ``Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0)``
+    Example: ``Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0, false_rollbacks=0.24)``
     """
 
     trials: int
@@ -28,6 +32,7 @@ class Spent:
     false_ships: float
     false_stops: float
     stops_allowed: float
+    false_rollbacks: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +48,31 @@ class Pace:
     tried: bool
 
 
-def spent(history: History, config: TrialConfig, *, tried: bool, gate_alpha: float, now: float) -> Spent:
-    """Add up the levels. `tried`: candidates are tried before users; `gate_alpha`: the gate's level for one candidate."""
+def spent(
+    history: History,
+    config: TrialConfig,
+    *,
+    tried: bool,
+    gate_alpha: float,
+    now: float,
+    guard: GuardConfig | None = None,
+    standing: StandingConfig | None = None,
+) -> Spent:
+    """Add up the levels. `tried`: candidates are tried before users; `gate_alpha`: the gate's level for one candidate.
+
+    `guard` and `standing`: None where they do not run. The guard's alpha is a release's, which may have been live already `WEEKS` ago.
+    """
     since = now - WEEKS * WEEK
     trials = sum(each.at >= since for each in history.trials)
     verdicts = sum(at >= since for at in history.verdicts)
+    live = sum(at >= since for at in history.moved) + any(at < since for at in history.moved)
     stop_alpha = min(0.05, config.false_stops / config.trials_a_week)
     return Spent(
         trials=trials,
         verdicts=verdicts,
         false_ships=trials * config.ship_alpha if tried else verdicts * gate_alpha,
-        false_stops=trials * stop_alpha,
+        false_stops=history.trying.periods(config.retest_s, since, now) * stop_alpha if tried else 0.0,
         stops_allowed=WEEKS * config.false_stops,
+        false_rollbacks=(0.0 if guard is None else live * guard.alpha)
+        + (0.0 if standing is None else history.standing.periods(standing.period_s, since, now) * standing.alpha),
     )

@@ -30,18 +30,23 @@ class TrialConfig(BaseModel, frozen=True, extra="forbid"):
     false_stops: float = Field(
         default=0.5,
         gt=0.0,
-        description="Trials a week, at most, that may end as 'worse' though nothing is; spent evenly.",
+        description="Of `trials_a_week` trials, how many at most may end as 'worse' though nothing is; spent evenly.",
     )
     trials_a_week: float = Field(
         default=20.0,
         gt=0.0,
-        description="Trials that this traffic can carry in a week; `false_stops` is divided by it.",
+        description="Trials that this traffic can carry in a week; `false_stops` is divided by it, and more trials spend more.",
     )
     better_evidence: float = Field(
         default=50.0, gt=1.0, description="Odds against 'no difference' from which on a release is called better."
     )
     better_after_s: float = Field(
         default=24 * HOUR, ge=0.0, description="Seconds before which none is called better: what is new may please."
+    )
+    retest_s: float = Field(
+        default=48 * HOUR,
+        gt=0.0,
+        description="Seconds of later outcomes by which a release that was called better is tested again, and harm is looked for anew.",
     )
     limit_s: float = Field(
         default=96 * HOUR, gt=0.0, description="Seconds after which a candidate without enough evidence is refused."

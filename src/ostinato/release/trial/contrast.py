@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 _ROUNDING = 1e-18
 _EXACT = 1e-12
+_LEAST = 1e-9  # turns, or units of a metric's denominator, below which a side said nothing
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -100,7 +101,7 @@ class Contrast:
         for index, side in enumerate(sides):
             self._turns[index] += counts[index]
             self._good[index] += float(good_R[side].sum())
-        if min(counts) <= 0.0:
+        if min(counts) <= _LEAST:
             return
         self._came_U[slot.people_R] = True
         weight = counts[0] * counts[1] / (counts[0] + counts[1])
@@ -128,13 +129,16 @@ class Contrast:
     def _spread(self, index: int) -> tuple[float, float]:
         """The variance that one side (0: treated) adds, and its effective people. Who was on both sides counts as treated."""
         side_U = self._came_U & (self._treated_U if index == 0 else ~self._treated_U)
-        square_U = self._influence_U[side_U] ** 2
-        total, fourth = float(square_U.sum()), float((square_U**2).sum())
+        influence_U = self._influence_U[side_U]
+        largest = float(np.abs(influence_U).max(initial=0.0))
+        # in units of the largest: fourth powers of something tiny would be nothing
+        square_U = (influence_U / largest) ** 2 if largest else influence_U
+        total, fourth = float(square_U.sum()) * largest**2, float((square_U**2).sum())
         turns, good = self._turns[index], self._good[index]
         alike = good <= 0.0 or good >= turns * (1.0 - _EXACT)
         # what rounding leaves of people who all said the same is no spread, nor is that of what was expected of them
         if total > _ROUNDING * self._weight**2 and not alike:
-            people = total**2 / fourth
+            people = float(square_U.sum()) ** 2 / fourth
             spread = total / self._weight**2
             return (spread * people / (people - 1.0) if people > 1.0 else float("inf")), people
         people = float(side_U.sum())

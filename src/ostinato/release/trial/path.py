@@ -111,7 +111,7 @@ class ReleasePath(Generic[V]):
         """
         steps: list[Step[V]] = []
         if self.trial is not None and not self.trial.over:
-            self.trial.add(trial, {DEFAULT_GOAL: {POOLED: trial}})
+            self.trial.add(trial, {DEFAULT_GOAL: {POOLED: trial}}, now - self._began)
             steps += self._follow(self.trial, now)
         return steps + self._stand(standing, now)
 

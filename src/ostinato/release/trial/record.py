@@ -13,6 +13,7 @@ from ostinato.release.trial.config import Require
 class TrialRecord:
     """A trial as the ledger has it. `shares` are the candidate's shares of the users, each with the time from which it is in force.
 
+    `better_at` is when it was called better, and `retested` whether that held afterwards; both None before that.
     `require` is what was asked of it when it began: a rule that is changed later holds for later trials.
 
     Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
@@ -23,13 +24,19 @@ class TrialRecord:
     salt: str
     shares: tuple[tuple[float, float], ...]
     shipped: bool = False
-    better: bool = False
+    better_at: float | None = None
+    retested: bool | None = None
     require: Require = "no_loss"
 
     @property
     def began(self) -> float:
         """When its first users met the candidate."""
         return self.shares[0][0]
+
+    @property
+    def better_s(self) -> float | None:
+        """When it was called better, in seconds after it began."""
+        return None if self.better_at is None else self.better_at - self.began
 
     def share(self, at: float) -> float:
         """The share in force just before a time."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
+from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Person, Turn
 from ostinato.core.seams import Cursor, Log
 from ostinato.release.metrics.config import DEFAULT_METRICS, MetricConfig
@@ -12,11 +14,13 @@ from ostinato.release.metrics.metric import metrics_of, wanted
 from ostinato.release.metrics.past import Expected, Past
 from ostinato.release.metrics.reactions import Reacted, Reactions
 from ostinato.release.outcome_config import OutcomeConfig
-from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.config import HOUR, TrialConfig
 from ostinato.release.trial.record import TrialRecord
 from ostinato.release.trial.tally import POOLED, SlotTally
 from ostinato.release.trial.trial import Trial
 from ostinato.release.trial.verdict import Decision
+
+logger = logging.getLogger(__name__)
 
 _DAY = 86_400.0
 _REMEMBERED_S = 7 * _DAY
@@ -25,9 +29,9 @@ _REMEMBERED_S = 7 * _DAY
 class RunningTrial:
     """Adds up the slots of the ledger's trial. A restarted one reads the log from the trial's start and comes to the same numbers.
 
-    A turn is read `maturity_s` after its slot, and what was received later is not heard, so it does not matter when somebody looks. Each
-    metric is compared tenant by tenant; tenants that had fewer than `tenant_people` people in the week before the trial are
-    compared as one.
+    A turn is read `maturity_s` after its slot, and what was received later is not heard, so it does not matter when somebody looks. People
+    count who were dealt to an arm by chance. Each metric is compared tenant by tenant; tenants that had fewer than `tenant_people` people
+    in the week before the trial are compared as one.
     """
 
     def __init__(
@@ -46,55 +50,89 @@ class RunningTrial:
         self._past = Past(self._metrics)
         self._record: TrialRecord | None = None
         self._trial: Trial | None = None
-        self._upto = -math.inf
+        self._upto = self._forgot = -math.inf
         self._people: dict[Person, int] = {}
         self._expected = Expected(people={}, usual_M=())
         self._tenants: frozenset[str] = frozenset()
+        self._answering = False
         self._thresholds: dict[str, float | None] = {}
+        self.missed = 0
+        """Turns of trials that more came at once than are held, and that were not judged."""
 
     async def first_share(self, now: float) -> float:
         """What the next trial should begin with, by how many users came in the last day."""
+        self._record = None
         await self._read()
         return Trial(self._config, active=self._active(now)).share
 
     async def look(self, record: TrialRecord, after: Cursor, now: float) -> Decision | None:
         """What follows from the slots that are over, or None if none has ended since the last look.
 
-        `after` is the place in the log of the trial's first line.
+        `after` is the place in the log of the trial's first line. Raises Unavailable while the trial's start is yet to come: the clock
+        was ahead when it began.
         """
+        if record.began > now + self._config.slot_s:
+            ahead = (record.began - now) / HOUR
+            raise Unavailable(
+                f"the trial of {record.candidate} began {ahead:.1f} hours from now: the clock was ahead; nothing is judged until then; "
+                "end it with `ostinato ship` or `ostinato rollback`"
+            )
+        if self._upto > now + self._config.slot_s:
+            logger.warning("the clock was ahead: the trial of %s is read again from its start", record.candidate)
+            self._record, self._reactions, self._past = None, None, Past(self._metrics)
         if self._record is None or (self._record.salt, self._record.began) != (record.salt, record.began):
             await self._begin(record, after)
         self._record = record
         assert self._trial is not None
-        await self._read()
+        self._trial.better_s, self._trial.retested = record.better_s, record.retested
         ended = 0
         while (end := self._next_end(record)) + self._outcomes.maturity_s <= now:
+            # no further than the slot needs: whoever reads a whole trial at once holds no more of it than whoever followed it
+            await self._read(end + self._outcomes.maturity_s, self._upto)
             self._add(record, end)
             self._upto = end
             ended += 1
-        self._trial.share, self._trial.shipped, self._trial.better = record.shares[-1][1], record.shipped, record.better
+        self._trial.share, self._trial.shipped = record.shares[-1][1], record.shipped
         self._trial.require = record.require
         return self._trial.look(self._upto - record.began) if ended else None
 
     async def _begin(self, record: TrialRecord, after: Cursor) -> None:
         """What happened before it began is the past that users are judged by."""
-        if self._reactions is None:
-            since = [cursor async for cursor, _ in self._log.read(after, {Turn})]
-            self._reactions = self._from(await self._log.before_last(self._outcomes.window + len(since), Turn))
-        await self._read()
+        since = 0
+        async for _ in self._log.read(after, {Turn}):
+            since += 1
+        # always from the log, also where the trial before it was followed: a restarted worker knows the same past
+        self._past = Past(self._metrics)
+        self._reactions = self._from(await self._log.before_last(self._outcomes.past + since, Turn))
+        await self._read(record.began, record.began)
         self._take(record.began, record.began)
         self._past.forget(record.began - _REMEMBERED_S)
         self._expected = self._past.expected()
         self._tenants = frozenset(self._past.tenants(self._config.tenant_people))
         self._thresholds = {}
-        self._people, self._upto = {}, record.began
+        self._people, self._upto, self._answering = {}, record.began, False
         self._trial = Trial(self._config, active=self._active(record.began), metrics=self._metrics)
 
-    async def _read(self) -> None:
+    async def _read(self, until: float = math.inf, past: float = math.inf) -> None:
+        """Read the log up to a time. What ended after `past` and gives way because too many wait is missed, what is older remembered."""
         if self._reactions is None:
             self._reactions = self._from(await self._log.before_last(self._outcomes.window, Turn))
-        for each in await self._reactions.refresh():
+        for each in await self._reactions.refresh(until):
+            if each.ended_at > past:
+                self._miss()
+                continue
             self._past.remember(each.person, each.ended_at, each.known(each.ended_at + self._outcomes.maturity_s))
+            if each.ended_at - self._forgot >= _DAY:  # without a trial for weeks, people would only become more
+                self._past.forget(each.ended_at - _REMEMBERED_S)
+                self._forgot = each.ended_at
+
+    def _miss(self) -> None:
+        """A turn of the trial gave way: too many came at once. Said aloud at powers of ten."""
+        self.missed += 1
+        if math.log10(self.missed).is_integer():
+            logger.warning(
+                "%d turns of the trial came too close together to be judged; raise release.outcomes.window", self.missed
+            )
 
     def _from(self, after: Cursor) -> Reactions:
         return Reactions(self._log, self._outcomes, self._wanted, after)
@@ -128,8 +166,11 @@ class RunningTrial:
         came, tallies = SlotTally(), [SlotTally() for _ in self._metrics]
         for each, known in self._take(end, end + self._outcomes.maturity_s):
             side = sides.get((each.arm, each.policy))
-            if side is None:
+            if side is None or not each.dealt:
                 continue
+            if not self._answering and not (side and each.policy):
+                continue  # until the candidate's weights are loaded everybody gets live, and nobody is dealt
+            self._answering = True
             person = self._people.setdefault(each.person, len(self._people))
             came.add(POOLED, person, side, (0.0, 1.0), 0.0)
             stratum = each.person[0] if each.person[0] in self._tenants else POOLED
@@ -141,7 +182,7 @@ class RunningTrial:
         day = int(end // _DAY)
         self._trial.share = record.share(end)
         outcomes = {metric.name: tally.slots(day) for metric, tally in zip(self._metrics, tallies, strict=True)}
-        self._trial.add(came.slot(day), outcomes)
+        self._trial.add(came.slot(day), outcomes, end - record.began)
 
     def _fix_thresholds(self) -> None:
         """Before the trial, or, where too little was known then, before the first slot that can be compared; then they stay."""

@@ -70,9 +70,13 @@ class StandingWatch:
         """Another version is live from now on."""
         self._own, self._own_since = Contrast(self._most), now
 
+    def over(self, now: float) -> bool:
+        """True if a slot that ends now is the first of another period, in which nobody is known yet."""
+        return now - self._since >= self._config.period_s
+
     def add(self, slot: Slot, now: float, own: Slot | None = None) -> Standing:
         """One more slot, treated is live; `now` is its end. `own` has of live only the version that is live now; without it, all are."""
-        if now - self._since >= self._config.period_s:
+        if self.over(now):
             self.restart(now)
         self._all.add(slot)
         self._own.add(slot if own is None else own)

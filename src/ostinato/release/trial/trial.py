@@ -19,8 +19,9 @@ from ostinato.release.metrics.builtin import DEFAULT_GOAL
 from ostinato.release.metrics.config import MetricConfig
 from ostinato.release.metrics.metric import Metric
 from ostinato.release.trial.balance import Balance
-from ostinato.release.trial.config import Require, TrialConfig
+from ostinato.release.trial.config import HOUR, Require, TrialConfig
 from ostinato.release.trial.contrast import Contrast, Slot
+from ostinato.release.trial.lately import Lately
 from ostinato.release.trial.verdict import Decision, Next, Reading, bounds_of, read, told
 
 _MOST_TENANTS = 20
@@ -43,6 +44,8 @@ class Trial:
         self._metrics = tuple(metrics) or (Metric.of(MetricConfig(name=DEFAULT_GOAL), config.margin),)
         self._goals = [metric for metric in self._metrics if metric.role == "goal"]
         self._contrasts = {metric.name: Contrast(config.most_turns_a_day) for metric in self._metrics}
+        names = [metric.name for metric in self._metrics]
+        self._lately = Lately(names, config.retest_s, config.most_turns_a_day)
         self._by_tenant: dict[str, dict[str, Contrast]] = {goal.name: {} for goal in self._goals}
         self._balance = Balance()
         self._seen_U: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
@@ -51,17 +54,22 @@ class Trial:
         self.thresholds = _NO_THRESHOLDS
         self.shipped = False
         self.over = False
-        self.better = False
+        self.better_s: float | None = None
+        """When it was called better, in seconds after the start."""
+        self.retested: bool | None = None
+        """Whether that held in the period after it; None before it is over."""
 
-    def add(self, came: Slot, outcomes: Mapping[str, Mapping[str, Slot]]) -> None:
+    def add(self, came: Slot, outcomes: Mapping[str, Mapping[str, Slot]], ended_s: float) -> None:
         """What people did while the candidate's share was `share`: who came, and by metric each stratum's outcomes of the same time.
 
-        A stratum is a tenant, or `POOLED`; arms are compared within each, and a person stands in one of them.
+        A stratum is a tenant, or `POOLED`; arms are compared within each, and a person stands in one of them. The slot ended
+        `ended_s` seconds after the start.
         """
         for name, slots in outcomes.items():
             for stratum, slot in slots.items():
                 self._contrasts[name].add(slot)
                 self._add_tenant(name, stratum, slot)
+        self._lately.add(outcomes, ended_s, self.better_s)
         self._deal(came)
 
     def look(self, elapsed_s: float) -> Decision:
@@ -71,8 +79,9 @@ class Trial:
         goals = [readings[goal.name] for goal in self._goals]
         decision = (
             self._void(goals[0])
+            or self._lost(goals)
             or self._broken(readings)
-            or (self._proving(goals, elapsed_s) if self.shipped else self._canary(goals, elapsed_s))
+            or (self._proving(goals, elapsed_s) if self.shipped else self._canary(goals, readings, elapsed_s))
         )
         self.share = decision.share
         return replace(decision, reading=replace(decision.reading, metrics=self._told(readings)))
@@ -98,17 +107,19 @@ class Trial:
             every[metric.name] = found | ({"tenants": tenants} if tenants else {})
         return every
 
-    def _canary(self, goals: Sequence[Reading], elapsed_s: float) -> Decision:
-        if harm := self._harmed(goals):
-            return self._end(Next.BLOCK, f"{self._named(harm)}worse: {self._change(harm)}", harm)
+    def _canary(self, goals: Sequence[Reading], readings: Mapping[str, Reading], elapsed_s: float) -> Decision:
         weakest = min(goals, key=lambda goal: goal.lower)
         held = all(goal.not_worse for goal in goals)
         gained = self._gained(goals, elapsed_s)
-        if held and (self.require == "no_loss" or gained):
+        beyond = self._beyond(readings)
+        if held and not beyond and (self.require == "no_loss" or gained):
             self.shipped = True
             why = self._not_worse(goals) if self.require == "no_loss" else self._better(gained)
+            why += self._unheard(readings)
             return Decision(next=Next.SHIP, share=1.0 - self._config.holdback, reason=why, reading=goals[0])
         if elapsed_s >= self._config.limit_s:
+            if beyond:
+                return self._end(Next.BLOCK, f"not enough evidence: {self._looks_worse(beyond)}", beyond)
             if held:
                 return self._end(Next.BLOCK, f"not shown to be better: {self._intervals(goals)}", goals[0])
             return self._end(Next.BLOCK, f"not enough evidence: {self._undecided(goals)}", weakest)
@@ -116,41 +127,79 @@ class Trial:
         if share > self.share:
             why = f"a loss of more than {_points(-weakest.lower)} is ruled out"
             return Decision(next=Next.RAMP, share=share, reason=why, reading=weakest)
-        why = f"undecided: {self._undecided(goals)}"
+        why = f"undecided: {self._looks_worse(beyond) if held and beyond else self._undecided(goals)}"
         return Decision(next=Next.WAIT, share=self.share, reason=why, reading=weakest)
 
     def _proving(self, goals: Sequence[Reading], elapsed_s: float) -> Decision:
-        if harm := self._harmed(goals):
-            return self._end(Next.ROLL_BACK, f"{self._named(harm)}worse: {self._change(harm)}", harm)
+        if harm := self._harmed_lately():
+            over = f"over the last {_hours(elapsed_s - self._lately.since_s)}"
+            return self._end(Next.ROLL_BACK, f"{self._named(harm)}worse {over}: {self._change(harm)}", harm)
+        if self.better_s is not None and self.retested is None and self._lately.afterwards is not None:
+            return self._retest(goals)
         gained = self._gained(goals, elapsed_s)
-        if gained and all(goal.not_worse for goal in goals) and not self.better:
-            self.better = True
+        if gained and all(goal.not_worse for goal in goals) and self.better_s is None:
+            self.better_s = elapsed_s
             return Decision(next=Next.BETTER, share=self.share, reason=self._better(gained), reading=gained[0])
-        why = self._better(goals) if self.better else self._not_worse(goals)
+        why = self._better(goals) if self.better_s is not None and self.retested is None else self._not_worse(goals)
         return Decision(next=Next.WAIT, share=self.share, reason=why, reading=goals[0])
+
+    def _retest(self, goals: Sequence[Reading]) -> Decision:
+        """Whether any goal is better by what people did in the period after that was said alone."""
+        assert self._lately.afterwards is not None
+        since = read(self._lately.afterwards, self._metrics, self._config)
+        again = [since[goal.name] for goal in self._goals]
+        held = [goal for goal in again if goal.enough and goal.lower > 0.0]
+        self.retested = bool(held)
+        over = f"over the {_hours(self._config.retest_s)} after that was said"
+        if held:
+            why = f"better, and {over} too: {self._intervals(held)}"
+            return Decision(next=Next.CONFIRMED, share=self.share, reason=why, reading=goals[0])
+        why = f"better at first, but not {over}: {self._intervals(again)}"
+        return Decision(next=Next.FADED, share=self.share, reason=why, reading=goals[0])
+
+    def _harmed_lately(self) -> Reading | None:
+        """A goal or guardrail that is worse by the newest period alone; the first period is the whole trial, which was looked at."""
+        if self._lately.since_s <= 0.0:
+            return None
+        readings = read(self._lately.effects(), self._metrics, self._config)
+        watched = (metric.name for metric in self._metrics if metric.role != "diagnostic")
+        return next((readings[name] for name in watched if readings[name].worse), None)
 
     def _gained(self, goals: Sequence[Reading], elapsed_s: float) -> list[Reading]:
         """The goals that are better. What is new may please for a while: it takes more than evidence."""
         return [goal for goal in goals if goal.better] if elapsed_s >= self._config.better_after_s else []
 
-    def _harmed(self, goals: Sequence[Reading]) -> Reading | None:
-        return next((goal for goal in goals if goal.worse), None)
+    def _lost(self, goals: Sequence[Reading]) -> Decision | None:
+        harm = next((goal for goal in goals if goal.worse), None)
+        if harm is None:
+            return None
+        return self._end(self._stopping, f"{self._named(harm)}worse: {self._change(harm)}", harm)
+
+    @property
+    def _stopping(self) -> Next:
+        return Next.ROLL_BACK if self.shipped else Next.BLOCK
 
     def _bearable(self, share: float, goals: Sequence[Reading]) -> bool:
         return all(goal.enough and share * max(-goal.lower, 0.0) <= self._config.risk for goal in goals)
+
+    def _beyond(self, readings: Mapping[str, Reading]) -> Reading | None:
+        """A guardrail that looks worse than is tolerated, though nothing is proven: with it nothing goes live."""
+        guardrails = (metric for metric in self._metrics if metric.role == "guardrail")
+        found = ((metric, readings[metric.name]) for metric in guardrails)
+        return next((each for metric, each in found if each.effect.difference < -metric.allowed), None)
 
     def _void(self, goal: Reading) -> Decision | None:
         if self._balance.log_factor() < math.log(self._config.imbalance):
             return None
         why = "users were not dealt to the arms in the shares that were set: the comparison is void"
-        return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, goal)
+        return self._end(self._stopping, why, goal)
 
     def _broken(self, readings: Mapping[str, Reading]) -> Decision | None:
         for metric in self._metrics:
             reading = readings[metric.name]
             if metric.role == "guardrail" and reading.worse:
                 why = f"{metric.name} worse: {self._change(reading)}, more than {_amount(metric.tolerance, metric)}"
-                return self._end(Next.ROLL_BACK if self.shipped else Next.BLOCK, why, reading)
+                return self._end(self._stopping, why, reading)
         return None
 
     def _end(self, what: Next, reason: str, reading: Reading) -> Decision:
@@ -203,6 +252,19 @@ class Trial:
         )
         return "; ".join(each)
 
+    def _looks_worse(self, reading: Reading) -> str:
+        tolerated = _amount(self._of(reading).tolerance, self._of(reading))
+        return f"{reading.metric} looks worse by more than {tolerated} ({self._change(reading)}) and may not be"
+
+    def _unheard(self, readings: Mapping[str, Reading]) -> str:
+        """Guardrails of which nothing is known: no data is no pass, and is said."""
+        names = [
+            metric.name
+            for metric in self._metrics
+            if metric.role == "guardrail" and not readings[metric.name].effect.turns
+        ]
+        return f"; nothing is known of {', '.join(names)}" if names else ""
+
     def _undecided(self, goals: Sequence[Reading]) -> str:
         """About the goal that holds it up: one of which nothing is known, else the one that is known least."""
         least = max(goals, key=lambda goal: goal.sees)
@@ -218,6 +280,10 @@ def _amount(value: float, metric: Metric, *, sign: bool = False) -> str:
     if metric.most == 1.0:
         return f"{100 * value:+.1f} pp" if sign else _points(value)
     return f"{value:+.3g}" if sign else f"{value:.3g}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / HOUR:.0f} hours"
 
 
 def _points(value: float) -> str:

@@ -5,6 +5,9 @@ the guardrails', in equal parts, and by the union bound no more than all of it i
 worse than its tolerance, each at `ship_alpha`: who loses on one goal passes with at most that chance, so nothing is divided. *Better* is
 said of the goals that Holm's procedure leaves (Holm 1979), on e-values: 1/e is a p-value that holds at every look. Holm and not a fixed
 sequence, because the order of a list in a settings file should not decide what is tested first, and a gain on any goal is one.
+
+What goes on for longer than `retest_s` is also stopped by what people did in the newest such period: each has the budget of a trial anew,
+and `false_stops` holds for a week as long as trials and later periods together are no more than `trials_a_week`.
 """
 
 from __future__ import annotations
@@ -156,6 +159,8 @@ class Next(StrEnum):
     RAMP = "ramp"
     SHIP = "ship"
     BETTER = "better"
+    CONFIRMED = "confirmed"
+    FADED = "faded"
     BLOCK = "block"
     ROLL_BACK = "roll_back"
 

@@ -58,6 +58,9 @@ def test_acceptance(known, measured):
         ("tool_error", {"tool_error": 0.0}, (0.0, 1.0)),
         ("suggestions_shown", {"turn.suggests": 1.0}, (1.0, 1.0)),
         ("feedback_coverage", {"turn.heard": 0.0}, (0.0, 1.0)),
+        ("accepted_of_all", {"turn": 1.0}, (0.0, 1.0)),
+        ("accepted_of_all", {"turn": 1.0, "accepted": 1.0}, (1.0, 1.0)),
+        ("accepted_of_all", {"turn": 1.0, "accepted": 1.0, "undone": 1.0}, (0.0, 1.0)),
     ],
 )
 def test_the_other_built_in_ones(name, known, measured):

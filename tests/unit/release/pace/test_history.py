@@ -3,20 +3,22 @@
 import pytest
 
 from ostinato.core.records import PolicyVersion, ReleaseEvent
+from ostinato.release.guard import GuardConfig
 from ostinato.release.pace.budget import WEEKS, spent
 from ostinato.release.pace.cadence import WEEK
 from ostinato.release.pace.history import History
 from ostinato.release.trial.config import TrialConfig
+from ostinato.release.trial.standing import StandingConfig
 
 V3, V5 = (PolicyVersion(number=number, hash=f"{number:02d}" * 16) for number in (3, 5))
 
 
-def told(*lines):
+def told(*lines, previous=None):
     history = History()
     for at, action, policy, detail in lines:
         history.apply(
             ReleaseEvent(
-                id=f"{at}", action=action, policy=policy, previous=None, reason="", detail=detail, at=float(at)
+                id=f"{at}", action=action, policy=policy, previous=previous, reason="", detail=detail, at=float(at)
             )
         )
     return history
@@ -56,3 +58,27 @@ def test_the_levels_of_the_last_weeks_add_up():
     assert found.false_stops == pytest.approx(2 * 0.5 / 20)
     assert found.stops_allowed == pytest.approx(WEEKS * 0.5)
     assert spent(both, config, tried=False, gate_alpha=0.1, now=50.0).false_ships == pytest.approx(0.1)
+
+
+def test_what_the_guard_and_the_standing_comparison_may_have_taken_back_adds_up():
+    guard, standing = GuardConfig(alpha=0.02), StandingConfig(alpha=0.01, period_s=WEEK)
+    history = told((10, "shipped", V3, {}), (WEEK, "shipped", V5, {}), (2.5 * WEEK, "verified", V5, {}), previous=V3)
+    rules = {"tried": False, "gate_alpha": 0.1}
+    found = spent(history, TrialConfig(), now=3.0 * WEEK, guard=guard, standing=standing, **rules)
+    assert found.false_rollbacks == pytest.approx(2 * 0.02 + (3 + 1) * 0.01)
+    later = spent(history, TrialConfig(), now=(WEEKS + 2.6) * WEEK, guard=guard, **rules)
+    assert later.false_rollbacks == pytest.approx(0.02), "what was live already four weeks ago may be taken back still"
+    assert spent(history, TrialConfig(), now=3.0 * WEEK, **rules).false_rollbacks == 0.0
+    assert spent(told((0, "shipped", V3, {})), TrialConfig(), now=9.0, guard=guard, **rules).false_rollbacks == 0.0
+
+
+def test_each_later_period_beside_what_was_replaced_has_the_budget_of_a_trial():
+    config = TrialConfig(false_stops=0.5, trials_a_week=20.0, retest_s=100.0)
+    lines = [(0, "canary", V3, {"share": 0.1, "salt": "a"}), (50, "shipped", V3, {"share": 0.9})]
+    assert spent(told(*lines), config, tried=True, gate_alpha=0.1, now=350.0).false_stops == pytest.approx(4 * 0.025)
+    over = told(*lines, (250, "rolled_back", V5, {}))
+    assert spent(over, config, tried=True, gate_alpha=0.1, now=9_000.0).false_stops == pytest.approx(3 * 0.025)
+    approved = told(
+        lines[0], (50, "awaits_approval", V3, {}), (300, "shipped", V3, {"share": 0.9, "salt": "b", "actor": "ann"})
+    )
+    assert spent(approved, config, tried=True, gate_alpha=0.1, now=410.0).false_stops == pytest.approx(3 * 0.025)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ostinato.release.trial.contrast import NOTHING, Contrast, Slot
+from ostinato.release.trial.tally import SlotTally
 
 
 def slot(people, turns, good, treated, *, expected=0.0, day=0):
@@ -168,3 +169,40 @@ def test_what_was_expected_of_people_who_all_did_the_same_is_no_spread():
     share = 1 / 42
     assert effect.variance == pytest.approx(2 * share * (1 - share) / 42)
     assert effect.people == 40
+
+
+@pytest.mark.parametrize("tiny", [1e-6, 1e-100, 1e-300])
+def test_tiny_denominators_are_no_numbers_to_fail_on(tiny):
+    contrast = Contrast()
+    good = np.array([1.0, 0.0, 1.0, 0.5])
+    contrast.add(
+        Slot(
+            day=0,
+            people_R=np.arange(4),
+            turns_R=np.full(4, tiny),
+            good_R=good * tiny,
+            expected_R=np.zeros(4),
+            treated_R=np.array([True, True, False, False]),
+        )
+    )
+    effect = contrast.effect()
+    assert effect.people == pytest.approx(2.0) if tiny > 1e-9 else effect.people == 0.0
+
+
+def test_many_small_tenants_are_as_uncertain_as_their_people():
+    """40 tenants of 60 people, one in twelve treated, half-hours in which few of each come."""
+    differences, variances = [], []
+    for seed in range(40):
+        rng, contrast = np.random.default_rng(seed), Contrast()
+        taste_U, treated_U = rng.beta(3.4, 2.3, 2_400), rng.random(2_400) < 1 / 12
+        for slot in range(12):
+            turns_U, tally = rng.poisson(0.2, 2_400), SlotTally()
+            for person in np.flatnonzero(turns_U):
+                good = float(rng.binomial(turns_U[person], taste_U[person]))
+                tally.add(f"t{person // 60}", int(person), bool(treated_U[person]), (good, float(turns_U[person])), 0.6)
+            for each in tally.slots(slot // 48).values():
+                contrast.add(each)
+        effect = contrast.effect()
+        differences.append(effect.difference)
+        variances.append(effect.variance)
+    assert np.var(differences) < 1.6 * np.median(variances)

@@ -67,7 +67,7 @@ def test_a_good_candidate_goes_live_is_proven_better_and_becomes_the_best():
     path.begin("v1", 0.0)
     assert not path.ready(0.0)
     steps = product.run(150)
-    assert [step.what for step in steps if step.what != "ramp"] == ["ship", "better", "best"]
+    assert [step.what for step in steps if step.what != "ramp"] == ["ship", "better", "best", "confirmed"]
     assert (path.live, path.previous, path.best) == ("v1", "v0", "v1")
     deal = path.deal()
     assert (deal.treated, deal.other) == ("v1", "v0")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.core.errors import Unavailable
 from ostinato.core.records import Arm, Finish, PolicyVersion, Span
 from ostinato.release.metrics.config import MetricConfig, completed
 from ostinato.release.outcome_config import OutcomeConfig
@@ -49,6 +50,7 @@ class Town:
                     a_turn(f"t{self.count}", user=f"u{i}", ended_at=at),
                     started_at=at - self.random.uniform(0.5, 1.5),
                     arm=self.arms[treated],
+                    propensity=1.0 if self.record is None else 0.5,
                     spans=(Span(policy=NEW if treated else OLD, tokens=2),),
                     tenant=self.tenant(i),
                 )
@@ -69,8 +71,8 @@ class Town:
         self.arms = {True: Arm.LIVE, False: Arm.PREVIOUS}
         self.record = replace(self.record.then(self.now, 0.5), shipped=True)
 
-    def running(self, *declared):
-        return RunningTrial(self.log, OutcomeConfig(maturity_s=MATURITY_S), CONFIG, completed(declared, ()))
+    def running(self, *declared, config=CONFIG, **outcomes):
+        return RunningTrial(self.log, OutcomeConfig(maturity_s=MATURITY_S, **outcomes), config, completed(declared, ()))
 
     async def until_over(self, trial, slots=14):
         """The first decision that ends or ships it, else the last."""
@@ -128,6 +130,7 @@ async def test_a_candidate_that_is_better_in_every_way_ships():
         "dissatisfied_follow_up",
         "latency_p99",
         "feedback_coverage",
+        "accepted_of_all",
     ]
     assert told["acceptance"]["lower"] < 0.25 < told["acceptance"]["upper"]
     assert told["acceptance"]["role"] == "goal"
@@ -154,6 +157,25 @@ async def test_acceptance_rises_and_a_guardrail_breaks_so_it_is_blocked(spoil, n
     assert decision.reading.worse
     assert decision.reading.metrics["acceptance"]["estimate"] > 0.1
     assert decision.reading.metrics[name]["worse"]
+
+
+async def test_who_silences_the_dissatisfied_does_not_ship():
+    """Half of the turns are heard; the new version is accepted less often, and half of its rejections go unsaid."""
+
+    def does(town, turn, treated):
+        heard, good = town.random.random() < 0.5, town.random.random() < (0.45 if treated else 0.6)
+        said = heard and (good or not treated or town.random.random() < 0.54)
+        return turn, [a_signal(turn, "accepted" if good else "rejected", at=turn.ended_at + 1.0)] if said else []
+
+    town = Town(does, users=400)
+    await town.begin()
+    tolerant = MetricConfig(name="feedback_coverage", tolerance=0.5)
+    trial = RunningTrial(town.log, OutcomeConfig(maturity_s=MATURITY_S), CONFIG, completed([tolerant], ()))
+    decision = await town.until_over(trial)
+    told = decision.reading.metrics
+    assert told["acceptance"]["estimate"] > -0.02, "of what is said about it, as much is good"
+    assert decision.next is Next.BLOCK
+    assert "accepted_of_all" in decision.reason
 
 
 async def test_a_guardrail_that_breaks_once_it_is_live_takes_it_back():
@@ -238,6 +260,97 @@ async def test_who_looks_late_or_anew_reads_the_same():
         )
     again = town.running()
     assert await again.look(town.record, town.began, town.now + MATURITY_S) == last
+
+
+async def test_a_restart_in_a_long_trial_knows_what_was_known_before(caplog):
+    """More turns came since the trial began than are held at once, and more before it than the trial's past holds."""
+    town = Town(users=40)
+    await town.begin(slots=20)
+    patient = CONFIG.model_copy(update={"min_people": 1e6, "limit_s": 1e6})
+    settings = {"config": patient, "window": 1_600, "past": 900}
+    trial = town.running(**settings)
+    for _ in range(30):
+        await town.slot()
+        last = await trial.look(town.record, town.began, town.now + MATURITY_S)
+    again = town.running(**settings)
+    assert await again.look(town.record, town.began, town.now + MATURITY_S) == last
+    assert last.reading.effect.turns > 2_000
+    assert (trial.missed, again.missed) == (0, 0)
+
+
+async def test_a_tenants_flood_costs_that_tenant_and_hides_nobody(caplog):
+    """Everybody else's turns are judged though one tenant sends ten times as many as are held; that some were not is said."""
+    town = Town(lambda town, turn, treated: town.judged(turn, 0.2 if treated else 0.6))
+    await town.begin()
+    trial, number = town.running(window=2_000), 0
+    for _ in range(14):
+        flood = []
+        for _ in range(4_000):
+            number += 1
+            made = a_turn(f"f{number}", user=f"x{number % 50}", ended_at=town.now + 5.0)
+            flood.append(replace(made, tenant="flood", propensity=0.5, spans=(Span(policy=OLD, tokens=2),)))
+        await town.log.append(*flood)
+        await town.slot()
+        decision = await trial.look(town.record, town.began, town.now + MATURITY_S)
+        if decision.next is Next.BLOCK:
+            break
+    assert decision.reason.startswith("worse: -")
+    assert trial.missed > 1_000
+    assert "raise release.outcomes.window" in caplog.text
+
+
+async def test_only_people_who_were_dealt_by_chance_are_compared():
+    """Callers without a name, or without a signed one, always get live."""
+
+    def does(town, turn, treated):
+        if int(turn.user[1:]) >= 120:
+            return town.judged(replace(turn, arm=Arm.LIVE, spans=(Span(policy=OLD, tokens=2),), propensity=1.0), 0.05)
+        return town.judged(turn, 0.4 if treated else 0.6)
+
+    town = Town(does)
+    await town.begin()
+    decision = await town.until_over(town.running())
+    assert decision.next is Next.BLOCK
+    assert decision.reason.startswith("worse: -")
+
+
+async def test_while_the_candidate_is_loading_nobody_is_dealt():
+    """Its users get live's weights on the canary arm until its own are there: the balance counts from its first answer."""
+    town = Town(users=400)
+    await town.begin()
+    town.does = lambda town, turn, treated: town.judged(
+        replace(turn, spans=(Span(policy=OLD, tokens=2),), user=f"n{town.count}"), 0.6
+    )
+    trial = town.running(config=CONFIG.model_copy(update={"limit_s": 1e6, "min_people": 1e6}))
+    for _ in range(3):
+        await town.slot()
+        decision = await trial.look(town.record, town.began, town.now + MATURITY_S)
+    town.does = lambda town, turn, treated: town.judged(turn, 0.6)
+    await town.slot()
+    decision = await trial.look(town.record, town.began, town.now + MATURITY_S)
+    assert decision.next in (Next.WAIT, Next.RAMP), decision.reason
+
+
+async def test_a_clock_that_was_ahead_is_told_or_mended():
+    town = Town(lambda town, turn, treated: town.judged(turn, 0.1 if treated else 0.6))
+    await town.begin()
+    trial = town.running(config=CONFIG.model_copy(update={"limit_s": 1e9}))
+    with pytest.raises(Unavailable, match=r"began .* hours from now: the clock was ahead"):
+        await trial.look(town.record, town.began, town.record.began - 7_200.0)
+    await trial.look(town.record, town.began, town.now + 86_400.0)
+    decision = await town.until_over(trial)
+    assert decision.next is Next.BLOCK
+    assert decision.reason.startswith("worse: -")
+
+
+async def test_people_who_were_not_seen_for_a_week_are_forgotten_though_no_trial_begins():
+    log, day = MemoryLog(), 86_400.0
+    turns = (replace(a_turn(f"t{i}", user=f"u{i}", ended_at=i * day / 50), tenant="acme") for i in range(3_000))
+    await log.append(*turns)
+    trial = RunningTrial(log, OutcomeConfig(window=100), CONFIG)
+    trial._reactions = trial._from(0)
+    await trial.first_share(60 * day)
+    assert 300 <= len(trial._past._people) <= 500, "fifty a day"
 
 
 async def test_tenants_are_compared_within_themselves_and_small_ones_as_one():

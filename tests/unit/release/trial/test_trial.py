@@ -43,17 +43,18 @@ class Users:
         )
 
 
-def add(trial, slot, **others):
-    trial.add(slot, {"acceptance": {"": slot}} | {name: {"": other} for name, other in others.items()})
+def add(trial, slot, number=0, **others):
+    outcomes = {"acceptance": {"": slot}} | {name: {"": other} for name, other in others.items()}
+    trial.add(slot, outcomes, (number + 1) * HOUR / 2)
 
 
-def run(trial, users, slots):
+def run(trial, users, slots, first=0):
     """The decisions that were more than waiting, and the last one."""
     said = []
-    for j in range(slots):
+    for j in range(first, first + slots):
         if trial.over:
             break
-        add(trial, users.slot(trial.share, j))
+        add(trial, users.slot(trial.share, j), j)
         decision = trial.look((j + 1) * HOUR / 2)
         if decision.next is not Next.WAIT:
             said.append(decision)
@@ -95,7 +96,7 @@ def test_a_better_one_is_called_so_after_its_time_and_never_before():
     trial = Trial(CONFIG, active=4000)
     users, told = Users(4000, +0.10), []
     for j in range(40):
-        add(trial, users.slot(trial.share, j))
+        add(trial, users.slot(trial.share, j), j)
         last = trial.look((j + 1) * HOUR / 2)
         told += [j + 1] * (last.next is Next.BETTER)
     assert len(told) == 1
@@ -109,8 +110,56 @@ def test_a_release_that_turns_bad_after_it_shipped_is_rolled_back():
     run(trial, users, 60)
     assert trial.shipped
     users.effect = -0.4
-    _, last = run(trial, users, 100)
+    _, last = run(trial, users, 100, first=60)
     assert last.next is Next.ROLL_BACK
+
+
+def lasting(later, *, slots=24, seed=0):
+    """A release that is ten points better until it is called so, and then by `later`."""
+    trial = Trial(CONFIG.model_copy(update={"retest_s": 8 * HOUR}), active=4000)
+    users = Users(4000, +0.10, seed=seed)
+    first = 0
+    while trial.better_s is None:
+        run(trial, users, 1, first)
+        first += 1
+    users.effect = later
+    return trial, run(trial, users, slots, first)[0]
+
+
+def test_what_was_called_better_is_tested_again_on_the_days_that_follow():
+    trial, said = lasting(+0.10)
+    assert [each.next for each in said] == [Next.CONFIRMED]
+    assert said[0].reason.startswith("better, and over the 8 hours after that was said too: +")
+    trial, said = lasting(0.0)
+    assert [each.next for each in said] == [Next.FADED]
+    assert said[0].reason.startswith("better at first, but not over the 8 hours after that was said: ")
+    assert not trial.over
+    assert trial.look(40 * HOUR).next is Next.WAIT, "it is not called better twice"
+
+
+def test_harm_is_not_hidden_by_what_pleased_before():
+    trial, said = lasting(-0.08, slots=40)
+    assert said[-1].next is Next.ROLL_BACK
+    assert " worse over the last " in f" {said[-1].reason}"
+    assert said[-1].reading.effect.difference < 0
+    assert trial._contrasts["acceptance"].effect().difference > 0, "over the whole trial it looks better"
+
+
+def test_periods_end_where_they_end_however_seldom_one_looks():
+    users = Users(4000, +0.10, seed=2)
+    config = CONFIG.model_copy(update={"retest_s": 3 * HOUR})
+    often, seldom = Trial(config, active=4000), Trial(config, active=4000)
+    for trial in (often, seldom):
+        trial.share, trial.shipped, trial.better_s = 0.9, True, 2 * HOUR
+    for j in range(30):
+        slot = users.slot(0.9, j)
+        for trial in (often, seldom):
+            trial.share = 0.9
+            add(trial, slot, j)
+        often.look((j + 1) * HOUR / 2)
+    assert often._lately.afterwards == seldom._lately.afterwards
+    assert seldom.look(15 * HOUR).next is Next.CONFIRMED
+    assert often.retested is True
 
 
 def test_four_users_never_ship_however_well_or_long_they_are_served():
@@ -212,3 +261,23 @@ def test_a_guardrail_that_breaks_ends_the_trial_however_good_the_goal_is(failing
     assert trial.shipped != stopped
     if stopped:
         assert reasons[-1].startswith("worked worse: -")
+
+
+def test_what_looks_worse_than_is_tolerated_does_not_go_live_before_it_looks_better():
+    """A guardrail of which hardly anything is known yet stops nothing, and lets nothing pass that looks bad."""
+    trial = Trial(CONFIG, active=4000, metrics=watched("worked", "unheard"))
+    users = Users(4000, +0.05)
+    for j in range(60):
+        slot = users.slot(trial.share, j)
+        few = np.arange(len(slot.people_R)) % 50 == j % 50
+        some = dataclasses.replace(
+            slot,
+            **{name: getattr(slot, name)[few] for name in ("people_R", "turns_R", "good_R", "expected_R", "treated_R")},
+        )
+        add(trial, slot, j, worked=failures(some, 0.03 if j < 8 else 0.0))
+        decision = trial.look((j + 1) * HOUR / 2)
+        assert not trial.shipped or j >= 8
+        if trial.shipped:
+            break
+    assert trial.shipped
+    assert decision.reason.endswith("; nothing is known of unheard")

@@ -104,6 +104,8 @@ async def find_version(config: Config, name: str) -> Manifest:
         found = []
     if not found:
         shown = ", ".join(ref for ref in refs if not ref.startswith(VERSIONS))
+        if not shown:
+            raise NotFound(f"no version {name!r}: this run has none yet; start `ostinato up`, and wait until it serves")
         raise NotFound(f"no version {name!r}: give a ref ({shown}), a number such as v12, or a root's first digits")
     if len({manifest.root for manifest in found}) > 1:
         raise BadRequest(f"{len(found)} versions match {name!r}: give more of the root (`ostinato weights log`)")
