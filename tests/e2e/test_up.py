@@ -175,8 +175,8 @@ async def test_it_heals_refuses_a_second_start_and_ends_cleanly_in_mid_step(tmp_
     into_every_process(monkeypatch, tmp_path / "harm", HARM + LONG_STEPS)
     monkeypatch.setenv("HARM", str(tmp_path / "harm"))
     first = up("supervise.silence_s=10", "supervise.engine_s=3")
-    await first.until(lambda: "taken http://" in first.said(), "it took its port")
-    url = first.said().split("taken ")[1].split(";")[0]
+    await first.until(lambda: "reserved http://" in first.said(), "it took its port")
+    url = first.said().split("reserved ")[1].split(";")[0]
     assert read_address(first.home.address) is None, "the port is taken long before the model is loaded"
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5):
         pass

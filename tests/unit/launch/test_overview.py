@@ -109,7 +109,9 @@ def test_a_supervisor_that_is_gone_is_said_so(board, told):
 def test_alarms_answers_and_coverage_are_shown():
     seen = Summary(signals=3, alarms={"coverage:acme": ("no feedback for 212 turns", NOW - 60)})
     for number in range(8):
-        served = Served(arm=("live", "control")[number % 2], started_at=NOW - 600, number=number % 2)
+        served = Served(
+            arm=("live", "control")[number % 2], person=("acme", f"u{number}"), started_at=NOW - 600, number=number % 2
+        )
         seen.rated.append(RatedTurn(served=served, value=1.0 - number % 4, heard=number < 2))
     text = drawn(replace(RUN, summary=seen))
     assert "alarm coverage:acme: no feedback for 212 turns (60 s ago)" in text
@@ -149,7 +151,9 @@ def test_for_scripts_it_is_json(board, alive: bool):
     seen = Summary(signals=3, step=7, tokens=90, alarms={"disk": ("full", NOW - 60)})
     seen.releases.append(LedgerLine(action="shipped", number=6, reason="better", at=NOW - 9))
     for number in range(8):
-        served = Served(arm=("live", "control")[number % 2], started_at=NOW - 600, number=number % 2)
+        served = Served(
+            arm=("live", "control")[number % 2], person=("acme", f"u{number}"), started_at=NOW - 600, number=number % 2
+        )
         seen.rated.append(RatedTurn(served=served, value=1.0 - number % 4, heard=True))
     coverage = {"acme": TenantCoverage(usual=0.5, turns=40, alarm=False)}
     counts = replace(RUN.accounting, ingested=3, trained=1, held={"arm:eval": 1}, waiting=1, coverage=coverage)
@@ -248,14 +252,14 @@ def test_who_acted_is_shown_with_the_line_and_every_arm_has_a_place():
     seen = Summary()
     seen.releases.append(LedgerLine(action="rolled_back", number=7, reason="people complain", at=NOW, actor="ann"))
     for arm in Arm:
-        served = Served(arm=arm.value, started_at=NOW - 60, number=7)
+        served = Served(arm=arm.value, person=("acme", "ann"), started_at=NOW - 60, number=7)
         seen.rated.append(RatedTurn(served=served, value=1.0, heard=True))
     text = drawn(replace(RUN, summary=seen))
     assert "rolled back v7  by ann: people complain" in text
     assert "previous" in text
 
 
-SPENT = Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0)
+SPENT = Spent(trials=12, verdicts=40, false_ships=0.6, false_stops=0.3, stops_allowed=2.0, false_rollbacks=0.24)
 TRAFFIC = Traffic(people=1_040, turns=10_300, good=0.61)
 
 
@@ -282,6 +286,8 @@ def test_how_many_releases_the_traffic_carries_is_said(changes, words):
     text = " ".join(drawn(run).split())
     assert words in text
     assert "of 12 trials in 4 weeks at most 0.60 are expected to have shipped a loss" in text
+    assert "allows 2 at release.trial.trials_a_week" in text
+    assert "at most 0.24 are expected to have been taken back in 4 weeks" in text
     assert json.loads(json.dumps(as_json(run)))["pace"]["cadence"]["a_week"] == 7.3
     assert as_json(RUN)["pace"] is None
 

@@ -219,26 +219,6 @@ async def test_a_tenants_page_goes_on_by_itself_with_its_own_turns_only(monkeypa
         assert {query.tenant for query in w.facts.asked} == {"acme", "bolt"}
 
 
-async def test_one_tenant_cannot_take_every_place_and_a_stream_ends_with_its_cookie():
-    stream, held = live.Live(lambda: 7.0), []
-
-    async def parts():
-        return {"part": "x"}
-
-    for _ in range(live.MOST_OF_ONE):
-        assert not stream.full("acme")
-        held.append(stream.events(parts, "acme"))
-        await anext(held[-1])
-    assert stream.full("acme")
-    assert not stream.full("bolt")
-    assert not stream.full(None)
-    for each in held:
-        await each.aclose()
-    assert not stream.full("acme")
-    ended = stream.events(parts, "acme", lambda: False)
-    assert [each async for each in ended] == []
-
-
 async def test_a_key_is_exchanged_for_a_cookie_that_does_not_hold_it():
     async with page_world(api_keys=KEYS) as w:
         assert (await w.post("/sign-in", {"key": "wrong-0123456789"})).status_code == 401

@@ -6,7 +6,10 @@ from urllib.parse import quote
 import pytest
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, a_line, a_turn_line, a_worker, page_world
 
+from ostinato.core.errors import Unavailable
+from ostinato.core.visitors import Visitor
 from ostinato.web.page import drawing, live
+from ostinato.web.page.asking import own_path
 from ostinato.web.page.releases.answers import sentence
 from ostinato.web.page.rendering import flat, marked, points
 from ostinato.web.page.tokens import prompt_text, shade, spelt
@@ -187,7 +190,8 @@ async def test_events_tell_what_changed_and_end_with_the_gateway(monkeypatch):
     assert (await anext(told)).startswith("event: beat")
     stream.close()
     assert [each async for each in told] == []
-    assert stream.full(None)
+    with pytest.raises(Unavailable):
+        stream.take(Visitor(tenant=None, operator=True))
 
 
 async def test_only_open_pages_have_events():
@@ -198,3 +202,21 @@ async def test_only_open_pages_have_events():
         for name in ("turn", "playground", "", "../x"):
             assert (await w.get(f"/events?page={name}")).status_code == 403
         assert V16.number == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "path"),
+    [
+        ("http://127.0.0.1:8321/releases/ab12cd?x=1", "127.0.0.1:8321", "/releases/ab12cd"),
+        ("/monitors/release:suite", "", "/monitors/release:suite"),
+        ("http://elsewhere/releases", "127.0.0.1:8321", "/"),
+        ("//elsewhere/releases", "", "/"),
+        ("/sign-in", "", "/"),
+        ("/a\\b", "", "/"),
+        ("http://[", "", "/"),
+        ("javascript:alert(1)", "", "/"),
+        ("", "127.0.0.1:8321", "/"),
+    ],
+)
+def test_who_signs_in_comes_back_to_a_path_of_the_page_and_nowhere_else(text, host, path):
+    assert own_path(text, host) == path

@@ -52,6 +52,8 @@ async def test_what_the_bounds_do_not_say_is_not_said():
     looks = {
         "not worse": ("by what people did not worse than 2 pp", "good"),
         "undecided": ("by what people did undecided", "wait"),
+        "better, confirmed": ("by what people did better, and again in the days after", "good"),
+        "better at first": ("by what people did better at first, but not in the days after", "wait"),
         "worse": ("by what people did worse", "bad"),
         "too few people": ("by what people did not known yet: too few people", "wait"),
     }

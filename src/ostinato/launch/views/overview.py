@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.core.records import Person
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.board import STALE_S, Shown, Standing
 from ostinato.launch.views.accounts import accounts
@@ -115,10 +116,10 @@ def _worker(worker: Standing, now: float) -> tuple[Text, ...]:
 
 def arm_rows(run: Overview) -> list[ArmRow]:
     """What was accepted of the newest rated turns, by arm."""
-    accepted: dict[str, list[bool]] = defaultdict(list)
+    accepted: dict[str, list[tuple[Person, bool]]] = defaultdict(list)
     newest: dict[str, int | None] = {}
     for each in run.summary.rated:
-        accepted[each.served.arm].append(each.value > 0)
+        accepted[each.served.arm].append((each.served.person, each.value > 0))
         newest[each.served.arm] = each.served.number
     return [ArmRow(arm=arm, point=share_of(of), newest=newest[arm]) for arm, of in accepted.items()]
 

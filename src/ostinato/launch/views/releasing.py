@@ -36,12 +36,18 @@ def carries(pace: Mapping[str, Any] | None, rules: ReleaseConfig) -> list[str]:
     if pace["tried"] and spent["trials"]:
         said.append(
             f"of {spent['trials']} trials in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have shipped a loss of the "
-            f"margin, and at most {spent['false_stops']:.2f} to have stopped a harmless one ({spent['stops_allowed']:g} are allowed)"
+            f"margin, and at most {spent['false_stops']:.2f} of all comparisons with harmless ones to have ended as harm "
+            f"(release.trial.false_stops allows {spent['stops_allowed']:g} at release.trial.trials_a_week)"
         )
     elif not pace["tried"] and spent["verdicts"]:
         said.append(
             f"of {spent['verdicts']} verdicts of the gate in {WEEKS} weeks at most {spent['false_ships']:.2f} are expected to have let a "
             "loss of the margin against live pass"
+        )
+    if spent.get("false_rollbacks"):  # lines of before do not have it
+        said.append(
+            f"of releases that harm nothing at most {spent['false_rollbacks']:.2f} are expected to have been taken back in {WEEKS} weeks "
+            "by the guard or beside the best release"
         )
     return said
 

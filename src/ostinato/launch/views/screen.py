@@ -19,7 +19,7 @@ RECENT_S = 120.0
 
 
 def bar(point: Acceptance) -> Text:
-    """Acceptance as a bar with its 95% interval marked."""
+    """Acceptance as a bar with its 95% interval marked, users as clusters."""
     text = Text()
     for cell in range(WIDTH):
         share = (cell + 0.5) / WIDTH

@@ -15,6 +15,7 @@ from ostinato.core.records import (
     AlarmState,
     Arm,
     Batch,
+    Person,
     Quarantine,
     ReleaseEvent,
     Reward,
@@ -30,7 +31,7 @@ KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Batch, Rel
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class Served:
     """A person's turn, as far as a screen shows it. `number` is its oldest token's policy."""
 
     arm: str
+    person: Person
     started_at: float
     number: int | None
 
@@ -99,7 +101,9 @@ class Summary:
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
         if turn.arm is not Arm.EVAL and turn.finish.trainable:
-            self.unrated[turn.id] = Served(arm=turn.arm.value, started_at=turn.started_at, number=turn.oldest)
+            self.unrated[turn.id] = Served(
+                arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest
+            )
             if len(self.unrated) > OPEN:
                 self.unrated.popitem(last=False)
 
@@ -167,12 +171,17 @@ _NUMBERS = ("tokens", "signals", "step")
 
 
 def _listed(served: Served) -> list[Any]:
-    return [served.arm, served.started_at, served.number]
+    return [served.arm, *served.person, served.started_at, served.number]
 
 
 def _served(listed: list[Any]) -> Served:
-    arm, started_at, number = listed
-    return Served(arm=str(arm), started_at=float(started_at), number=None if number is None else int(number))
+    arm, tenant, user, started_at, number = listed
+    return Served(
+        arm=str(arm),
+        person=(str(tenant), str(user)),
+        started_at=float(started_at),
+        number=None if number is None else int(number),
+    )
 
 
 async def summarise(log: Log, folds: Folds, newest: Cursor) -> tuple[Summary, int]:

@@ -8,14 +8,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ostinato.core.errors import OstinatoError, Unauthorized, Unavailable
+from ostinato.core.errors import OstinatoError, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
 from ostinato.web.page import live
-from ostinato.web.page.asking import form, root, words
+from ostinato.web.page.admitting import Admission, TooManyQuestions
+from ostinato.web.page.asking import form, own_path, root, words
 from ostinato.web.page.files import Files, is_known
 from ostinato.web.page.guarding import HEADERS, KEPT, check_form
 from ostinato.web.page.rendering import Templates, when
@@ -45,6 +46,7 @@ class Pages:
         self._files = Files()
         self._templates = Templates(self._files)
         self._live = live.Live(clock)
+        self._admission = Admission()
         self._visitors: Visitors | None = None
 
     def close(self) -> None:
@@ -141,7 +143,10 @@ class Pages:
             except OstinatoError as another:
                 logger.warning("the page's frame: %s", another)
         facts = {**frame, "tab": "", "title": "That did not work", "message": str(error), "status": error.status}
-        return self._html("failed.html", facts, error.status)
+        reply = self._html("failed.html", facts, error.status)
+        if isinstance(error, TooManyQuestions):
+            reply.headers["retry-after"] = f"{error.retry_after_s:.0f}"
+        return reply
 
     def _html(self, template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
         body = self._templates.render(template, facts)
@@ -152,7 +157,8 @@ class Pages:
     def _shower(self, name: str) -> Handler:
         async def show(request: Request, visitor: Visitor) -> Response:
             fields = _fields(request)
-            facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
+            async with self._admission.page(visitor):
+                facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
             body = self._templates.render(f"{name}.html", {**facts, "tab": name, "events": _events_of(name, request)})
             if name not in KEPT_PAGES:
                 return Response(body, 200, dict(HEADERS), media_type="text/html")
@@ -165,24 +171,20 @@ class Pages:
         name = request.query_params.get("page", "")
         if name not in LIVE_PAGES or not (visitor.sees_all or name in OPEN_TO_TENANTS):
             raise Forbidden("This page has no events.")
-        if self._live.full(visitor.tenant):
-            raise Unavailable("Too many pages are open; this one stands still.")
         fields = _fields(request)
 
         async def parts() -> Mapping[str, str]:
-            facts = {
-                **await self._views.frame(visitor),
-                **await self._views.by_name[name](visitor, fields),
-                "tab": name,
-            }
+            async with self._admission.stream(visitor):
+                facts = {**await self._views.frame(visitor), **await self._views.by_name[name](visitor, fields)}
+            facts["tab"] = name
             part = {"part": self._templates.render(f"_{name}.html", facts)}
             return part if facts["run"] is None else {"strip": self._templates.render("_strip.html", facts), **part}
 
         def allowed() -> bool:
             return self._visitor(request) == visitor
 
-        headers = {**HEADERS, **live.HEADERS}
-        return StreamingResponse(self._live.events(parts, visitor.tenant, allowed), 200, headers)
+        place = self._live.take(visitor)
+        return live.EventStream(self._live.events(parts, allowed), place, {**HEADERS, **live.HEADERS})
 
     # ------------------------------------------------------------ what an operator does
 
@@ -229,19 +231,22 @@ class Pages:
 
     async def _sign_in_form(self, request: Request) -> Response:
         facts = {"visitor": self._visitor(request), "run": None, "tabs": (), "state": None, "tab": "", "wrong": False}
+        facts["back"] = own_path(request.headers.get("referer", ""), request.url.netloc)
         return self._html("sign_in.html", facts)
 
     async def _sign_in(self, request: Request) -> Response:
         assert self._visitors is not None
         try:
             check_form(request.headers)
-            cookie = self._visitors.cookie(words(await form(request), "key"))
+            fields = await form(request)
+            cookie = self._visitors.cookie(words(fields, "key"))
+            back = own_path(words(fields, "back"))
         except OstinatoError as error:
             return await self._failed(error, self._visitor(request))
         if cookie is None:
-            facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True}
+            facts = {"visitor": None, "run": None, "tabs": (), "state": None, "tab": "", "wrong": True, "back": back}
             return self._html("sign_in.html", facts, 401)
-        reply = RedirectResponse("/", 303, headers=dict(HEADERS))
+        reply = RedirectResponse(back, 303, headers=dict(HEADERS))
         secure = request.url.scheme == "https"
         lasts = self._visitors.cookie_s
         reply.set_cookie(COOKIE, cookie, max_age=lasts, httponly=True, samesite="strict", secure=secure, path="/")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
 
@@ -15,6 +15,7 @@ _LONGEST_FORM = 64 * 1024
 _LONGEST_FIELD = 512
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _ROOT = re.compile(r"[0-9a-f]{6,64}")
+_PATH = re.compile(r"/(?:[A-Za-z0-9_:.-]+/?){0,8}")
 
 
 def place(fields: Mapping[str, str], name: str) -> int | None:
@@ -43,6 +44,20 @@ def root(text: str) -> str:
     if not _ROOT.fullmatch(text):
         raise BadRequest(f"{text[:80]!r} is no version: give 6 to 64 hexadecimal digits of its hash", field="root")
     return text
+
+
+def own_path(text: str, host: str = "") -> str:
+    """A path of this page to go back to, out of one or, with `host`, out of an address there; "/" for anything else.
+
+    Example: ``own_path("http://127.0.0.1:8321/releases/ab12cd", "127.0.0.1:8321") == "/releases/ab12cd"``
+    """
+    try:
+        found = urlsplit(text)
+    except ValueError:
+        return "/"
+    if found.netloc != host or not _PATH.fullmatch(found.path) or found.path in ("/sign-in", "/sign-out"):
+        return "/"
+    return found.path
 
 
 def turn_query(fields: Mapping[str, str], tenant: str | None) -> TurnQuery:

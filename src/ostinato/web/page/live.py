@@ -7,8 +7,12 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-from ostinato.core.errors import OstinatoError
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.seams import Clock
+from ostinato.core.visitors import Visitor
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +20,8 @@ EVERY_S = 2.0
 MOST_VIEWERS = 64
 MOST_OF_ONE = 16
 """Open pages of one tenant, so that none takes the places of all."""
+OPERATORS_OWN = 16
+"""Places that nobody else may take, so that tenants together do not shut the operator out."""
 HEADERS: Mapping[str, str] = {"content-type": "text/event-stream; charset=utf-8", "x-accel-buffering": "no"}
 
 Parts = Callable[[], Awaitable[Mapping[str, str]]]
@@ -28,49 +34,80 @@ class Live:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._closing = asyncio.Event()
-        self._open: Counter[str | None] = Counter()
-
-    def full(self, tenant: str | None) -> bool:
-        """True if no more of this tenant's may look (None: the operator's); their pages stand still, and can be loaded again."""
-        most = MOST_VIEWERS if tenant is None else MOST_OF_ONE
-        crowded = self._open.total() >= MOST_VIEWERS or self._open[tenant] >= most
-        return crowded or self._closing.is_set()
+        self._open: Counter[Visitor] = Counter()
 
     def close(self) -> None:
         """End every stream, and begin no other."""
         self._closing.set()
 
-    async def events(
-        self, parts: Parts, tenant: str | None = None, allowed: Callable[[], bool] = lambda: True
-    ) -> AsyncIterator[str]:
+    def take(self, visitor: Visitor) -> Place:
+        """A place for one stream, held until it is given back. Raises Unavailable: the page stands still, and can be loaded again."""
+        if self._closing.is_set() or self._full(visitor):
+            raise Unavailable("Too many pages are open; this one stands still.")
+        return Place(self._open, visitor)
+
+    def _full(self, visitor: Visitor) -> bool:
+        crowded = self._open.total() >= MOST_VIEWERS
+        if visitor.operator:
+            return crowded
+        others = sum(count for who, count in self._open.items() if not who.operator)
+        of_one = visitor.tenant is not None and self._open[visitor] >= MOST_OF_ONE
+        return crowded or of_one or others >= MOST_VIEWERS - OPERATORS_OWN
+
+    async def events(self, parts: Parts, allowed: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
         """What changed, every other second, and a beat each time: silence means that the gateway is gone.
 
         It ends once `allowed` says no: a cookie may have run out while the page was open.
         """
-        self._open[tenant] += 1
         sent: dict[str, str] = {}
-        try:
-            while not self._closing.is_set() and allowed():
-                try:
-                    fresh = await parts()
-                except OstinatoError as error:  # told at the next try, by the age of what is shown
-                    logger.warning("the page could not be brought up to date: %s", error)
-                    yield ": not now\n\n"
-                else:
-                    changed = {name: body for name, body in fresh.items() if sent.get(name) != body}
-                    if changed:
-                        yield message(changed)
-                    sent.update(changed)
-                    yield f"event: beat\ndata: {self._clock():.0f}\n\n"
-                await self._pause()
-        finally:
-            self._open[tenant] -= 1
+        while not self._closing.is_set() and allowed():
+            try:
+                fresh = await parts()
+            except OstinatoError as error:  # told at the next try, by the age of what is shown
+                logger.warning("the page could not be brought up to date: %s", error)
+                yield ": not now\n\n"
+            else:
+                changed = {name: body for name, body in fresh.items() if sent.get(name) != body}
+                if changed:
+                    yield message(changed)
+                sent.update(changed)
+                yield f"event: beat\ndata: {self._clock():.0f}\n\n"
+            await self._pause()
 
     async def _pause(self) -> None:
         try:
             await asyncio.wait_for(self._closing.wait(), EVERY_S)
         except TimeoutError:
             return
+
+
+class Place:
+    """One of the places of `Live`, taken as soon as it is made."""
+
+    def __init__(self, open: Counter[Visitor], visitor: Visitor) -> None:
+        self._open, self._visitor, self._held = open, visitor, True
+        open[visitor] += 1
+
+    def give_back(self) -> None:
+        """Let somebody else have it. Idempotent."""
+        if self._held:
+            self._held = False
+            self._open[self._visitor] -= 1
+
+
+class EventStream(StreamingResponse):
+    """Events on a place, which is given back however the stream ends: also where the client is gone before its first byte."""
+
+    def __init__(self, events: AsyncIterator[str], place: Place, headers: Mapping[str, str]) -> None:
+        super().__init__(events, 200, headers)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. Nothing waits between the taking of the place and this `try`, so that no cancellation comes in between."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._place.give_back()
 
 
 def message(parts: Mapping[str, str]) -> str:

@@ -42,7 +42,7 @@ class WorkerNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmNow:
-    """One arm's newest rated turns: the share of them that was accepted, with its 95% interval, turns taken as independent."""
+    """One arm's newest rated turns: the share of them that was accepted, with its 95% interval, users as clusters."""
 
     arm: str
     version: int | None

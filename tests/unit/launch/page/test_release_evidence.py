@@ -84,7 +84,8 @@ def the_trial():
 
 def made_by(policy, number, arm=Arm.LIVE, **changes):
     turn = a_turn(f"{policy.number}-{arm.value}-{number}:0", user=f"user{number % 12}", arm=arm)
-    return replace(turn, spans=(Span(policy=policy, tokens=len(turn.sampled_ids)),), **changes)
+    spans = (Span(policy=policy, tokens=len(turn.sampled_ids)),)
+    return replace(turn, spans=spans, **{"propensity": 0.5} | changes)
 
 
 @pytest.fixture
@@ -101,8 +102,9 @@ async def fill(seen):
     events = the_trial()
     question, answer = "Which one do you want?", "```python\ndef f():\n    return 1\n```"
     await seen.fill(*events[:3])
-    await seen.fill(*(made_by(OLD, at, text=answer) for at in range(24)))
+    await seen.fill(made_by(OLD, 40, user="early"), made_by(OLD, 41, user="anonymous", propensity=1.0))
     await seen.fill(*(made_by(NEW, at, Arm.CANARY, text=question) for at in range(12, 24)))
+    await seen.fill(*(made_by(OLD, at, text=answer) for at in range(24)))
     await seen.fill(*(made_by(policy, 0, Arm.EVAL, text=policy.hash[:4]) for policy in (NEW, OLD)))
     await seen.fill(
         *events[3:],
@@ -125,6 +127,9 @@ async def test_a_trials_looks_come_from_the_ledger_and_better_counts_from_its_li
     back = an_event(6, "rolled_back", OLD, NEW, reading=a_reading(-0.05, 0.02, 900.0, worse=True))
     assert trial_looks([*the_trial(), back], NEW.hash)[-1].finding == "worse"
     assert trial_looks([back], OLD.hash) == ()
+    for action, finding in (("confirmed", "better, confirmed"), ("faded", "better at first")):
+        later = an_event(8, action, reading=a_reading(0.01, 0.02, 900.0))
+        assert trial_looks([*the_trial(), later], NEW.hash)[-1].finding == finding
     few = an_event(7, "blocked", reading=a_reading(0.0, math.inf, 0.0, enough=False))
     (look,) = trial_looks([few], NEW.hash)
     assert (look.finding, look.goal.lower, look.sees) == ("too few people", None, None)
@@ -174,7 +179,7 @@ async def test_one_release_is_gathered_whole(seen):
     evidence = (await seen.facts.release(NEW.hash[:12])).evidence
     assert (evidence.against, evidence.steps, evidence.turns) == (OLD, 1, 2)
     assert (evidence.rules.margin, len(evidence.trial)) == (0.02, 3)
-    assert (evidence.dealt.candidate, evidence.dealt.others) == (0, 12)  # everybody came to live first
+    assert (evidence.dealt.candidate, evidence.dealt.others) == (12, 0)  # everybody came to the canary first
     rates = {rate.name: rate for rate in evidence.rates}
     assert (rates["accepted"].before, rates["accepted"].after) == (0.5, 1.0)
     assert (rates["question"].before, rates["question"].after, rates["question"].harmful) == (0.0, 1.0, True)

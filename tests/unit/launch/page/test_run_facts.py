@@ -1,7 +1,10 @@
 """What the page is told of a run: by its log, its store and its workers' lines."""
 
+import asyncio
 import io
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -9,17 +12,19 @@ from tests.fakes.observed_run import NOW, Observed
 
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
-from ostinato.core.errors import Conflict, NotFound
+from ostinato.core.errors import Conflict, NotFound, Unavailable
 from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.commands.alarms import accept_alarm, show_alarms
 from ostinato.launch.placing.board import Shown, Standing
 from ostinato.launch.views.page.acts import RunActs
+from ostinato.launch.views.page.queries import Questions
 from ostinato.launch.views.page.releases.lines import carried
 from ostinato.launch.views.page.running import troubles, workers
 from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.testing.records import a_signal, a_turn
 from ostinato.web.page.sources import LedgerEvent, TurnQuery
 from ostinato.web.page.stored import PublishedLine, SwapLine
+from ostinato.weights.version.content import version_ref
 
 
 @pytest.fixture
@@ -90,6 +95,36 @@ async def test_a_second_look_reads_only_what_is_new_and_one_look_serves_all(seen
     assert (again.served, again.pace) == (3, None)
 
 
+async def test_who_looks_keeps_no_thread_from_whatever_else_the_process_does(seen, monkeypatch):
+    await seen.fill(a_turn("a:0"))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    go, threads = threading.Event(), set()
+    found = Questions.turns
+
+    def slow(questions, query):
+        threads.add(threading.current_thread())
+        assert go.wait(10)
+        return found(questions, query)
+
+    monkeypatch.setattr(Questions, "turns", slow)
+    looking = [asyncio.create_task(seen.facts.turns(TurnQuery())) for _ in range(6)]
+    try:
+        async with asyncio.timeout(5):
+            while not threads:
+                await asyncio.sleep(0)
+            assert await asyncio.to_thread(lambda: "at once") == "at once"
+    finally:
+        go.set()
+    assert [len((await each).rows) for each in looking] == [1] * 6
+    assert len(threads) <= 2
+    seen.facts.close()
+    with pytest.raises(Unavailable, match="the page is closed"):
+        await seen.facts.turns(TurnQuery())
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 5)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 async def test_a_turn_that_is_not_in_the_index_yet_is_shown_all_the_same(seen):
     await seen.fill()
     await seen.run.log.append(a_turn("late:0"))
@@ -115,6 +150,30 @@ async def test_ship_and_rollback_are_the_command_lines_and_expect_what_was_seen(
     assert {line.reason for line in found.rows} == {"it was not"}
     told = (await seen.facts.release(one.hash)).events
     assert [(event.action, carried["actor"]) for event, carried in told] == [("rolled_back", "bob"), ("shipped", "ann")]
+
+
+async def test_a_rollback_from_the_page_takes_back_what_was_seen_and_nothing_that_went_live_since(seen):
+    zero, one = await seen.publish(0, "live"), await seen.publish(1)
+    acts = RunActs(seen.run)
+
+    def shipped(policy, previous):
+        return ReleaseEvent(
+            id=f"{policy}", action="shipped", policy=policy, previous=previous, reason="", detail={}, at=1.0
+        )
+
+    await seen.fill(shipped(zero, None))
+    store = seen.run.store
+    await store.move_ref("live", await store.read_ref("live"), await store.read_ref(version_ref(one.hash)))
+
+    async def write():
+        await asyncio.sleep(0.1)
+        await seen.run.log.append(shipped(one, zero))
+
+    writing = asyncio.create_task(write())
+    with pytest.raises(Conflict, match=r"v1@.* is live now, not v0@"):
+        await acts.roll_back(zero.hash, "v0 is bad", "ann")
+    await writing
+    assert (await seen.run.follower.resolve("live")) == one
 
 
 async def test_what_waits_is_approved_or_refused_from_the_page_and_expects_what_was_seen(seen):

@@ -33,29 +33,29 @@ class RunActs:
     async def ship(self, root: str, expected_live: str, reason: str, actor: str) -> str:
         """As `ostinato ship`."""
         async with self._moving:
-            releases = await self._releases(expected_live)
-            event = await releases.ship(await self._kept(root), reason, actor=actor)
+            releases, seen = await self._releases(expected_live)
+            event = await releases.ship(await self._kept(root), reason, actor=actor, expected=seen)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def approve(self, root: str, expected_live: str, reason: str, actor: str) -> str:
         """As `ostinato approve`."""
         async with self._moving:
-            releases = await self._releases(expected_live)
+            releases, _ = await self._releases(expected_live)
             event = await releases.approve(await self._kept(root), reason, actor=actor)
         return f"{event.policy} is live; it was {event.previous}"
 
     async def refuse(self, root: str, expected_live: str, reason: str, actor: str) -> str:
         """As `ostinato refuse`."""
         async with self._moving:
-            releases = await self._releases(expected_live)
+            releases, _ = await self._releases(expected_live)
             event = await releases.refuse(await self._kept(root), reason, actor=actor)
         return f"{event.policy} never ships by itself; {event.previous} is still live"
 
     async def roll_back(self, expected_live: str, reason: str, actor: str) -> str:
         """As `ostinato rollback`."""
         async with self._moving:
-            releases = await self._releases(expected_live)
-            event = await releases.rollback(None, reason, actor=actor)
+            releases, seen = await self._releases(expected_live)
+            event = await releases.rollback(None, reason, actor=actor, expected=seen)
         return f"{event.policy} is live again; it was {event.previous}"
 
     async def accept(self, alarm: str, id: str, reason: str, actor: str) -> str:
@@ -85,15 +85,15 @@ class RunActs:
 
     # ------------------------------------------------------------ inside
 
-    async def _releases(self, expected_live: str) -> ReleaseController:
-        """A controller that moves releases by hand. Raises Conflict where something else is live than what was seen."""
+    async def _releases(self, expected_live: str) -> tuple[ReleaseController, PolicyVersion]:
+        """A controller that moves releases by hand, and what was seen live. Raises Conflict where something else is."""
         releases = open_releases(self._run)
         live = (await releases.ledger.refresh()).live
         if live is None or live.hash != expected_live:
             raise Conflict(
                 f"{_named(live)} is live now, not what the page showed when you decided: nothing was done; look again"
             )
-        return releases
+        return releases, live
 
     async def _kept(self, root: str) -> PolicyVersion:
         policy = await self._run.follower.resolve(version_ref(root))

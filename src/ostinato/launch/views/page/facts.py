@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from ostinato.launch.views.page.queries import LONGEST_S, FoundTurn, Questions
 from ostinato.launch.views.page.releases.gathering import Gathering
 from ostinato.launch.views.page.releases.lines import carried, gate_looks
 from ostinato.launch.views.page.running import Running
+from ostinato.launch.views.page.threads import Threads
 from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.log import SqlLog
@@ -76,13 +76,15 @@ class RunFacts:
         self._index = PageIndex(index or home.folds / INDEX, words=words)
         self._questions = Questions(self._index.path, longest_s=patience_s)
         self.feed = Feed(log, self._index, lambda: clock() - self._asked_at < WATCHED_S)
-        self._running = Running(run, log, self._questions, clock)
-        self._gathering = Gathering(run, log, self._questions, pieces, clock)
+        self._threads = Threads()
+        self._running = Running(run, log, self._questions, clock, self._threads.ask)
+        self._gathering = Gathering(run, log, self._questions, pieces, clock, self._threads.ask)
         self._lines = TrainLines(home.progress("train"), home.progress("serve"))
         self._disk: tuple[float, dict[str, int]] = (0.0, {})
 
     def close(self) -> None:
-        """Let go of the index."""
+        """Let go of the index and the threads."""
+        self._threads.close()
         self._index.close()
 
     async def now(self) -> RunNow:
@@ -166,7 +168,7 @@ class RunFacts:
     async def learning(self) -> LearningNow:
         run = await self.now()
         marks: Sequence[LedgerEvent] = await self._running.indexed(lambda: self._questions.shipped(200), [])
-        lines = await asyncio.to_thread(self._lines.look)
+        lines = await self._threads.ask(self._lines.look)
         return lines.learning(marks, run)
 
     async def alarms(self, before: Cursor | None) -> AlarmList:
@@ -195,10 +197,10 @@ class RunFacts:
 
     async def weights(self) -> WeightsNow:
         home = self._run.home
-        lines = await asyncio.to_thread(self._lines.look)
+        lines = await self._threads.ask(self._lines.look)
         if self._clock() - self._disk[0] > _DISK_S:
             held = {"log": home.log, "weights": home.weights, "checkpoints": home.checkpoints}
-            sizes = await asyncio.to_thread(lambda: {name: disk_use(path) for name, path in held.items()})
+            sizes = await self._threads.ask(lambda: {name: disk_use(path) for name, path in held.items()})
             self._disk = (self._clock(), sizes)
         refs, released = (
             await self._running.refs(),
@@ -218,7 +220,7 @@ class RunFacts:
 
     async def _ask(self, question: Callable[[], Any]) -> Any:
         self._asked_at = self._clock()
-        return await asyncio.to_thread(question)
+        return await self._threads.ask(question)
 
     async def _find(self, kind: type[R], identities: list[Identity]) -> list[R]:
         return await self._log.find(kind, identities) if identities else []

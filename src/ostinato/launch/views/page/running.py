@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ostinato.app.storage import SERVED_REFS, Run
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.records import Arm, Person, PolicyVersion
 from ostinato.core.seams import Clock, Cursor
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.address import read_address
@@ -18,6 +18,7 @@ from ostinato.launch.placing.board import STALE_S, Shown, read_board
 from ostinato.launch.views import summary
 from ostinato.launch.views.observe import DEMO_MARKER
 from ostinato.launch.views.page.queries import Questions
+from ostinato.launch.views.page.threads import Ask
 from ostinato.launch.views.page.windows import windows
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.releasing import releasing
@@ -39,8 +40,8 @@ _MINUTE_S = 60.0
 class Running:
     """Answers `Facts.now` for everybody: one look at most a second, whoever asks."""
 
-    def __init__(self, run: Run, log: SqlLog, questions: Questions, clock: Clock) -> None:
-        self._run, self._log, self._questions, self._clock = run, log, questions, clock
+    def __init__(self, run: Run, log: SqlLog, questions: Questions, clock: Clock, ask: Ask) -> None:
+        self._run, self._log, self._questions, self._clock, self._ask = run, log, questions, clock, ask
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)
         self._summary: Summary | None = None
@@ -92,9 +93,9 @@ class Running:
     async def _look(self, now: float) -> RunNow:
         seen, accounts = await self._folded()
         home, config = self._run.home, self._run.config
-        board = await asyncio.to_thread(read_board, home.workers)
-        lines = await asyncio.to_thread(last_lines, home.progress("train"))
-        paces = await asyncio.to_thread(last_lines, home.progress("release"))
+        board = await self._ask(lambda: read_board(home.workers))
+        lines = await self._ask(lambda: last_lines(home.progress("train")))
+        paces = await self._ask(lambda: last_lines(home.progress("release")))
         marks: Sequence[LedgerEvent] = await self.indexed(lambda: self._questions.shipped(100), [])
         drawn = windows(seen.rated, marks)
         steps = [line for line in lines if line["kind"] == "step"]
@@ -131,7 +132,7 @@ class Running:
     async def _folded(self) -> tuple[Summary, Accounting]:
         run = self._run
         if self._summary is None:
-            self._summary, _ = await summary.summarise(self._log, run.folds, await asyncio.to_thread(self._log.newest))
+            self._summary, _ = await summary.summarise(self._log, run.folds, await self._ask(self._log.newest))
         else:
             await summary.catch_up(self._summary, self._log)
         if self._reading is None:
@@ -149,7 +150,7 @@ class Running:
     async def indexed(self, question: Callable[[], T], otherwise: T) -> T:
         """What the index says; something else while it cannot be read, because the rest of the run can be shown all the same."""
         try:
-            return await asyncio.to_thread(question)
+            return await self._ask(question)
         except (Unavailable, TooWide):
             return otherwise
 
@@ -189,10 +190,10 @@ def workers(board: Shown | None, now: float) -> tuple[WorkerNow, ...]:
 
 def arms(seen: Summary) -> tuple[ArmNow, ...]:
     """What was accepted of the newest rated turns, by arm."""
-    accepted: defaultdict[str, list[bool]] = defaultdict(list)
+    accepted: defaultdict[str, list[tuple[Person, bool]]] = defaultdict(list)
     newest: dict[str, int | None] = {}
     for each in seen.rated:
-        accepted[each.served.arm].append(each.value > 0)
+        accepted[each.served.arm].append((each.served.person, each.value > 0))
         newest[each.served.arm] = each.served.number
     points: Mapping[str, Any] = {arm: share_of(of) for arm, of in accepted.items()}
     return tuple(

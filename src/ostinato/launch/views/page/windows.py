@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ostinato.core.records import Person
 from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.views.summary import RatedTurn
 from ostinato.web.page.sources import LedgerEvent
@@ -33,10 +34,10 @@ def windows(rated: Sequence[RatedTurn], events: Iterable[LedgerEvent]) -> Window
     if end - start < 2.0:
         return Windows(curves=(), marks=(), start=None, end=None)
     width = (end - start) / WINDOWS
-    found: defaultdict[tuple[str, int], list[bool]] = defaultdict(list)
+    found: defaultdict[tuple[str, int], list[tuple[Person, bool]]] = defaultdict(list)
     for each in rated:
         window = min(WINDOWS - 1, int((each.served.started_at - start) / width))
-        found[each.served.arm, window].append(each.value > 0)
+        found[each.served.arm, window].append((each.served.person, each.value > 0))
     curves: defaultdict[str, list[CurvePoint]] = defaultdict(list)
     for (arm, window), accepted in sorted(found.items(), key=lambda pair: pair[0][1]):
         if len(accepted) >= FEWEST:

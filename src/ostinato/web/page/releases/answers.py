@@ -78,6 +78,8 @@ def _by_people(look: TrialLook, evidence: ReleaseEvidence) -> tuple[str, str]:
     margin = "the margin" if evidence.rules is None else f"{100 * evidence.rules.margin:g} pp"
     said, state = {
         "better": ("better (provisional)", "good"),
+        "better, confirmed": ("better, and again in the days after that was said", "good"),
+        "better at first": ("better at first, but not in the days after that was said", "wait"),
         "not worse": (f"not worse than {margin}", "good"),
         "worse": ("worse", "bad"),
         "undecided": ("undecided", "wait"),

@@ -99,7 +99,7 @@ def _look(look: TrialLook, x: Scale, y: Scale) -> Markup:
         '<g class="difference {0}"><title>{1}</title><line x1="{2:.1f}" x2="{2:.1f}" y1="{3:.1f}" y2="{4:.1f}"/>'
         '<circle cx="{2:.1f}" cy="{5:.1f}" r="4.5"/></g>'
     ).format(
-        look.finding.replace(" ", "-"),
+        "better" if look.finding == "better, confirmed" else look.finding.replace(" ", "-"),
         told,
         at,
         y(100 * (goal.lower or 0.0)),

@@ -35,7 +35,7 @@ class MeasureLook:
 class TrialLook:
     """What the ledger kept of one look at users: `goal` is what decides. `share` is the candidate's share of users from then on.
 
-    `finding` is better, not worse, worse, undecided, or none before there were enough people.
+    `finding` is better, "better, confirmed", "better at first", not worse, worse, undecided, or none before there were enough people.
 
     Example: ``TrialLook(at=60.0, action="ramped", share=0.25, goal=MeasureLook(...), turns=4210.0, sees=0.031, finding="undecided",
     reason="a loss of more than 4.1 pp is ruled out", measures=())``

@@ -59,10 +59,15 @@ def dealt(questions: Questions, parts: Sequence[Stretch], root: str) -> Dealt | 
             "(action = 'shipped' AND hash != ?2) OR (action = 'blocked' AND hash = ?2))",
             (parts[0].start, root),
         ).fetchone()[0]
+        # until the candidate's weights are loaded everybody gets live, and nobody is dealt
+        answered = db.execute(
+            "SELECT min(seq) FROM turns WHERE seq > ? AND arm = 'canary'", (parts[0].start,)
+        ).fetchone()[0]
+        since = parts[0].start if parts[0].shipped or answered is None else answered - 1
         rows = db.execute(
-            "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND "
+            "SELECT arm, min(seq), count(*) FROM (SELECT tenant, user, arm, seq FROM turns WHERE seq > ? AND seq < ? AND dealt AND "
             f"arm IN ('canary', 'live', 'previous') ORDER BY seq LIMIT {MOST_TURNS}) GROUP BY tenant, user",
-            (parts[0].start, (1 << 62) if end is None else end),
+            (since, (1 << 62) if end is None else end),
         ).fetchall()
     return counted([(arm, seq) for arm, seq, _ in rows], parts, sum(turns for _, _, turns in rows)) if rows else None
 

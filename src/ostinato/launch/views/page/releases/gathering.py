@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -16,6 +15,7 @@ from ostinato.launch.views.page.releases.dealt import dealt, stretches
 from ostinato.launch.views.page.releases.lines import last_report, trial_looks
 from ostinato.launch.views.page.releases.sent import sent_between
 from ostinato.launch.views.page.releases.shifts import shifts
+from ostinato.launch.views.page.threads import Ask
 from ostinato.record.log import SqlLog
 from ostinato.web.page.releases.evidence import RateShift, ReleaseEvidence, SamePrompt, TrialRules
 from ostinato.web.page.sources import LedgerEvent, TooWide
@@ -32,15 +32,16 @@ ASKED = 80
 """Turns of the gate that are looked through for prompts that both versions got."""
 EXAMPLES = 3
 _MOST_KEPT = 64
-_MADE = frozenset({"evaluated", "canary", "ramped", "shipped", "better", "blocked"})
+_MADE = frozenset({"evaluated", "canary", "ramped", "shipped", "better", "confirmed", "faded", "blocked"})
 
 
 class Gathering:
     """Answers for one run. `pieces` gives the bytes of a token."""
 
     def __init__(
-        self, run: Run, log: SqlLog, questions: Questions, pieces: Callable[[int], bytes], clock: Clock
+        self, run: Run, log: SqlLog, questions: Questions, pieces: Callable[[int], bytes], clock: Clock, ask: Ask
     ) -> None:
+        self._answered = ask
         self._run, self._log, self._questions, self._pieces, self._clock = run, log, questions, pieces, clock
         self._manifests = Manifests(run.store)
         self._kept: dict[tuple[str, str], tuple[float, ReleaseEvidence]] = {}
@@ -103,7 +104,7 @@ class Gathering:
             _made_by(await self._find(each), version) for each, version in zip(names, (against, policy), strict=True)
         ]
         off = self._run.config.release.monitors.off
-        return await asyncio.to_thread(lambda: shifts(before, after, rated[0], rated[1], off))
+        return await self._answered(lambda: shifts(before, after, rated[0], rated[1], off))
 
     async def _examples(self, policy: PolicyVersion, against: PolicyVersion) -> tuple[SamePrompt, ...]:
         mine, theirs = await self._ask(lambda: self._suite(policy.number, against.number), ([], []))
@@ -160,7 +161,7 @@ class Gathering:
     async def _ask(self, question: Callable[[], T], otherwise: T) -> T:
         """What the index says; something else where it takes too long or cannot be read: the rest can be shown all the same."""
         try:
-            return await asyncio.to_thread(question)
+            return await self._answered(question)
         except (TooWide, Unavailable):
             return otherwise
 

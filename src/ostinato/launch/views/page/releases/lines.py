@@ -16,8 +16,8 @@ from ostinato.web.page.releases.evidence import MeasureLook, TrialLook
 from ostinato.web.page.sources import GateLook
 
 _DEEP, _LONG, _MANY = 6, 400, 60
-_RAW = frozenset({"evidence"})
-"""Every single score, which a restarted controller needs and nobody reads."""
+_RAW = frozenset({"evidence", "salt"})
+"""Every single score, which a restarted controller needs and nobody reads; and what users are dealt by."""
 
 
 def gate_looks(events: Iterable[ReleaseEvent]) -> tuple[GateLook, ...]:
@@ -86,18 +86,18 @@ GOAL = "share of good turns"
 def trial_looks(events: Iterable[ReleaseEvent], root: str) -> tuple[TrialLook, ...]:
     """The looks at users who tried this version, oldest first. A rollback's line is about the version that it took back."""
     found: list[TrialLook] = []
-    better = False
+    lasting = ""
     for event in sorted(events, key=lambda event: event.at):
         reading = _mapping(event.detail.get("reading"))
         about = event.previous if event.action == "rolled_back" else event.policy
         if not reading or about is None or about.hash != root:
             continue
-        better = better or event.action == "better"
-        found.append(_trial_look(event, reading, better=better))
+        lasting = event.action if event.action in _LASTING else lasting
+        found.append(_trial_look(event, reading, lasting))
     return tuple(found)
 
 
-def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], *, better: bool) -> TrialLook:
+def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], lasting: str) -> TrialLook:
     effect = _mapping(reading.get("effect"))
     measured = finite(effect.get("variance")) is not None
     goal = MeasureLook(
@@ -117,20 +117,24 @@ def _trial_look(event: ReleaseEvent, reading: Mapping[str, Any], *, better: bool
         goal=goal,
         turns=finite(effect.get("turns")) or 0.0,
         sees=finite(reading.get("sees")),
-        finding="worse" if harmed else _finding(reading, better=better),
+        finding="worse" if harmed else _finding(reading, lasting),
         reason=event.reason,
         measures=measures,
     )
 
 
-def _finding(reading: Mapping[str, Any], *, better: bool) -> str:
-    """What the trial concluded. Odds for better count from the line that says so on: what is new may please for a day."""
+_LASTING = {"better": "better", "confirmed": "better, confirmed", "faded": "better at first"}
+"""By the ledger's line, what is found from it on: odds alone are not enough, what is new may please for a day."""
+
+
+def _finding(reading: Mapping[str, Any], lasting: str) -> str:
+    """What the trial concluded; `lasting` is the last line about how it stands beside what it replaced."""
     if not reading.get("enough"):
         return "too few people"
     if reading.get("worse"):
         return "worse"
-    if better:
-        return "better"
+    if lasting:
+        return _LASTING[lasting]
     return "not worse" if reading.get("not_worse") else "undecided"
 
 
@@ -148,7 +152,7 @@ def _measures(told: Mapping[str, Any]) -> tuple[MeasureLook, ...]:
                 upper=finite(one.get("upper")),
                 people=finite(effect.get("people", effect.get("n"))),
                 better="lower" if one.get("direction") == "lower" else "higher",
-                finding=_finding(one, better=bool(one.get("better"))) if one else "",
+                finding=_finding(one, "better" if one.get("better") else "") if one else "",
             )
         )
     return tuple(found)
