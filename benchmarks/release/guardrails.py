@@ -2,9 +2,10 @@
 
     python -m benchmarks.release.guardrails           # about ten minutes on one core
 
-A trial of four days with half of the users treated (simulated, as in `benchmarks.release.world`); an event of a share of turns, which comes
-more often to some users than to others. A guardrail stops the trial by the default settings with five guardrails. `false` is the share
-of trials without harm that it stopped, of which it may spend `alpha`; with harm, the share stopped and the median hours until then.
+A trial of four days with half of the users treated (simulated, as in `benchmarks.release.path.world`); an event of a share of turns,
+which comes more often to some users than to others. A guardrail stops the trial by the default settings, with the default ones beside
+it. `false` is the share of trials without harm that it stopped, of which it may spend `alpha`; with harm, the share stopped and the
+median hours until then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import median
 
 import numpy as np
 from benchmarks.contender import RESULTS, machine
-from benchmarks.release.world import SLOTS_A_DAY, Habits, Product
+from benchmarks.release.path.world import SLOTS_A_DAY, Habits, Product
 
 from ostinato.release.metrics.builtin import DEFAULT_GUARDRAILS
 from ostinato.release.trial.config import TrialConfig
@@ -58,15 +59,15 @@ def stopped_after(kind: Kind, seed: int, *, share: float = 0.5) -> int | None:
     treated_U = rng.random(product.users) < share
     prone_U = rng.gamma(0.5, 2.0, product.users)
     chance_U = np.clip(np.where(treated_U, kind.harmed, kind.usual) * prone_U, 0.0, 1.0)
-    contrast, nobody_U = Contrast(CONFIG.most_turns_a_day), np.zeros(product.users)
+    contrast = Contrast(CONFIG.most_turns_a_day)
     for j in range(DAYS * SLOTS_A_DAY):
-        seen = product.serve(nobody_U)
-        events_R = rng.binomial(seen.turns_R.astype(np.int64), chance_U[seen.people_R]).astype(np.float64)
+        seen = product.visits()
+        events_R = rng.binomial(seen.turns_R, chance_U[seen.people_R]).astype(np.float64)
         contrast.add(
             Slot(
                 day=j // SLOTS_A_DAY,
                 people_R=seen.people_R,
-                turns_R=seen.turns_R,
+                turns_R=seen.turns_R.astype(np.float64),
                 good_R=events_R,
                 expected_R=np.zeros(len(events_R)),
                 treated_R=treated_U[seen.people_R],

@@ -34,7 +34,7 @@ def fill(path: Path, turns: int, releases: int, offset: int = 0) -> float:
     db.execute(
         f"{count} INSERT INTO turns SELECT {place}, 'chatcmpl-' || i || ':0', 'tenant' || (i % 7), 'user' || ((i * 7919) % {USERS}), "
         "CASE i % 5 WHEN 0 THEN 'control' ELSE 'live' END, i / 1000, 1.0 * i, "
-        "CASE WHEN i % 5 = 0 THEN 'arm:control' WHEN i % 97 = 0 THEN 'finish:abort' ELSE 'trained' END, 4, i % 2, i / 100 FROM n",
+        "CASE WHEN i % 5 = 0 THEN 'arm:control' WHEN i % 97 = 0 THEN 'finish:abort' ELSE 'trained' END, 4, i % 2, i / 100, 1 FROM n",
         (turns,),
     )
     db.execute(

@@ -7,7 +7,7 @@ A cell is many seeded runs of one rule in one world. Its kind:
   have is repaired by the next, so that every candidate meets a sound live.
 - every: each candidate has it, a hundred of them, against live as it is by then: a staircase.
 - better: each candidate has it, a fifth of the users stay behind, and no other trial begins for a day, so that it can be said.
-- novelty: one candidate that has the effect in the end, and pleases by four points more at first; followed for four days.
+- novelty: one candidate that has the effect in the end, and pleases by four points more at first; followed for six days.
 - outage: nothing is wrong with any candidate; each seed runs twice, with and without twelve hours that take 30% of acceptance.
 - disagree: one candidate of four has the effect on users and the opposite one on the suite that it must pass before.
 """
@@ -37,7 +37,7 @@ SETTINGS = {
 
 RIVALS = {"doubling": Doubling, "growthbook-like": GrowthBookLike, "kayenta-like": KayentaLike}
 DAYS = {"1k": 14.0, "10k": 5.0, "100k": 4.0}
-DAYS_OF_KIND = {"every": 12.5, "better": 5.0, "novelty": 4.0, "outage": 3.5}
+DAYS_OF_KIND = {"every": 12.5, "better": 5.0, "novelty": 6.0, "outage": 3.5}
 OUTAGE = (2 * SLOTS_A_DAY + 4, 2 * SLOTS_A_DAY + 28)
 AFTER_OUTAGE = 60
 """Slots from its beginning in which what happens may be its doing: thirty hours."""
@@ -71,7 +71,7 @@ def settings_of(cell: Cell) -> PathConfig:
     if cell.kind not in ("better", "novelty"):
         return settings
     trial = settings.trial.model_copy(update={"holdback": 0.20, "better_evidence": 20.0})
-    proving = (24 if cell.kind == "better" else 96) * HOUR
+    proving = (24 if cell.kind == "better" else 144) * HOUR
     return settings.model_copy(update={"trial": trial, "proving_s": proving})
 
 
@@ -164,6 +164,8 @@ def _said_better(records: Sequence[Record]) -> dict[str, Any]:
         "better_in_24_h": sum(each <= 24 for each in hours) / count,
         "better_in_72_h": sum(each <= 72 for each in hours) / count,
         "stopped": sum(record.stopped is not None for record in records) / count,
+        "confirmed": sum(r.lasted is True for r in records) / count,
+        "faded": sum(r.lasted is False for r in records) / count,
         "stopped_after_better": sum(r.better is not None and r.stopped is not None for r in records) / count,
         "shipped_for_good": sum(r.shipped is not None and r.stopped is None for r in records) / count,
     }

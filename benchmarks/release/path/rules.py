@@ -35,6 +35,7 @@ class Record:
     stopped: int | None = None
     timed_out: bool = False
     better: int | None = None
+    lasted: bool | None = None
 
 
 @dataclass(slots=True)
@@ -166,6 +167,8 @@ class Ostinato(Rule):
             self.record.stopped = at
         elif step.what == "better":
             self.record.better = at
+        elif step.what in ("confirmed", "faded"):
+            self.record.lasted = step.what == "confirmed"
         if step.what in ("roll_back", "return_to_best"):
             self.history.rollbacks.append(at)
         if step.what == "return_to_best" and self.record.stopped is None:

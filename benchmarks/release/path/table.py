@@ -63,14 +63,22 @@ def _aims() -> list[Aim]:
 
 
 AIMS = _aims()
-SHARES = ("stopped", "shipped_for_good", "better_in_24_h")
+SHARES = ("stopped", "shipped_for_good", "better_in_24_h", "confirmed", "faded")
 SHOWN = {
     "aa": ("weeks", "trials_a_week", "ships_a_week", "false_stops_a_week", "rollbacks_a_week", "lowest_pp"),
     "fourth": ("candidates", "stopped", "hours", "turns", "shipped_for_good", "timed_out"),
     "better": ("candidates", "better_in_24_h", "better_in_72_h", "stopped"),
     "every": ("trials_a_week", "lowest_pp", "lowest_in_95_percent_pp", "lowest_of_all_pp", "live_at_the_end_pp"),
     "outage": ("outages", "rollbacks_with", "rollbacks_without", "stops_with", "stops_without"),
-    "novelty": ("candidates", "better_in_24_h", "better_in_72_h", "stopped", "stopped_after_better"),
+    "novelty": (
+        "candidates",
+        "better_in_24_h",
+        "better_in_72_h",
+        "confirmed",
+        "faded",
+        "stopped",
+        "stopped_after_better",
+    ),
     "disagree": ("candidates", "refused", "stopped", "shipped_for_good", "live_at_the_end_pp"),
 }
 SHOWN["swing"] = SHOWN["aa"]
