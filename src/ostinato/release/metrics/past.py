@@ -17,10 +17,10 @@ _IN_THE_TAIL = 5.0  # values beyond a quantile that it takes to know where it li
 
 @dataclass(slots=True)
 class _History:
-    """A person: when last seen, and by metric the sums of numerator and denominator."""
+    """A person: when last seen, and by metric the sums of numerator and denominator, and of how many turns."""
 
     seen: float
-    sums_M: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    sums_M: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class Past:
         """One turn, with the facts and signals that are known of it."""
         history = self._people.get(person)
         if history is None:
-            history = self._people[person] = _History(at, [(0.0, 0.0)] * len(self._metrics))
+            history = self._people[person] = _History(at, [(0.0, 0.0, 0)] * len(self._metrics))
         history.seen = max(history.seen, at)
         for m, metric in enumerate(self._metrics):
             if metric.quantile is not None:
                 value = metric.raw(known)
                 self._values[metric.name].extend(() if value is None else (value,))
             elif (measured := metric.measure(known)) is not None:
-                over, under = history.sums_M[m]
-                history.sums_M[m] = over + measured[0], under + measured[1]
+                over, under, turns = history.sums_M[m]
+                history.sums_M[m] = over + measured[0], under + measured[1], turns + 1
 
     def forget(self, before: float) -> None:
         """Drop people who were not seen since."""
@@ -77,11 +77,11 @@ class Past:
 
     def expected(self) -> Expected:
         """A person's own ratio, mixed with `_SHRINK` turns of the average; as it is now, whatever is remembered later."""
-        usual_M = tuple(self._usual(m) for m in range(len(self._metrics)))
+        usual_M, mixed_M = zip(*(self._usual(m) for m in range(len(self._metrics))), strict=True)
         people = {
             who: tuple(
-                (over + _SHRINK * usual) / (under + _SHRINK)
-                for (over, under), usual in zip(history.sums_M, usual_M, strict=True)
+                (over + mixed * usual) / (under + mixed)
+                for (over, under, _), usual, mixed in zip(history.sums_M, usual_M, mixed_M, strict=True)
             )
             for who, history in self._people.items()
         }
@@ -96,6 +96,8 @@ class Past:
             return None
         return sorted(values)[math.ceil(metric.quantile * len(values)) - 1]
 
-    def _usual(self, m: int) -> float:
-        under = math.fsum(history.sums_M[m][1] for history in self._people.values())
-        return math.fsum(history.sums_M[m][0] for history in self._people.values()) / under if under else 0.5
+    def _usual(self, m: int) -> tuple[float, float]:
+        """The average of all people, and the units of the denominator in `_SHRINK` turns."""
+        sums = [history.sums_M[m] for history in self._people.values()]
+        over, under, turns = (math.fsum(each[i] for each in sums) for i in range(3))
+        return (over / under, _SHRINK * under / turns) if under else (0.5, _SHRINK)

@@ -28,9 +28,9 @@ Indices = NDArray[np.int64]
 class Slot:
     """What the people of two arms did in one slot of time; R rows, at most one per person and arm.
 
-    `people_R` are small integers that stand for people; `turns_R` their turns that have an outcome, `good_R` the sum of the outcomes
-    (each in [0, 1]), `expected_R` the outcome that was expected of one turn before the trial began, `treated_R` the arm. `day` is any
-    number that changes at midnight.
+    `people_R` are small integers that stand for people; `turns_R` their turns that have an outcome, `units_R` what the metric's
+    denominator made of those (None: each turn is one), `good_R` the sum of the outcomes (at most 1 a unit), `expected_R` the outcome
+    that was expected of one unit before the trial began, `treated_R` the arm. `day` is any number that changes at midnight.
 
     Example::
 
@@ -44,6 +44,7 @@ class Slot:
     good_R: Floats
     expected_R: Floats
     treated_R: NDArray[np.bool_]
+    units_R: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ NOTHING = Effect(difference=0.0, variance=float("inf"), people=0.0, freedom=0.0,
 
 
 class Contrast:
-    """Adds up slots. With residuals r = good - turns x expected and slot weights w_j = n_T n_C / (n_T + n_C):
+    """Adds up slots. With n the units, residuals r = good - n x expected and slot weights w_j = n_T n_C / (n_T + n_C):
 
     ``D = sum_j w_j (mean r_Tj - mean r_Cj) / sum_j w_j``, and its variance is the sum over people of their own influence squared,
     ``psi_u = sum_j +-w_j (r_uj - n_uj mean r_j) / n_arm,j``: a person who comes back is one person (the delta method for a ratio of
@@ -87,6 +88,7 @@ class Contrast:
         self._day: int | None = None
         self._weighted = self._weight = 0.0
         self._turns = [0.0, 0.0]
+        self._units = [0.0, 0.0]
         self._good = [0.0, 0.0]
 
     def add(self, slot: Slot) -> None:
@@ -94,12 +96,13 @@ class Contrast:
         if not len(slot.people_R):
             return
         self._grow(int(slot.people_R.max()) + 1)
-        turns_R, good_R = self._capped(slot)
-        left_R = good_R - turns_R * slot.expected_R
+        turns_R, units_R, good_R = self._capped(slot)
+        left_R = good_R - units_R * slot.expected_R
         sides = [slot.treated_R, ~slot.treated_R]
-        counts = [float(turns_R[side].sum()) for side in sides]
+        counts = [float(units_R[side].sum()) for side in sides]
         for index, side in enumerate(sides):
-            self._turns[index] += counts[index]
+            self._turns[index] += float(turns_R[side].sum())
+            self._units[index] += counts[index]
             self._good[index] += float(good_R[side].sum())
         if min(counts) <= _LEAST:
             return
@@ -110,7 +113,7 @@ class Contrast:
         self._weight += weight
         for side, count, mean, sign in zip(sides, counts, means, (1.0, -1.0), strict=True):
             who = slot.people_R[side]
-            self._influence_U[who] += sign * weight * (left_R[side] - turns_R[side] * mean) / count
+            self._influence_U[who] += sign * weight * (left_R[side] - units_R[side] * mean) / count
         self._treated_U[slot.people_R[slot.treated_R]] = True
 
     def effect(self) -> Effect:
@@ -134,19 +137,19 @@ class Contrast:
         # in units of the largest: fourth powers of something tiny would be nothing
         square_U = (influence_U / largest) ** 2 if largest else influence_U
         total, fourth = float(square_U.sum()) * largest**2, float((square_U**2).sum())
-        turns, good = self._turns[index], self._good[index]
-        alike = good <= 0.0 or good >= turns * (1.0 - _EXACT)
+        units, good = self._units[index], self._good[index]
+        alike = good <= 0.0 or good >= units * (1.0 - _EXACT)
         # what rounding leaves of people who all said the same is no spread, nor is that of what was expected of them
         if total > _ROUNDING * self._weight**2 and not alike:
             people = float(square_U.sum()) ** 2 / fourth
             spread = total / self._weight**2
             return (spread * people / (people - 1.0) if people > 1.0 else float("inf")), people
         people = float(side_U.sum())
-        share = (good / max(turns, 1.0) * people + 1.0) / (people + 2.0)
+        share = (good / units * people + 1.0) / (people + 2.0)
         return share * (1.0 - share) / (people + 2.0), people
 
-    def _capped(self, slot: Slot) -> tuple[Floats, Floats]:
-        """Turns and outcomes, scaled down for people who had their number today."""
+    def _capped(self, slot: Slot) -> tuple[Floats, Floats, Floats]:
+        """Turns, units and outcomes, scaled down for people who had their number of turns today."""
         if slot.day != self._day:
             self._today_U[:] = 0.0
             self._day = slot.day
@@ -154,7 +157,8 @@ class Contrast:
         counted_R = np.minimum(slot.turns_R, np.maximum(self._most - before_R, 0.0))
         np.add.at(self._today_U, slot.people_R, slot.turns_R)
         share_R = np.divide(counted_R, slot.turns_R, out=np.zeros_like(counted_R), where=slot.turns_R > 0.0)
-        return counted_R, slot.good_R * share_R
+        units_R = slot.turns_R if slot.units_R is None else slot.units_R
+        return counted_R, units_R * share_R, slot.good_R * share_R
 
     def _grow(self, people: int) -> None:
         more = people - len(self._influence_U)

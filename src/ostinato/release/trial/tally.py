@@ -22,9 +22,10 @@ class SlotTally:
 
     def add(self, stratum: str, person: int, treated: bool, measured: Measured, expected: float) -> None:
         """One turn of a person; `expected` of one unit of the denominator, alike in all of a person's turns."""
-        row = self._strata.setdefault(stratum, {}).setdefault((person, treated), [0.0, 0.0, expected])
-        row[0] += measured[1]
-        row[1] += measured[0]
+        row = self._strata.setdefault(stratum, {}).setdefault((person, treated), [0.0, 0.0, 0.0, expected])
+        row[0] += 1.0
+        row[1] += measured[1]
+        row[2] += measured[0]
 
     def slots(self, day: int) -> Mapping[str, Slot]:
         """By stratum; arms are compared within each.
@@ -46,12 +47,13 @@ class SlotTally:
 
 
 def _slot(rows: Mapping[tuple[int, bool], list[float]], day: int) -> Slot:
-    numbers = np.array(list(rows.values()), dtype=np.float64).reshape(-1, 3)
+    numbers = np.array(list(rows.values()), dtype=np.float64).reshape(-1, 4)
     return Slot(
         day=day,
         people_R=np.array([person for person, _ in rows], dtype=np.int64),
         turns_R=numbers[:, 0],
-        good_R=numbers[:, 1],
-        expected_R=numbers[:, 2],
+        units_R=numbers[:, 1],
+        good_R=numbers[:, 2],
+        expected_R=numbers[:, 3],
         treated_R=np.array([treated for _, treated in rows], dtype=np.bool_),
     )

@@ -13,6 +13,7 @@ ANN, BOB, EVE = ("acme", "ann"), ("acme", "bob"), ("bolt", "eve")
 
 def test_a_persons_own_past_is_mixed_with_everybodys():
     past = Past((GOAL,))
+    assert past.expected().of(ANN) == (0.5,), "nobody is known"
     for _ in range(6):
         past.remember(ANN, 1.0, {"accepted": 1.0})
         past.remember(BOB, 1.0, {"rejected": 1.0})
@@ -22,6 +23,18 @@ def test_a_persons_own_past_is_mixed_with_everybodys():
     assert [expected.of(who)[0] for who in (ANN, BOB, EVE, ("acme", "new"))] == pytest.approx([0.75, 0.25, 0.5, 0.5])
     past.remember(ANN, 2.0, {"rejected": 1.0})
     assert expected.of(ANN) == (0.75,), "what happens later does not change what was expected"
+
+
+def test_it_is_mixed_by_turns_whatever_a_turns_denominator_is():
+    words = MetricConfig(name="edited", role="goal", numerator=("edited",), denominator=("words",), most=1.0)
+    ratios = []
+    for size in (0.01, 1.0, 1000.0):
+        past = Past((Metric.of(words, 0.02),))
+        for _ in range(6):
+            past.remember(ANN, 1.0, {"edited": size, "words": size})
+            past.remember(BOB, 1.0, {"edited": 0.0, "words": size})
+        ratios.append(past.expected().of(ANN)[0])
+    assert ratios == pytest.approx([0.75] * 3)
 
 
 def test_who_was_not_seen_lately_is_forgotten():

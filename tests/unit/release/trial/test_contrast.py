@@ -145,6 +145,22 @@ def test_a_busy_person_counts_for_a_days_turns_and_again_tomorrow():
     assert again.effect().difference == pytest.approx(capped.effect().difference)
 
 
+def test_turns_are_counted_and_capped_whatever_a_turns_denominator_is():
+    people, treated = np.arange(8), np.arange(8) < 4
+    turns, good = np.array([30.0, 2, 3, 4, 40, 2, 3, 4]), np.array([10.0, 2, 1, 3, 20, 1, 2, 0])
+    plain = after(slot(people, turns, good, treated))
+    for size in (0.01, 250.0):
+        contrast, tally = Contrast(20.0), SlotTally()
+        for person, count, each in zip(people, turns, good, strict=True):
+            for _ in range(int(count)):
+                tally.add("", int(person), bool(treated[person]), (each / count * size, size), 0.0)
+        contrast.add(tally.slot(0))
+        effect = contrast.effect()
+        assert effect.turns == plain.turns == 29.0
+        assert effect.difference == pytest.approx(plain.difference)
+        assert effect.variance == pytest.approx(plain.variance)
+
+
 def test_a_person_who_changes_sides_is_still_one_person():
     first = slot([0, 1, 2, 3], [4.0] * 4, [3.0, 2.0, 1.0, 2.0], [False, False, True, True])
     later = slot([0, 1, 2, 3], [4.0] * 4, [3.0, 2.0, 1.0, 2.0], [True, False, True, True], day=1)
