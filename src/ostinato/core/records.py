@@ -291,8 +291,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEvent:
-    """One line of the release ledger. `action`: evaluated, canary, ramped, awaits_approval, approved, shipped, better, confirmed, faded,
-    verified, blocked or rolled_back. `detail["actor"]` names the person who did it; what the release worker does by itself has none.
+    """One line of the release ledger. `action`: evaluated, canary, ramped, looked, awaits_approval, approved, shipped, better, confirmed,
+    faded, verified, blocked or rolled_back. `detail["actor"]` names the person who did it; what the release worker does by itself has none.
 
     Example: ``ReleaseEvent(id="r9", action="shipped", policy=v9, previous=v7, reason="+4.1 pp, lower bound -0.2", detail={...}, at=60.0)``
     """

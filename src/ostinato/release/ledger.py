@@ -135,19 +135,25 @@ def _canary(state: State, event: ReleaseEvent) -> State:
 def _ramped(state: State, event: ReleaseEvent) -> State:
     if state.canary != event.policy or state.trial is None:
         return state
-    return replace(state, trial=state.trial.then(event.at, float(event.detail["share"])))
+    return replace(state, trial=replace(state.trial.then(event.at, float(event.detail["share"])), told_at=event.at))
+
+
+def _looked(state: State, event: ReleaseEvent) -> State:
+    if state.trial is None or state.trial.candidate != event.policy:
+        return state
+    return replace(state, trial=replace(state.trial, told_at=event.at))
 
 
 def _better(state: State, event: ReleaseEvent) -> State:
     if state.trial is None or state.trial.candidate != event.policy:
         return state
-    return replace(state, trial=replace(state.trial, better_at=event.at))
+    return replace(state, trial=replace(state.trial, better_at=event.at, told_at=event.at))
 
 
 def _retested(state: State, event: ReleaseEvent) -> State:
     if state.trial is None or state.trial.candidate != event.policy:
         return state
-    return replace(state, trial=replace(state.trial, retested=event.action == "confirmed"))
+    return replace(state, trial=replace(state.trial, retested=event.action == "confirmed", told_at=event.at))
 
 
 def _awaits_approval(state: State, event: ReleaseEvent) -> State:
@@ -200,7 +206,7 @@ def _staying(state: State, event: ReleaseEvent) -> TrialRecord | None:
         return None
     share = (event.at, float(event.detail["share"]))
     if state.trial is not None and state.canary == event.policy:
-        return replace(state.trial.then(*share), shipped=True)
+        return replace(state.trial.then(*share), shipped=True, told_at=event.at)
     if "salt" not in event.detail:
         return None
     salt = str(event.detail["salt"])
@@ -251,6 +257,7 @@ _STEPS = {
     "evaluated": _evaluated,
     "canary": _canary,
     "ramped": _ramped,
+    "looked": _looked,
     "better": _better,
     "confirmed": _retested,
     "faded": _retested,

@@ -17,7 +17,7 @@ from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.release.moves import Moves
 from ostinato.release.trial.record import TrialRecord
 from ostinato.release.trial.running import RunningTrial
-from ostinato.release.trial.verdict import Next
+from ostinato.release.trial.verdict import Decision, Next
 
 
 class Trials:
@@ -70,7 +70,7 @@ class Trials:
         await self._moves.point("canary", candidate)
         decision = await self._running.look(trial, self._ledger.trial_began, self._clock())
         if decision is None or decision.next is Next.WAIT:
-            return None
+            return None if decision is None else await self._tell(trial, decision)
         if decision.next in (Next.SHIP, Next.RAMP) and self._paused():
             return None
         reading = {"reading": asdict(decision.reading)}
@@ -97,7 +97,14 @@ class Trials:
         if decision.next in (Next.BETTER, Next.CONFIRMED, Next.FADED):
             action = decision.next.value
             return await self._ledger.append(action, trial.candidate, trial.against, decision.reason, detail)
-        return None
+        return await self._tell(trial, decision)
+
+    async def _tell(self, trial: TrialRecord, decision: Decision) -> ReleaseEvent | None:
+        """Where a trial stands that nothing follows from yet: who asks is not told what was known days ago."""
+        if not trial.owes_a_line(self._clock(), self._config.trial.slot_s):
+            return None
+        detail = {"reading": asdict(decision.reading)}
+        return await self._ledger.append("looked", trial.candidate, trial.against, decision.reason, detail)
 
     async def park(self, live: PolicyVersion, state: State) -> None:
         """Outside a trial its arms hold what is live, whose weights are loaded anyway."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from time import process_time
 
 import pytest
@@ -695,6 +696,25 @@ async def test_what_was_called_better_is_noted_as_lasting_or_not_by_a_restarted_
         await crowd.until("better", "confirmed", "faded", "rolled_back", slots=5)
 
 
+async def test_a_trial_that_goes_on_says_where_it_stands_ever_less_often(disk):
+    control, crowd = await on_trial(disk, {V3: 0.75})
+    await crowd.until("better", slots=40)
+    for _ in range(60):
+        await crowd.slot()
+        while await control.watch():
+            pass
+    looks = [row.at for row in disk.rows.rows if isinstance(row, ReleaseEvent) and row.action == "looked"]
+    slot_s = QUICK["trial"].slot_s
+    gaps = [later - sooner for sooner, later in pairwise(looks)]
+    assert min(gaps) >= 2 * slot_s
+    assert gaps[-1] > 5 * slot_s, "the older it is, the rarer"
+    assert len(looks) < 25
+    assert control.ledger.state.trial.told_at == looks[-1]
+    last = [row for row in disk.rows.rows if isinstance(row, ReleaseEvent)][-1]
+    assert (last.action, last.policy, last.previous) == ("looked", V3, V0)
+    assert last.detail["reading"]["effect"]["people"] > 0
+
+
 async def test_a_harmful_canary_is_blocked(disk):
     control, crowd = await on_trial(disk, {V3: 0.1})
     event = await crowd.until("blocked")
@@ -852,7 +872,7 @@ async def told_with_deaths(disk):
                 disk.fuse.at = None
                 control = crowd.control = fresh()
                 await control.ledger.refresh()
-        if disk.events()[-1][0] == "better":
+        if any(action == "better" for action, _ in disk.events()):
             crowd.worth[V3] = 0.1
         if disk.events()[-1][0] == "rolled_back":
             return disk.events()
@@ -868,13 +888,14 @@ async def test_a_trial_that_is_killed_at_every_write_ends_alike(after):
 
     whole = fresh()
     expected = await told_with_deaths(whole)
-    assert [action for action, _ in expected if action != "ramped"] == [
+    assert [action for action, _ in expected if action not in ("ramped", "looked")] == [
         *("shipped", "evaluated", "canary", "shipped", "better", "rolled_back")
     ]
     for at in range(1, whole.fuse.writes + 1):
         disk = fresh()
         disk.fuse.at, disk.fuse.after = at, after
         told = await told_with_deaths(disk)
-        assert [line for line in told if line[0] != "ramped"] == [line for line in expected if line[0] != "ramped"], at
+        moves, same = ([line for line in lines if line[0] not in ("ramped", "looked")] for lines in (told, expected))
+        assert moves == same, at
         state = await ReleaseLedger(disk, Time()).refresh()
         assert (state.live, state.refused, state.dealing) == (V0, frozenset({V3.hash}), None)

@@ -14,7 +14,8 @@ class TrialRecord:
     """A trial as the ledger has it. `shares` are the candidate's shares of the users, each with the time from which it is in force.
 
     `better_at` is when it was called better, and `retested` whether that held afterwards; both None before that.
-    `require` is what was asked of it when it began: a rule that is changed later holds for later trials.
+    `require` is what was asked of it when it began: a rule that is changed later holds for later trials. `told_at` is when the ledger
+    last got a line about how it stands.
 
     Example: ``TrialRecord(candidate=v9, against=v8, salt="9f2c", shares=((60.0, 0.05), (1860.0, 0.25)), shipped=False)``
     """
@@ -27,6 +28,7 @@ class TrialRecord:
     better_at: float | None = None
     retested: bool | None = None
     require: Require = "no_loss"
+    told_at: float = 0.0
 
     @property
     def began(self) -> float:
@@ -45,6 +47,11 @@ class TrialRecord:
     def then(self, at: float, share: float) -> TrialRecord:
         """The same trial with another share from a time on."""
         return replace(self, shares=(*self.shares, (at, share)))
+
+    def owes_a_line(self, now: float, slot_s: float) -> bool:
+        """True once it is a quarter older than at the last line about it, and two slots: few lines, and none of them long out of date."""
+        told_at = max(self.told_at, self.began)
+        return now - told_at >= max(2.0 * slot_s, (told_at - self.began) / 4.0)
 
     def dealing(self) -> Dealing:
         """Who is served what from its last share on."""

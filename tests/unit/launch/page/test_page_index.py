@@ -177,6 +177,7 @@ async def test_the_chain_of_releases_is_the_ledgers(indexed):
         an_event(2, "evaluated", v[1], v[0], report=a_report(0.04, "SHIP"), evidence={"raw": [1] * 999}),
         an_event(3, "shipped", v[1], v[0]),
         an_event(4, "shipped", v[2], v[1]),
+        an_event(4, "looked", v[2], v[1]),
         an_event(5, "shipped", v[3], v[2]),
         an_event(6, "rolled_back", v[1], v[3]),
         an_event(7, "blocked", v[4], v[1]),
@@ -189,7 +190,8 @@ async def test_the_chain_of_releases_is_the_ledgers(indexed):
         await indexed.fill(event, event)
         found = indexed.ask.releases(None)
         assert (found.live, found.previous) == (state.live, state.previous), event.action
-    assert found.counts == {"shipped": 5, "evaluated": 2, "rolled_back": 2, "blocked": 1}
+        assert "looked" not in {line.state for line in found.rows}, "a look changes nothing"
+    assert found.counts == {"shipped": 5, "looked": 1, "evaluated": 2, "rolled_back": 2, "blocked": 1}
     states = {line.policy.number: line.state for line in found.rows}
     assert states == {0: "rolled_back", 1: "shipped", 2: "rolled_back", 3: "rolled_back", 4: "blocked"}
     line, history, live, _ = indexed.ask.release(v[1].hash)

@@ -180,7 +180,7 @@ class PageIndex:
         state = "shipped" if event.action == "rolled_back" else event.action
         self._db.execute(
             "INSERT INTO versions (hash, seq, number, state, verdict, looks, reason, at) VALUES (?1, ?2, ?3, ?4, '', 0, ?5, ?6) "
-            "ON CONFLICT (hash) DO UPDATE SET seq = ?2, state = ?4, reason = ?5, at = ?6",
+            "ON CONFLICT (hash) DO UPDATE SET seq = ?2, state = iif(?4 = 'looked', state, ?4), reason = ?5, at = ?6",
             (event.policy.hash, seq, event.policy.number, state, event.reason, event.at),
         )
         report = _mapping(event.detail.get("report"))

@@ -32,7 +32,7 @@ ASKED = 80
 """Turns of the gate that are looked through for prompts that both versions got."""
 EXAMPLES = 3
 _MOST_KEPT = 64
-_MADE = frozenset({"evaluated", "canary", "ramped", "shipped", "better", "confirmed", "faded", "blocked"})
+_MADE = frozenset({"evaluated", "canary", "ramped", "looked", "shipped", "better", "confirmed", "faded", "blocked"})
 
 
 class Gathering:
