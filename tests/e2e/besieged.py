@@ -107,33 +107,46 @@ class Answer:
 
 
 class Asker:
-    """Somebody who talks to the gateway with a key of theirs, or none."""
+    """Somebody who talks to the gateway with a key of theirs, or none.
+
+    Who is `patient` waits where a quota is used up, unless a call says otherwise: a quick machine comes to it sooner.
+    """
 
     _ids = itertools.count()
 
-    def __init__(self, url: str, model: str, key: str | None = None, secret: str = "") -> None:
+    def __init__(
+        self, url: str, model: str, key: str | None = None, secret: str = "", *, patient: bool = False
+    ) -> None:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self.http = httpx2.Client(base_url=url, headers=headers, timeout=30)
-        self.model, self._secret = model, secret
+        self.model, self._secret, self._patient = model, secret, patient
 
-    def ask(self, text="hi", *, headers=None, signed=None, **fields) -> Answer:
+    def ask(self, text="hi", *, headers=None, signed=None, patient=True, **fields) -> Answer:
         """A short model call; `signed` names a user whom the tenant vouches for."""
         body = {"model": self.model, "messages": talk(text), "max_tokens": 4, **fields}
         more = dict(headers or {})
         if signed is not None:
             body["user"] = signed
             more["x-ostinato-user-signature"] = sign_user(self._secret, signed)
-        reply = self.http.post("/v1/chat/completions", json=body, headers=more)
+        reply = self._call("/v1/chat/completions", body, more, patient)
         return Answer(reply.status_code, reply.headers, reply.json())
 
     def event(self, target, name="accepted", value=True, **fields) -> dict:
         id = f"event-{next(self._ids)}"
         return {"id": id, "target": target, "name": name, "value": value, "source": "human"} | fields
 
-    def post(self, event) -> tuple[int, object]:
+    def post(self, event, *, patient=True) -> tuple[int, object]:
         """The status and what became of the event, or of each in a list."""
-        reply = self.http.post("/v1/feedback", json=event)
+        reply = self._call("/v1/feedback", event, {}, patient)
         return reply.status_code, reply.json()
+
+    def _call(self, path: str, body, headers: dict, patient: bool) -> httpx2.Response:
+        deadline = time.monotonic() + PATIENT_S
+        while True:
+            reply = self.http.post(path, json=body, headers=headers)
+            if not (patient and self._patient) or reply.status_code != 429 or time.monotonic() > deadline:
+                return reply
+            time.sleep(int(reply.headers.get("retry-after-ms", 100)) / 1000)
 
     def send(self, path: str, body: bytes, headers: dict | None = None) -> httpx2.Response:
         """A body as it is, said to be JSON."""
@@ -165,7 +178,7 @@ class Siege:
         eventually(lambda: {"live", "control"} <= self.health()["slots"].keys(), "the weights are loaded", START_S)
         self.model = self.health()["model"]
         self.acme = Asker(self.url, self.model, ACME_KEY, ACME_SECRET)
-        self.bolt = Asker(self.url, self.model, BOLT_KEY, BOLT_SECRET)
+        self.bolt = Asker(self.url, self.model, BOLT_KEY, BOLT_SECRET, patient=True)
         self.operator = Asker(self.url, self.model, self.home.admin_key())
         self.outsider = Asker(self.url, self.model)
 
