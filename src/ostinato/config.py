@@ -307,6 +307,36 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         raise explain(Config, error, origins(path, overrides)) from None
 
 
+def load_saved(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """The configuration that a run was started with, for who only reads the run, and the keys of another version, which are left out.
+
+    Raises BadConfig as `load` for everything else that is wrong.
+    """
+    tree = read_file(path)
+    try:
+        Config.model_validate(tree)
+        unknown: list[str] = []
+    except ValidationError as error:
+        strange = [each["loc"] for each in error.errors() if each["type"] == "extra_forbidden"]
+        unknown = sorted(".".join(map(str, loc)) for loc in strange if _drop(tree, loc))
+    for override in overrides:
+        put(tree, *parse_override(override))
+    try:
+        return Config.model_validate(tree), unknown
+    except ValidationError as error:
+        raise explain(Config, error, origins(path, overrides)) from None
+
+
+def _drop(tree: Any, loc: Sequence[str | int]) -> bool:
+    """Remove what lies there; False if nothing does."""
+    for step in loc[:-1]:
+        try:
+            tree = tree[step]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return isinstance(tree, dict) and cast("dict[Any, Any]", tree).pop(loc[-1], None) is not None
+
+
 def save(config: Config, path: Path) -> None:
     """Write the resolved configuration as JSON, secrets included, readable by its owner only: what the workers are started with.
 

@@ -323,8 +323,9 @@ class WrittenFacts:
         return self.releases_found
 
     async def release(self, root):
-        found = {line.policy.hash: line for line in self.releases_found.rows}
-        line = next((line for hash, line in found.items() if hash.startswith(root)), None)
+        root = self.releases_found.live.hash if root == "live" else root
+        found = self.releases_found.rows
+        line = next((e for e in found if e.policy.hash.startswith(root) or root == f"v{e.policy.number}"), None)
         if line is None:
             return None
         carried = {"report": {"suite": "held-out", "difference": 0.021, "items": 120}, "note": ["a", {"b": 1.5}]}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.text import Text
 
@@ -47,7 +47,7 @@ def up(common: Common | None = None) -> None:
 def demo(
     *,
     scenario: Literal["copilot", "tab"] = "copilot",
-    minutes: float = 12.0,
+    minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 12.0,
     seed: int = 0,
     out: Path = Path(),
     directory: Path | None = None,

@@ -36,10 +36,16 @@ class Common:
 
     def of_run(self, directory: Path | None) -> Config:
         """The checked configuration of the run in a directory: the one that it was started with, where no other file is named."""
-        from ostinato.config import load
+        from ostinato.config import load, load_saved
 
         if directory is None:
             return self.load()
-        own = directory / "config.json"
-        found = own if self.config is None and own.exists() else self.config
-        return load(found, (f"run.directory='{directory}'", *self.overrides))
+        own, overrides = directory / "config.json", (f"run.directory='{directory}'", *self.overrides)
+        if self.config is not None or not own.exists():
+            return load(self.config, overrides)
+        config, unknown = load_saved(own, overrides)
+        if unknown:
+            console.print(
+                f"{own} is of another version; left out: {', '.join(unknown)}", style="yellow", highlight=False
+            )
+        return config

@@ -176,3 +176,14 @@ class Report:
     round: int = 0
     pass_rates: PassRates | None = None
     sharpening: tuple[Sharpening, ...] = ()
+
+
+def headline(reason: str, most: int = 160) -> str:
+    """What a reason says first, for lists: clauses are parted by "; ", and the first is what decided.
+
+    Example: ``headline("not worse than the margins: +2.1 pp; low power") == "not worse than the margins: +2.1 pp; …"``
+    """
+    first, parted, _ = reason.partition("; ")
+    if len(first) > most:
+        return f"{first[: most - 1]}…"
+    return f"{first}; …" if parted else first

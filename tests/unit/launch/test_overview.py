@@ -255,7 +255,7 @@ def test_who_acted_is_shown_with_the_line_and_every_arm_has_a_place():
         served = Served(arm=arm.value, person=("acme", "ann"), started_at=NOW - 60, number=7)
         seen.rated.append(RatedTurn(served=served, value=1.0, heard=True))
     text = drawn(replace(RUN, summary=seen))
-    assert "rolled back v7  by ann: people complain" in text
+    assert "rolled back to v7  by ann: people complain" in text
     assert "previous" in text
 
 

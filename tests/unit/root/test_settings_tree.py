@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ostinato
-from ostinato.config import Config, keys, load, origins, parse_override, save
+from ostinato.config import Config, keys, load, load_saved, origins, parse_override, save
 from ostinato.core.errors import BadConfig
 
 
@@ -125,6 +125,23 @@ def test_saved_and_loaded_is_the_same_and_private(tmp_path):
     assert load(tmp_path / "config.json") == config
     assert stat.S_IMODE((tmp_path / "config.json").stat().st_mode) == 0o600
     assert json.loads((tmp_path / "config.json").read_text())["serve"]["api_keys"] == ["acme:sk-0123456789abcdef"]
+
+
+def test_a_run_of_another_version_can_be_looked_at(tmp_path):
+    path = tmp_path / "config.json"
+    save(Config(), path)
+    tree = json.loads(path.read_text())
+    tree["gone"], tree["train"]["gone"] = {"a": 1}, 2
+    tree["release"]["metrics"] = [{"name": "acceptance", "gone": 3}]
+    path.write_text(json.dumps(tree))
+    config, unknown = load_saved(path, ["train.clip=9.0"])
+    assert unknown == ["gone", "release.metrics.0.gone", "train.gone"]
+    assert (config.train.clip, config.release.metrics[0].name) == (9.0, "acceptance")
+    with pytest.raises(BadConfig, match=r"unknown key 'train\.gone'"):
+        load_saved(path, ["train.gone=1"])
+    path.write_text(json.dumps(tree | {"learn": {"batch": -1}}))
+    with pytest.raises(BadConfig, match=r"learn\.batch"):
+        load_saved(path)
 
 
 def test_the_example_file_is_valid(request):

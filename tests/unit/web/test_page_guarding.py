@@ -42,6 +42,23 @@ async def test_every_page_forbids_what_it_does_not_need(path):
         assert "//" not in reply.text.replace("http://127.0.0.1:8321", "").replace("http://www.w3.org", "")
 
 
+async def test_a_release_has_the_names_that_people_give_it():
+    async with page_world() as w:
+        for name in ("v17", "live", V17.hash[:8]):
+            assert "<h1>v17" in (await w.get(f"/releases/{name}")).text.replace("\n", ""), name
+        for name, said in (("v99", "no version v99"), ("17", "give live, v12 or"), ("v", "give live, v12 or")):
+            assert said in (await w.get(f"/releases/{name}")).text
+
+
+async def test_where_there_is_nothing_a_browser_gets_a_page_and_a_program_what_there_is_for_it():
+    async with page_world() as w:
+        page = await w.get("/realeses", accept="text/html,*/*")
+        assert (page.status_code, "There is no page /realeses" in page.text) == (404, True)
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "/v1/feedback" in (await w.get("/realeses")).json()["error"]["message"]
+        assert (await w.get("/v1/feedback")).status_code == 405
+
+
 async def test_files_are_kept_for_ever_under_the_name_of_their_bytes():
     async with page_world() as w:
         page = (await w.get("/")).text

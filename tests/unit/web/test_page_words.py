@@ -11,7 +11,7 @@ from ostinato.core.visitors import Visitor
 from ostinato.web.page import drawing, live
 from ostinato.web.page.asking import own_path
 from ostinato.web.page.releases.answers import sentence
-from ostinato.web.page.rendering import flat, marked, points
+from ostinato.web.page.rendering import flat, marked, points, told
 from ostinato.web.page.tokens import prompt_text, shade, spelt
 from ostinato.web.page.views import state_of
 
@@ -94,6 +94,11 @@ def test_characters_that_nobody_sees_are_spelled_out():
     assert marked("a\u202eb") == 'a<span class="unseen">U+202E</span>b'
     assert marked("<b>\n\t") == "&lt;b&gt;\n\t"
     assert marked("naïve 日本 👍") == "naïve 日本 👍"
+
+
+def test_commands_in_a_sentence_stand_out_and_stay_text():
+    assert told("end it with `ostinato <b>`.") == "end it with <code>ostinato &lt;b&gt;</code>."
+    assert told("a ` alone <i>") == "a ` alone &lt;i&gt;"
 
 
 def test_a_character_of_several_tokens_comes_with_its_last_one():

@@ -99,10 +99,14 @@ async def test_a_version_that_nobody_compared_is_not_praised():
         ("Behaviour: too few people on both versions to say.",),
     )
     first = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence()))[0]
-    assert (first.question, first.verdict) == (
+    assert (first.question, first.verdict, first.details) == (
         "Is v17 better than what was live?",
         "it is where the releases began",
+        (),
     )
+    by_hand = answers(await detail(line=line, looks=(), evidence=ReleaseEvidence(against=V16)))[0]
+    assert by_hand.verdict == "nobody knows: it was never compared"
+    assert by_hand.details == ("No suite judged it (evaluate.suite), and no users tried it first.",)
 
 
 async def test_people_who_were_dealt_otherwise_void_the_comparison():

@@ -190,6 +190,11 @@ async def _run(
     )
     (out / "report.json").write_text(page.to_json(), encoding="utf-8")
     show(page, out, console)
+    if not seen.shipped():
+        steps = f"{len(seen.steps)} steps in {minutes:g} minutes" if seen.steps else f"no step in {minutes:g} minutes"
+        console.print(
+            Text(f"Nothing was released: {steps} are too few. Try again with more, as in --minutes 40.", "yellow")
+        )
     await write_report(config, out / "report.html", console, page)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.core.records import Arm
+from ostinato.core.report import headline
 from ostinato.evaluate.acceptance import Acceptance, by_arm
 from ostinato.launch.views.observe import Observed
 
@@ -74,10 +75,11 @@ def step_line(step: dict[str, Any]) -> str:
 
 
 def release_line(action: str, number: int, reason: str, actor: str | None = None) -> Text:
-    """One line of the ledger. `actor`: the person who did it."""
+    """One line of the ledger, its reason cut to what decided. `actor`: the person who did it."""
     style = {"shipped": "bold green", "blocked": "yellow", "rolled_back": "bold red"}.get(action, "dim")
     by = "" if actor is None else f"by {actor}: "
-    return Text.assemble((f"{action.replace('_', ' '):11}", style), f" v{number}  {by}{reason}")
+    back = "to " if action == "rolled_back" else ""
+    return Text.assemble((f"{action.replace('_', ' '):11}", style), f" {back}v{number}  {by}{headline(reason)}")
 
 
 def published_line(line: dict[str, Any]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
-from ostinato.core.errors import OstinatoError, Unauthorized
+from ostinato.core.errors import NotFound, OstinatoError, Unauthorized
 from ostinato.core.seams import Clock
 from ostinato.core.visitors import Visitor, Visitors
 from ostinato.web.page import live
@@ -85,6 +86,7 @@ class Pages:
             Route("/sign-in", self._sign_in, methods=["POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/static/{digest}/{name:path}", self._files.serve, methods=["GET"]),
+            _Elsewhere("/{path:path}", self._seen(self._nothing, "turns"), methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ who may
@@ -210,6 +212,9 @@ class Pages:
         said = await self._acts.accept(name, raised, reason, words(fields, "actor", 80, needed=True))
         return await self._told(visitor, "Accepted", said)
 
+    async def _nothing(self, request: Request, visitor: Visitor) -> Response:
+        raise NotFound(f"There is no page {request.url.path[:200]}.")
+
     async def _told(self, visitor: Visitor, title: str, said: str) -> Response:
         facts = {**await self._views.frame(visitor), "tab": "releases", "title": title, "message": said, "status": 200}
         return self._html("failed.html", facts)
@@ -260,6 +265,14 @@ class Pages:
         reply = RedirectResponse("/", 303, headers=dict(HEADERS))
         reply.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
         return reply
+
+
+class _Elsewhere(Route):
+    """Where a browser finds nothing. A program gets the gateway's own answer, which says what there is for it."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        accepted = next((value for name, value in scope.get("headers", ()) if name == b"accept"), b"")
+        return super().matches(scope) if b"text/html" in accepted else (Match.NONE, {})
 
 
 KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights"})

@@ -15,6 +15,7 @@ _LONGEST_FORM = 64 * 1024
 _LONGEST_FIELD = 512
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _ROOT = re.compile(r"[0-9a-f]{6,64}")
+_VERSION = re.compile(r"v[0-9]{1,15}")
 _PATH = re.compile(r"/(?:[A-Za-z0-9_:.-]+/?){0,8}")
 
 
@@ -43,6 +44,15 @@ def root(text: str) -> str:
     """The first digits of a version's hash. Raises BadRequest."""
     if not _ROOT.fullmatch(text):
         raise BadRequest(f"{text[:80]!r} is no version: give 6 to 64 hexadecimal digits of its hash", field="root")
+    return text
+
+
+def version(text: str) -> str:
+    """A version as a person names it: live, v12, or the first digits of its hash. Raises BadRequest."""
+    if text == "live" or _VERSION.fullmatch(text):
+        return text
+    if not _ROOT.fullmatch(text):
+        raise BadRequest(f"{text[:80]!r} is no version: give live, v12 or 6 to 64 digits of its hash", field="root")
     return text
 
 

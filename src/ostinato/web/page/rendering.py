@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from ostinato.core.report import headline
 from ostinato.web.page.files import Files
 
 _FOLDER = Path(__file__).parents[1] / "templates"
@@ -42,6 +43,8 @@ class Templates:
             percent=percent,
             size=size,
             marked=marked,
+            told=told,
+            headline=headline,
             bare=bare,
             figure=figure,
             flat=flat,
@@ -114,6 +117,15 @@ def marked(text: object) -> Markup:
         parts.append(escape(plain) + Markup('<span class="unseen">U+{:04X}</span>').format(ord(character)))
         plain = ""
     return Markup("").join([*parts, escape(plain)])
+
+
+def told(text: object) -> Markup:
+    """A sentence of Ostinato's own, as `marked`; what stands between two backticks is a command or a key."""
+    parts = str(text).split("`")
+    if len(parts) % 2 == 0:
+        return marked(text)
+    each = (Markup("<code>{}</code>").format(marked(part)) if n % 2 else marked(part) for n, part in enumerate(parts))
+    return Markup("").join(each)
 
 
 def bare(text: object) -> str:

@@ -325,7 +325,7 @@ class Facts(Protocol):
         ...
 
     async def release(self, root: str) -> ReleaseDetail | None:
-        """The version whose hash begins so; None if the ledger has none, or several."""
+        """The version that is live, v12, or whose hash begins so; None if the ledger has none, or several of that beginning."""
         ...
 
     async def turns(self, query: TurnQuery) -> TurnList:

@@ -10,7 +10,7 @@ from ostinato.core.errors import NotFound
 from ostinato.core.visitors import Visitor
 from ostinato.web.chart import lines
 from ostinato.web.page import drawing
-from ostinato.web.page.asking import place, root, turn_query
+from ostinato.web.page.asking import place, turn_query, version
 from ostinato.web.page.drawing import Station
 from ostinato.web.page.releases import charts
 from ostinato.web.page.releases.answers import answers, dealt_as_set, sentence
@@ -67,9 +67,9 @@ class Views:
 
     async def release(self, visitor: Visitor, fields: Fields) -> Shown:
         """One version. Raises NotFound."""
-        found = await self._facts.release(root(fields["root"]))
+        found = await self._facts.release(version(fields["root"]))
         if found is None:
-            raise NotFound(f"The ledger has no version whose hash begins with {fields['root'][:16]}.", field="root")
+            raise NotFound(f"The ledger has no version {fields['root'][:16]}.", field="root")
         return release_shown(found)
 
     async def turns(self, visitor: Visitor, fields: Fields) -> Shown:

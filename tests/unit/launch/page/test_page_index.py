@@ -197,6 +197,8 @@ async def test_the_chain_of_releases_is_the_ledgers(indexed):
     line, history, live, _ = indexed.ask.release(v[1].hash)
     assert (line.looks, line.verdict, line.difference, line.live, live) == (2, "SHIP", 0.04, True, v[1])
     assert [event.seq for event in history] == sorted((event.seq for event in history), reverse=True)
+    assert indexed.ask.release("live") == indexed.ask.release("v1") == indexed.ask.release(v[1].hash)
+    assert indexed.ask.release("v99") is None
     assert indexed.ask.release("0" * 10) is None
     assert indexed.ask.release(v[4].hash[:60]) is None
     assert indexed.ask.shipped_since(2).policy == v[2]

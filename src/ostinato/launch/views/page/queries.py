@@ -138,13 +138,21 @@ class Questions:
     def release(
         self, root: str
     ) -> tuple[ReleaseLine, list[LedgerEvent], PolicyVersion | None, PolicyVersion | None] | None:
-        """The one version whose hash begins so, its newest hundred events, what is live, and what a rollback would bring back."""
+        """The one version of this name, its newest hundred events, what is live, and what a rollback would bring back.
+
+        `root` is live, v12 (the newest of that number: there may be another from before training went back), or how the hash begins.
+        """
         with self.open() as db:
-            sql = f"SELECT {_VERSION} FROM versions WHERE hash >= ? AND hash < ? LIMIT 2"
-            found = db.execute(sql, (root, root + "\U0010ffff")).fetchall()
+            live, previous = self._chain(db)
+            root = live.hash if root == "live" and live is not None else root
+            if root.startswith("v"):
+                sql = f"SELECT {_VERSION} FROM versions WHERE number = ? ORDER BY seq DESC LIMIT 1"
+                found = db.execute(sql, (int(root[1:]),)).fetchall()
+            else:
+                sql = f"SELECT {_VERSION} FROM versions WHERE hash >= ? AND hash < ? LIMIT 2"
+                found = db.execute(sql, (root, root + "\U0010ffff")).fetchall()
             if len(found) != 1:
                 return None
-            live, previous = self._chain(db)
             line = _line(found[0], live)
             sql = (
                 f"SELECT {_EVENT} FROM events WHERE hash = ?1 UNION SELECT {_EVENT} FROM events WHERE previous_hash = ?1 AND "

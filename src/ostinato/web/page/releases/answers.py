@@ -63,9 +63,14 @@ def _better(found: ReleaseDetail) -> Answer:
         details = [f"{each.name} is worse: {_own_units(each)}." for each in last.measures if each.finding == "worse"]
         details += [] if line.difference is None else [f"On the suite: {sentence(line)}, {interval(line)}."]
         return Answer(question=question, verdict=verdict, state=state, details=tuple(details))
+    if line.difference is None and against is None:
+        return Answer(question=question, verdict="it is where the releases began", state="wait", details=())
     if line.difference is None:
-        verdict = "nobody knows: it was never compared" if against is not None else "it is where the releases began"
-        return Answer(question=question, verdict=verdict, state="wait", details=(_no_trial(found.evidence),))
+        tried = found.evidence.rules is not None
+        details = (
+            _no_trial(found.evidence) if tried else "No suite judged it (evaluate.suite), and no users tried it first.",
+        )
+        return Answer(question=question, verdict="nobody knows: it was never compared", state="wait", details=details)
     said = sentence(line)
     state = {"better": "good", "worse": "bad", "did not pass": "bad"}.get(said, "wait")
     verdict = f"on the suite {said}: {interval(line)}"
