@@ -132,6 +132,27 @@ async def test_its_size_does_not_grow_with_the_log(monkeypatch):
     assert sys.getsizeof(found.unrated) < 10_000
 
 
+def test_feedback_is_counted_by_name_so_that_one_that_is_misspelt_is_seen():
+    found = Summary()
+    for number in range(100):
+        for name in ("accepted", "acepted") if number == 7 else ("accepted", f"made-up-{number}"):
+            signal = Signal(
+                id=f"{number}:{name}",
+                turn="t:0",
+                name=name,
+                value=1.0,
+                source=Source.CODE,
+                occurred_at=1.0,
+                received_at=1.0,
+            )
+            found.apply(number, signal)
+    assert (found.names["accepted"], found.names["acepted"], len(found.names)) == (100, 1, summary.NAMES + 1)
+    assert found.names.total() == found.signals == 200
+    assert Summary.of(1, json.loads(json.dumps(found.state()))).names == found.names
+    before = {name: value for name, value in found.state().items() if name != "names"}
+    assert not Summary.of(1, before).names, "what was kept before they were counted is good all the same"
+
+
 @pytest.mark.parametrize("state", [{}, {"format": 0}, {"format": 1}, {"format": 1, "tokens": "many"}])
 async def test_a_fold_of_another_version_is_not_used(state):
     log, folds = MemoryLog(), MemoryFolds()

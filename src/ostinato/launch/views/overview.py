@@ -129,10 +129,11 @@ def _arms(run: Overview) -> list[RenderableType]:
     if not rated:
         return [Text("no answer has been rated yet", "dim")]
     heard = sum(each.heard for each in rated)
+    names = ", ".join(f"{count} {name}" for name, count in run.summary.names.most_common())
     oldest = ago(run.now - rated[0].served.started_at)
     return [
         arms_table(arm_rows(run), run.who, f"newest {len(rated)} since {oldest} ago"),
-        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; {run.summary.signals} signals in all", "dim"),
+        Text(f"feedback on {100 * heard / len(rated):.0f}% of them; signals in all: {names or 'none'}", "dim"),
     ]
 
 

@@ -33,6 +33,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "steps": seen.step,
         "tokens": seen.tokens,
         "signals": seen.signals,
+        "signals_by_name": dict(seen.names),
         "releases": [asdict(line) for line in seen.releases],
         **releasing_json(run.ledger, run.lines.get("release", ())),
         "refs": dict(run.refs),

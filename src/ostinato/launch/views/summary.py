@@ -30,6 +30,8 @@ FOLD = "status"
 KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Batch, ReleaseEvent, Stamp, Alarm})
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
+NAMES, OTHERS = 50, "others"
+"""So many names of signals are counted each, later ones together: a client may invent as many as it likes."""
 
 _FORMAT = 2
 
@@ -72,6 +74,7 @@ class Summary:
     tokens: int = 0
     signals: int = 0
     step: int = 0
+    names: Counter[str] = field(default_factory=Counter[str])
     actions: Counter[str] = field(default_factory=Counter[str])
     releases: deque[LedgerLine] = field(default_factory=lambda: deque(maxlen=RELEASES))
     alarms: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
@@ -87,6 +90,7 @@ class Summary:
                 self._turn(row)
             case Signal():
                 self.signals += 1
+                self.names[row.name if row.name in self.names or len(self.names) < NAMES else OTHERS] += 1
             case Reward():
                 served = self.unrated.pop(row.turn, None)
                 if served is not None:
@@ -139,6 +143,7 @@ class Summary:
         return {
             "format": _FORMAT,
             **{name: getattr(self, name) for name in _NUMBERS},
+            "names": dict(self.names),
             "actions": dict(self.actions),
             "releases": [asdict(each) for each in self.releases],
             "alarms": {name: list(each) for name, each in self.alarms.items()},
@@ -155,6 +160,7 @@ class Summary:
         made = cls(cursor=cursor)
         for name in _NUMBERS:
             setattr(made, name, int(state[name]))
+        made.names = Counter(state.get("names", {}))
         made.actions = Counter(state["actions"])
         made.releases.extend(LedgerLine(**each) for each in state["releases"])
         made.alarms = {name: (str(reason), float(at)) for name, (reason, at) in state["alarms"].items()}
