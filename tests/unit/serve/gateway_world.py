@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx2
 from pydantic import SecretStr
@@ -24,6 +24,7 @@ class World:
     def __init__(self, engine, log, config, renderer, admin_keys=(), dealer=None):
         self.engine, self.log, self.renderer = engine, log, renderer
         self.now = 1000.0
+        self._writers = []
         self.app = create_app(
             engine=engine,
             renderer=renderer,
@@ -74,11 +75,19 @@ class World:
     async def connect(self, body, *headers):
         """A raw connection that has sent a chat request with these header lines."""
         reader, writer = await asyncio.open_connection(*self.address(), limit=1024)
+        self._writers.append(writer)
         data = json.dumps(body).encode()
         head = ["POST /v1/chat/completions HTTP/1.1", "host: localhost", "content-type: application/json", *headers]
         writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
         await writer.drain()
         return reader, writer
+
+    async def hang_up(self):
+        """End the raw connections: one that ends with its event loop is a warning wherever garbage is collected next."""
+        for writer in self._writers:
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -91,7 +100,10 @@ async def world(
     if real:
         async with serving(wrap(w.app) if wrap else w.app) as url, httpx2.AsyncClient(base_url=url, timeout=20) as http:
             w.url, w.http = url, http
-            yield w
+            try:
+                yield w
+            finally:
+                await w.hang_up()
     else:
         transport = httpx2.ASGITransport(app=w.app, raise_app_exceptions=True)
         async with (
