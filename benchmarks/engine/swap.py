@@ -24,6 +24,7 @@ from ostinato.core.records import PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.launch.workers.settling import settle
 from ostinato.model.load import build, load_model, resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
@@ -66,6 +67,7 @@ async def measure(cache: Path, count: int, swaps: int) -> dict[str, float]:
     engine = TorchEngine(build(path), renderer, EngineConfig(kv_tokens=1 << 17))
     await engine.start()
     await engine.load("live", first)
+    settle()  # as the serving worker does
     prompt = renderer.encode("Once upon a time")
     seen: list[list[tuple[float, Chunk]]] = [[] for _ in range(count)]
     tasks = [asyncio.create_task(stream(engine, i, prompt, seen[i])) for i in range(count)]

@@ -24,6 +24,7 @@ from ostinato.launch.workers.descriptors import room_for_connections
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.listening import listen
 from ostinato.launch.workers.prepare import prepare
+from ostinato.launch.workers.settling import settle
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
 from ostinato.release.ledger import ReleaseLedger
@@ -114,9 +115,14 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, 
 
 async def follow(serving: Serving, refs: Sequence[str], progress: Progress) -> None:
     """Load whatever the refs point to, now and whenever they move."""
+    settled = False
 
     async def load(slot: str, snapshot: Snapshot) -> None:
+        nonlocal settled
         swap = await serving.engine.load(slot, snapshot)
+        if not settled:  # the first weights: nobody was answered yet
+            settle()
+            settled = True
         serving.gateway.state.metrics.swapped(swap)
         progress.swapped(swap)
 
