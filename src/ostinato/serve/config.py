@@ -34,6 +34,16 @@ class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class SamplingRule(BaseModel, frozen=True, extra="forbid"):
+    """What is sampled with, whatever a client sends.
+
+    Example: ``SamplingRule(temperature=1.0)``
+    """
+
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="None: the client's.")
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="None: the client's.")
+
+
 class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     """How the gateway admits, times and assigns requests.
 
@@ -77,6 +87,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     quota: QuotaConfig = Field(default_factory=QuotaConfig, description="What each tenant may use.")
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig], description="What particular tenants may use instead, by tenant."
+    )
+    sampling: dict[str, SamplingRule] = Field(
+        default_factory=dict[str, SamplingRule],
+        description="What a tenant's calls are sampled with whatever they ask for, by tenant ('*': all others): a client that sends a "
+        "temperature of 0 teaches nothing. Calls that name a slot keep their own; answers say it in X-Ostinato-Sampling.",
     )
     default_max_tokens: int = Field(default=512, ge=1, description="Token budget of a call that names none.")
     max_chars_per_token: int = Field(

@@ -35,6 +35,7 @@ from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import Quotas
 from ostinato.serve.visits import OwnNameOnly, Visits
 from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception
+from ostinato.serve.wire.exchange import in_session
 from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
 
@@ -130,6 +131,8 @@ class GatewayApp(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if scope["path"].startswith("/s/"):
+                scope = in_session(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
             if endpoint is not None:
                 await endpoint(scope, receive, send)

@@ -211,11 +211,16 @@ class Answer:
 
     def _headers(self) -> Headers:
         call = self._capture.call
+        id = call.id.encode()
         headers = [
+            (b"request-id", id),  # what Anthropic's and OpenAI's clients keep, and agents name in their telemetry
+            (b"x-request-id", id),
             (b"x-ostinato-turn", ",".join(call.turn_ids()).encode()),
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
         ]
+        if call.ruled:
+            headers.append((b"x-ostinato-sampling", call.ruled.encode()))
         if call.auto is not None:
             headers.append((b"x-ostinato-auto", call.auto.arm.encode()))
         if self._policy is not None:

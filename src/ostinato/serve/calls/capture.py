@@ -48,6 +48,7 @@ class Call:
     verified: bool = False
     auto: Pick | None = None
     auto_arm: AutoArm | None = None  # of a call that Auto dealt, which it may cost something
+    ruled: str = ""  # what the operator decided of the sampling, as a header says it
 
     def request(self) -> Generate:
         """The same call in the engine's words."""

@@ -25,6 +25,7 @@ from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.draws import Draws
 from ostinato.serve.calls.rendering import Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
+from ostinato.serve.calls.ruling import ruled
 from ostinato.serve.calls.sender import Caller, Placement, Senders
 from ostinato.serve.calls.sessions import AUTO, Prompt, Scope, Sessions
 from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -331,6 +332,8 @@ class Calls:
         placement, deal = asked.placement, None
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
+        asked_for = request.sampling(wanted or min(route.default_tokens, room))
+        sampling, decided = ruled(asked_for, caller, self._parts.config.sampling)
         call = Call(
             id=id,
             episode=episode,
@@ -341,7 +344,7 @@ class Calls:
             propensity=placement.assignment.propensity,
             slot=placement.slot,
             prompt_ids=prompt.ids,
-            sampling=request.sampling(wanted or min(route.default_tokens, room)),
+            sampling=sampling,
             n=request.n or 1,
             started_at=self._parts.clock(),
             numerics="" if placement.assignment.arm is Arm.OUTSIDE else self._numerics,
@@ -349,6 +352,7 @@ class Calls:
             verified=caller.verified,
             auto=None if deal is None else deal.pick,
             auto_arm=None if deal is None else deal.arm,
+            ruled=decided,
         )
         return call, deal
 

@@ -79,7 +79,7 @@ class Senders:
             tenant=who.tenant,
             user=user,
             verified=signature is not None,
-            episode=exchange.text("X-Ostinato-Episode"),
+            episode=exchange.text("X-Ostinato-Episode") or exchange.session,
             group=exchange.text("X-Ostinato-Group"),
             slot=slot,
         )

@@ -16,7 +16,24 @@ from ostinato.serve.wire.watch import ClientGone, Watch
 MAX_HEADER_CHARS = 512
 JSON = b"application/json"
 
+_SESSION = "ostinato.session"  # a key of the scope
+
 Headers = list[tuple[bytes, bytes]]
+
+
+def in_session(scope: Scope) -> Scope:
+    """Take `/s/SESSION` off an address and keep the name, for clients that can be given an address but no header.
+
+    Example: ``in_session({"path": "/s/fix-login/v1/models"})["path"] == "/v1/models"``
+    """
+    name, slash, rest = scope["path"].removeprefix("/s/").partition("/")
+    return {**scope, "path": f"/{rest}", _SESSION: name} if slash and rest.startswith("v1/") else scope
+
+
+def _printable(name: str, value: str) -> str:
+    if not (0 < len(value) <= MAX_HEADER_CHARS and value.isprintable()):
+        raise BadRequest(f"{name} must hold 1 to {MAX_HEADER_CHARS} printable characters.", field=name)
+    return value
 
 
 class Exchange:
@@ -26,12 +43,13 @@ class Exchange:
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
 
-    __slots__ = ("_config", "_send", "headers", "method", "path", "receive", "said", "status", "watch")
+    __slots__ = ("_config", "_send", "_session", "headers", "method", "path", "receive", "said", "status", "watch")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self._session: str | None = scope.get(_SESSION)
         self.receive = receive
         self.status = 0
         self.said = False
@@ -48,9 +66,12 @@ class Exchange:
             value = raw.decode()
         except UnicodeDecodeError:
             value = raw.decode("latin-1")
-        if not (0 < len(value) <= MAX_HEADER_CHARS and value.isprintable()):
-            raise BadRequest(f"{name} must hold 1 to {MAX_HEADER_CHARS} printable characters.", field=name)
-        return value
+        return _printable(name, value)
+
+    @property
+    def session(self) -> str | None:
+        """The session that the address names, as `/s/SESSION/v1/...` does. Raises BadRequest."""
+        return None if self._session is None else _printable("The session in the address", self._session)
 
     async def json(self, charge: Callable[[int], None]) -> Any:
         """The body's JSON value; `charge` is told of its bytes as `read_json` says. Raises BadRequest, TooLarge, ClientGone."""
