@@ -25,6 +25,7 @@ from ostinato.engine.embedded.kv import Store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
+from ostinato.model.threads import team
 
 T = TypeVar("T")
 _TURN_S = 0.0002
@@ -207,10 +208,11 @@ class TorchEngine:
         }
 
     def _make(self, weights: Weights) -> PreTrainedModel:
-        model = self._build(weights)
-        set_rows(model, self._rows)
-        if self._prepack:
-            prepack(model, self._rows)
+        with team(1):  # the other cores are the open streams'
+            model = self._build(weights)
+            set_rows(model, self._rows)
+            if self._prepack:
+                prepack(model, self._rows)
         return model
 
     def _running(self) -> EngineThread:
