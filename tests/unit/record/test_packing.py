@@ -1,8 +1,6 @@
 """What a turn costs on the disk: only the tokens that no earlier turn holds, no text that they spell, nothing twice."""
 
-import asyncio
 import random
-import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -195,6 +193,14 @@ def chatter(i: int) -> Signal:
     )  # fmt: skip
 
 
+def when_trained(log: SqlLog) -> None:
+    """Wait for the dictionaries whose training has begun."""
+    head = log._appender._head
+    assert head is not None
+    for thread in head._training._begun.values():
+        thread.join(60)
+
+
 async def test_dictionaries_are_trained_on_a_segments_own_rows_and_used_by_everybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -202,11 +208,7 @@ async def test_dictionaries_are_trained_on_a_segments_own_rows_and_used_by_every
     rows = [chatter(i) for i in range(600)]
     with SqlLog.open(tmp_path / "log") as log, SqlLog.open(tmp_path / "log") as other:
         await log.append(*rows[:300])
-        head = log._appender._head
-        assert head is not None
-        deadline = time.monotonic() + 60
-        while len(head._training._trained) < 2 and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        when_trained(log)
         await log.append(*rows[300:400])
         await other.append(*rows[400:500])
         segment = log._reader._segments.newest()
@@ -226,6 +228,7 @@ async def test_a_segments_dictionaries_go_with_it(tmp_path: Path, monkeypatch: p
     with SqlLog.open(tmp_path / "log", config=RecordConfig(segment_rows=100)) as log:
         for i in range(25):
             await log.append(*[chatter(10 * i + j) for j in range(10)])
+            when_trained(log)
         counts = []
         for first in (1, 101, 201):
             segment = log._reader._segments.get(first)
@@ -242,6 +245,7 @@ async def test_who_only_reads_a_segment_digests_no_dictionary_for_packing(
     with SqlLog.open(tmp_path / "log") as log:
         for i in range(20):
             await log.append(*[chatter(10 * i + j) for j in range(10)])
+            when_trained(log)
         expected = await collect(log)
     monkeypatch.setattr(shrink, "_compressor", lambda known: made.append(known) or make(known))
     with SqlLog.open(tmp_path / "log") as log:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from queue import SimpleQueue
 
 import zstandard
 
@@ -100,8 +101,8 @@ class Training:
     """Collects what a segment packs, and trains its dictionaries in a thread of its own. Used by one thread at a time."""
 
     _samples: dict[Use, list[bytes]] = field(default_factory=dict[Use, list[bytes]])
-    _begun: set[Use] = field(default_factory=set[Use])
-    _trained: dict[Use, bytes] = field(default_factory=dict[Use, bytes])
+    _begun: dict[Use, threading.Thread] = field(default_factory=dict[Use, threading.Thread])
+    _trained: SimpleQueue[tuple[Use, bytes]] = field(default_factory=SimpleQueue[tuple[Use, bytes]])
 
     def saw(self, use: Use, plain: bytes) -> None:
         """Take a sample, until there are enough."""
@@ -110,16 +111,16 @@ class Training:
         samples = self._samples.setdefault(use, [])
         samples.append(plain[:_LONGEST])
         if len(samples) >= SAMPLES:
-            self._begun.add(use)
-            threading.Thread(target=self._train, args=(use, self._samples.pop(use)), daemon=True).start()
+            self._begun[use] = threading.Thread(target=self._train, args=(use, self._samples.pop(use)), daemon=True)
+            self._begun[use].start()
 
     def take(self) -> dict[Use, bytes]:
         """The dictionaries that were finished since the last call."""
-        trained, self._trained = self._trained, {}
-        return trained
+        return dict(self._trained.get() for _ in range(self._trained.qsize()))
 
     def _train(self, use: Use, samples: list[bytes]) -> None:
         try:
-            self._trained[use] = zstandard.train_dictionary(_SIZES[use], list(samples), k=128, d=8).as_bytes()
+            trained = zstandard.train_dictionary(_SIZES[use], list(samples), k=128, d=8)
         except zstandard.ZstdError:  # what was collected has nothing in common: rows are packed without
             return
+        self._trained.put((use, trained.as_bytes()))
