@@ -134,9 +134,10 @@ def test_a_stop_string_is_never_shown(story):
 
 
 def test_scores_are_near_what_sampling_told(story):
-    assert story["scores"] == pytest.approx(
-        story["logprobs"], abs=0.1
-    )  # not equal: a prompt is computed in other shapes
+    """Not equal: a prompt is computed in other shapes, and bf16 knows logits of 16 to 32 in steps of 0.125 only."""
+    apart = [abs(a - b) for a, b in zip(story["scores"], story["logprobs"], strict=True)]
+    assert max(apart) <= 2 * 0.125
+    assert sorted(apart)[len(apart) // 2] <= 0.05
 
 
 def test_across_a_swap_every_stream_lives_and_the_server_confirms_each_tokens_version(story):
