@@ -29,7 +29,10 @@ async def engine(request, tmp_path):
         async with tiny_engine(tmp_path) as tiny:
             yield tiny.engine
     else:
-        async with vllm_engine(TokenVllm(SCRIPT), TokenVllm(SCRIPT)) as engine:
+        servers = TokenVllm(SCRIPT), TokenVllm(SCRIPT)
+        for server in servers:
+            server.slow_s = 0.01  # a stream is still open when weights are loaded, on a busy machine too
+        async with vllm_engine(*servers) as engine:
             await engine.load("live", tiny_snapshot(tmp_path, 0, seed=0))
             yield engine
 

@@ -215,7 +215,7 @@ async def test_no_dictionary_is_trained_on_what_is_encrypted(tmp_path: Path, mon
             await log.append(turn(i, "ann"), told(i, turn(i, "ann")))
         head = log._appender._head
         assert head is not None
-        assert set(head._training._samples) | head._training._begun == {shrink.Use.ROWS}
+        assert {*head._training._samples, *head._training._begun} == {shrink.Use.ROWS}
 
 
 # ---------------------------------------------------------------- what is refused
