@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from ostinato.core.conversation import Conversation, Piece
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import (
@@ -180,22 +181,42 @@ class Credit(Protocol):
         ...
 
 
+class AnswerReader(Protocol):
+    """Tells text, reasoning and calls apart in one answer while it is sampled.
+
+    Nothing is lost and nothing is taken back: what reads as a call only in part comes as the text that it is, and a call comes
+    when it is complete.
+    """
+
+    def feed(self, text: str) -> list[Piece]:
+        """What new text settles."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """What was held because more might have followed. Nothing is fed after it."""
+        ...
+
+
 class Renderer(Protocol):
     """Messages <-> tokens for one model. Text from users can never become a control token."""
 
     vocab_size: int
     context: int
 
-    def chat(self, messages: Sequence[dict[str, Any]], *, continue_final: bool = False) -> list[int]:
-        """Token ids of a conversation, ready for the assistant to speak (or to go on with its last message)."""
+    def chat(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation, ready for the assistant to speak (or to go on with its last message). Raises BadRequest."""
         ...
 
-    def follow_up(self, messages: Sequence[dict[str, Any]], known: int) -> list[int]:
-        """Ids to append to a stored turn so that `messages[known:]` follow it.
+    def follow_up(self, conversation: Conversation, known: int) -> list[int]:
+        """Ids to append to a stored turn so that `messages[known:]` follow it. Raises BadRequest.
 
         `messages[:known]` ends with the assistant message that the stored turn sampled (its end token, if sampled, included
-        in the stored ids): the answer starts with whatever the template puts after that message's text and end token.
+        in the stored ids): the answer starts with whatever the template puts after that message and its end token.
         """
+        ...
+
+    def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
+        """Reads the answer to a conversation; its calls get ids that name the turn (`core.conversation.call_id`)."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -207,7 +228,7 @@ class Renderer(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for, which may be a part of a character only; b"" for a control token."""
+        """The bytes that a token shows, which may be a part of a character only; b"" for a control token that shows nothing."""
         ...
 
     def stop_ids(self) -> frozenset[int]:

@@ -1,37 +1,44 @@
 """`ByteRenderer`: messages <-> tokens for `FakeEngine`, without a tokenizer library.
 
 A token is a UTF-8 byte; roles are bytes that UTF-8 never uses, so that text cannot forge them; every message ends with `STOP_ID`.
+Tools are described in the system message, and calls are text, the Hermes way; a tool's message has a role of its own.
 One pair of letters ("lo") has a token of its own that the engine never samples: rendering an answer's text again gives other ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.seams import AnswerReader
+from ostinato.model.answers.formats import HERMES
+from ostinato.model.answers.reader import Reader
+from ostinato.model.rendering.tool_text import spoken, with_described_tools
 from ostinato.testing.engine import STOP_ID, VOCAB_SIZE
 
 MERGED = 0xFB
 _PAIR = b"lo"
-_ROLES = {"system": 0xF8, "user": 0xF9, "assistant": 0xFA}
+_ROLES = {Role.SYSTEM: 0xF8, Role.USER: 0xF9, Role.ASSISTANT: 0xFA, Role.TOOL: 0xFC}
 
 
 class ByteRenderer:
     """Implements `core.seams.Renderer`.
 
-    Example: ``ByteRenderer().chat([{"role": "user", "content": "hi"}]) == [0xF9, 104, 105, STOP_ID, 0xFA]``
+    Example: a conversation of one user message "hi" becomes ``[0xF9, 104, 105, STOP_ID, 0xFA]``
     """
 
     def __init__(self, *, context: int = 4096) -> None:
         self.vocab_size = VOCAB_SIZE
         self.context = context
 
-    def chat(self, messages: Sequence[dict[str, Any]], *, continue_final: bool = False) -> list[int]:
-        ids = [token for message in messages for token in self._message(message)]
-        return ids[:-1] if continue_final else [*ids, _ROLES["assistant"]]
+    def chat(self, conversation: Conversation) -> list[int]:
+        return self._written(with_described_tools(conversation), continued=conversation.continued)
 
-    def follow_up(self, messages: Sequence[dict[str, Any]], known: int) -> list[int]:
-        return self.chat(messages[known:])
+    def follow_up(self, conversation: Conversation, known: int) -> list[int]:
+        return self._written(conversation.messages[known:], continued=conversation.continued)
+
+    def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
+        return Reader(HERMES, tools=conversation.tools, turn=turn, opening="")
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode().replace(_PAIR, bytes([MERGED])))
@@ -48,5 +55,6 @@ class ByteRenderer:
     def stop_ids(self) -> frozenset[int]:
         return frozenset({STOP_ID})
 
-    def _message(self, message: dict[str, Any]) -> list[int]:
-        return [_ROLES[message["role"]], *self.encode(message["content"]), STOP_ID]
+    def _written(self, messages: Sequence[Message], *, continued: bool) -> list[int]:
+        ids = [token for each in messages for token in (_ROLES[each.role], *self.encode(spoken(each)), STOP_ID)]
+        return ids[:-1] if continued else [*ids, _ROLES[Role.ASSISTANT]]

@@ -1,0 +1,117 @@
+"""A conversation as every dialect reads it: who said what, which tools there are, who called them and what they answered."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+_CALL_ID = re.compile(r"call_(?P<base>[a-z]+-[0-9a-f-]+)_(?P<choice>[0-9]{1,4})_[0-9]{1,6}")
+
+
+class Role(StrEnum):
+    """Who speaks. A tool's message is the result of a call."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool. `arguments` is the JSON text of an object, as the model or the client wrote it.
+
+    Example: ``ToolCall(id="call_chatcmpl-3f_0_0", name="read", arguments='{"path": "calc.py"}')``
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+    def values(self) -> dict[str, Any] | None:
+        """The arguments; None if the text is not a JSON object."""
+        try:
+            values = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return values if isinstance(values, dict) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What one side said. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
+
+    Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_chatcmpl-3f_0_0")``
+    """
+
+    role: Role
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    answers: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool that the model may call. `parameters` is a JSON schema.
+
+    Example: ``Tool(name="read", description="Read a file.", parameters={"type": "object", "properties": {"path": {"type": "string"}}})``
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """The messages so far, oldest first, and the tools that may be called. `continued`: the model goes on with the last message.
+
+    Example: ``Conversation(messages=(Message(role=Role.USER, text="hi"),))``
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    continued: bool = False
+
+    @property
+    def chars(self) -> int:
+        """About how many characters a prompt has that shows all of it."""
+        said = sum(len(message.text) + len(message.reasoning) for message in self.messages)
+        called = sum(len(call.name) + len(call.arguments) for message in self.messages for call in message.calls)
+        shown = sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in self.tools)
+        return said + called + shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of an answer while it is sampled: text to show, reasoning, or a call that is complete. One of the three is set.
+
+    Example: ``Piece(text="Let me look.")``
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    call: ToolCall | None = None
+
+
+def call_id(turn: str, number: int) -> str:
+    """The id of a turn's call, counted from 0: letters, digits, _ and - only, as every client takes it.
+
+    Example: ``call_id("chatcmpl-3f:0", 1) == "call_chatcmpl-3f_0_1"``
+    """
+    base, _, choice = turn.rpartition(":")
+    return f"call_{base}_{choice}_{number}"
+
+
+def calling_turn(call: str) -> str | None:
+    """The turn that a call's id names; None if the id is not one of ours.
+
+    Example: ``calling_turn("call_chatcmpl-3f_0_1") == "chatcmpl-3f:0"``
+    """
+    found = _CALL_ID.fullmatch(call)
+    return None if found is None else f"{found['base']}:{found['choice']}"

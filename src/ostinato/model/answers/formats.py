@@ -1,0 +1,237 @@
+# ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
+"""How the families of models write reasoning and calls: declarative response templates, as transformers defines them.
+
+A tokenizer that declares its own (`response_template` in its configuration) is taken at its word; for the others the chat template
+tells the family by what it writes itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
+
+from ostinato.core.errors import BadConfig
+
+Json = dict[str, Any]
+_END = re.compile(r"(^|\|)(\\Z|\$)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
+
+    `ending` names the regions that the answer's end closes too.
+
+    Example: ``HERMES.calls[0].open_re.pattern == "<tool_call>"``
+    """
+
+    calls: tuple[ResponseTemplateField, ...]
+    reasoning: tuple[ResponseTemplateField, ...]
+    text: tuple[ResponseTemplateField, ...]
+    markers: frozenset[str]
+    ending: frozenset[str]
+
+
+def format_for(chat_template: str, control: Collection[str], declared: Mapping[str, Any] | None = None) -> Format:
+    """The format of a model: what its tokenizer declares, else that of its family, else Hermes.
+
+    Args:
+        chat_template: the model's, by which its family is known.
+        control: the tokenizer's control tokens.
+        declared: the tokenizer's own response template.
+
+    Raises:
+        BadConfig: the tokenizer declares what is no response template.
+    """
+    if declared is not None:
+        return _compiled(dict(declared), control)
+    family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), _HERMES)
+    return _compiled(family.template(thinks="<think>" in chat_template), control)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """A family is recognised by `marks` in its chat template."""
+
+    marks: tuple[str, ...]
+    fields: Json
+
+    def template(self, *, thinks: bool) -> Json:
+        own = {"reasoning_content": _THINK} if thinks and "reasoning_content" not in self.fields else {}
+        return {"start_anchor": "assistant", "fields": {"content": {}, **own, **self.fields}}
+
+
+def _compiled(spec: Json, control: Collection[str]) -> Format:
+    try:
+        load_response_template(spec)  # the whole as it is
+        ending = {name: _without_end(field) for name, field in spec["fields"].items()}
+        fields = load_response_template({**spec, "fields": ending}).fields.values()
+    except (ValueError, TypeError) as error:
+        raise BadConfig(f"the tokenizer's response_template is none: {error}") from error
+    opened = [field for field in fields if field.open_re is not None]
+    delimiters = json.dumps(spec, ensure_ascii=False).replace("\\", "")
+    calls = tuple(field for field in opened if field.name.startswith("tool_call"))
+    reasoning = tuple(field for field in opened if field.name in ("reasoning_content", "reasoning", "thinking"))
+    return Format(
+        calls=calls,
+        reasoning=reasoning,
+        text=tuple(field for field in opened if field not in calls and field not in reasoning),
+        markers=frozenset(token for token in control if token in delimiters),
+        ending=frozenset(name for name in ending if ending[name] != spec["fields"][name] or not _closes(ending[name])),
+    )
+
+
+def _without_end(field: Json) -> Json:
+    """A region's field without the answer's end among what closes it: beside it, half a delimiter would not be waited for."""
+    pattern = _END.sub("", field.get("close_pattern", ""))
+    rest = {name: value for name, value in field.items() if name != "close_pattern"}
+    return {**rest, "close_pattern": pattern} if pattern else rest
+
+
+def _closes(field: Json) -> bool:
+    return "close" in field or "close_pattern" in field
+
+
+# ---------------------------------------------------------------- the families, every repetition bounded, so that time is linear
+
+AFTER_CALLS = "after_calls"
+"""A region that begins where a list of calls ends; it is none unless a call was read."""
+
+_THINK: Json = {"open": "<think>", "close": "</think>"}
+_CALL: Json = {"name": "{name}", "arguments": "{content}"}
+_HERMES = _Family(
+    marks=("<tool_call>",),
+    fields={"tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True}},
+)
+_QWEN_CODER = _Family(
+    marks=("<tool_call>", "<function="),
+    fields={
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s{0,9}<function=(?P<name>[^>\n]{1,256})>",
+            "close_pattern": r"</function>\s{0,9}</tool_call>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,256})>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"
+            },
+            "repeats": True,
+            "transform": _CALL,
+        }
+    },
+)
+_GLM = _Family(
+    marks=("<tool_call>", "<arg_key>"),
+    fields={
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s{0,9}(?P<name>[^<\s]{1,256})\s{0,9}(?=<)",
+            "close": "</tool_call>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>(?P<key>[^<]{1,256})</arg_key>\s{0,9}<arg_value>(?P<value>(?:(?!<arg_value>).)*?)</arg_value>"
+            },
+            "repeats": True,
+            "transform": _CALL,
+        }
+    },
+)
+_LLAMA = _Family(
+    marks=("<|python_tag|>",),
+    fields={
+        "tool_calls": {
+            "open_pattern": r'(?:<\|python_tag\|>\s{0,9})?(?=\{\s{0,9}"name"\s{0,9}:)',
+            "close_pattern": r"\Z",
+            "content": "json",
+            "repeats": True,
+        }
+    },
+)
+_MISTRAL = _Family(
+    marks=("[TOOL_CALLS]",),
+    fields={
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\]\s{0,9}(?=\[)",
+            "close_pattern": r"\Z",
+            "content": "json",
+            "repeats": True,
+        },
+        "tool_calls_by_name": {
+            "open_pattern": r"\[TOOL_CALLS\](?P<name>[^\[{\s]{1,256})(?:\[CALL_ID\][^\[]{0,64})?\[ARGS\]",
+            "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
+            "content": "json",
+            "repeats": True,
+            "transform": _CALL,
+        },
+    },
+)
+_HARMONY_HEAD = r"(?:<\|start\|>assistant)?"
+_HARMONY = _Family(
+    marks=("<|channel|>", "<|message|>"),
+    fields={
+        "reasoning_content": {
+            "open_pattern": _HARMONY_HEAD + r"<\|channel\|>analysis<\|message\|>",
+            "close_pattern": r"<\|end\|>|\Z",
+            "content_args": {"strip": False},
+        },
+        "final": {
+            "open_pattern": _HARMONY_HEAD + r"<\|channel\|>(?:final|commentary)<\|message\|>",
+            "close_pattern": r"<\|(?:end|return)\|>|\Z",
+        },
+        "tool_calls": {
+            "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w{1,32})?\s{0,9}to=functions\.(?P<name>[^\s<]{1,256})"
+            r"(?:<\|channel\|>\w{1,32})?\s{0,9}(?:<\|constrain\|>\w{1,32}|json)?\s{0,9}<\|message\|>",
+            "close_pattern": r"<\|(?:call|end)\|>|\Z",
+            "content": "json",
+            "repeats": True,
+            "transform": _CALL,
+        },
+    },
+)
+_KIMI = _Family(
+    marks=("<|tool_call_argument_begin|>",),
+    fields={
+        "tool_calls": {
+            "open_pattern": r"(?:<\|tool_calls_section_begin\|>\s{0,9})?<\|tool_call_begin\|>\s{0,9}(?:functions\.)?"
+            r"(?P<name>[^\s:<]{1,256})(?::\d+)?\s{0,9}<\|tool_call_argument_begin\|>",
+            "close": "<|tool_call_end|>",
+            "content": "json",
+            "repeats": True,
+            "transform": _CALL,
+        },
+        AFTER_CALLS: {"open": "<|tool_calls_section_end|>"},
+    },
+)
+_DEEPSEEK = _Family(
+    marks=("<｜tool▁calls▁begin｜>",),
+    fields={
+        "tool_calls": {
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>(?P<name>[^\s<]{1,256})<｜tool▁sep｜>",
+            "close": "<｜tool▁call▁end｜>",
+            "content": "json",
+            "repeats": True,
+            "transform": _CALL,
+        },
+        AFTER_CALLS: {"open": "<｜tool▁calls▁end｜>"},
+    },
+)
+_DEEPSEEK_FENCED = _Family(
+    marks=("<｜tool▁calls▁begin｜>", "```json"),
+    fields={
+        "tool_calls": {
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s{0,9})?<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+            r"(?P<name>[^\s<]{1,256})\s{0,9}```json\n",
+            "close_pattern": r"\n```\s{0,9}<｜tool▁call▁end｜>",
+            "content": "json",
+            "repeats": True,
+            "transform": _CALL,
+        },
+        AFTER_CALLS: {"open": "<｜tool▁calls▁end｜>"},
+    },
+)
+_FAMILIES = (_QWEN_CODER, _GLM, _KIMI, _DEEPSEEK_FENCED, _DEEPSEEK, _HARMONY, _MISTRAL, _HERMES, _LLAMA)
+
+HERMES = _compiled(_HERMES.template(thinks=False), ())
+"""Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, no reasoning."""

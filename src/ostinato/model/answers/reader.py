@@ -1,0 +1,184 @@
+"""Tells text, reasoning and calls apart in one answer while it is sampled, and loses nothing of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import regex
+from transformers.utils.chat_parsing.content_parsers import process_field
+from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
+
+from ostinato.core.conversation import Piece, Tool, ToolCall, call_id
+from ostinato.model.answers.formats import AFTER_CALLS, Format
+from ostinato.model.answers.values import typed
+
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
+
+
+class Reader:
+    """core AnswerReader for one format.
+
+    Text and reasoning come as soon as they are certain to begin no delimiter. A call comes when its region is closed and holds a
+    name and a JSON object; any other region comes as it was sampled, delimiters included. White space beside calls and reasoning
+    belongs to them. Without `tools` nothing is a call.
+
+    Args:
+        format: the model's.
+        tools: what may be called; their schemas give types to the arguments of formats that have none.
+        turn: names the calls.
+        opening: what the prompt wrote of the answer, "<think>" for example; read, and not told again.
+    """
+
+    def __init__(self, format: Format, *, tools: Sequence[Tool], turn: str, opening: str = "") -> None:
+        self._format = format
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._turn = turn
+        self._watched = (*format.reasoning, *format.text, *(format.calls if tools else ()))
+        self._buffer = ""  # not yet read
+        self._field: ResponseTemplateField | None = None  # the open region
+        self._captures: dict[str, str] = {}
+        self._raw: list[str] = []  # of the open region, its opening included
+        self._body: list[str] = []
+        self._space = ""  # behind text: told with what follows, unless that is read
+        self._skips = False  # white space that follows something read
+        self._calls = 0
+        self.feed(opening)
+
+    def feed(self, text: str) -> list[Piece]:
+        if not self._watched:
+            return [Piece(text=text)] if text else []
+        self._buffer += text
+        return [*self._read(last=False)]
+
+    def finish(self) -> list[Piece]:
+        pieces = [*self._read(last=True)]
+        field = self._field
+        if field is not None and field in self._format.calls:
+            ends = field.name in self._format.ending
+            pieces += self._close(field, "") if ends else self._shown("".join(self._raw))
+        reasons = field is not None and field in self._format.reasoning
+        return [*pieces, Piece(text=self._space)] if self._space and not reasons else pieces
+
+    # ------------------------------------------------------------ regions
+
+    def _read(self, *, last: bool) -> Iterator[Piece]:
+        while True:
+            found, certain = self._scan(last)
+            upto = certain if found is None else found[1].start()
+            yield from self._take(self._buffer[:upto])
+            if found is None:
+                self._buffer = self._buffer[upto:]
+                return
+            field, match = found
+            self._buffer = self._buffer[match.end() :]
+            if self._field is None:
+                self._open(field, match)
+                continue
+            yield from self._close(field, match[0])
+            if not match[0] and not self._buffer:
+                return
+
+    def _scan(self, last: bool) -> tuple[tuple[ResponseTemplateField, regex.Match[str]] | None, int]:
+        """The first delimiter, and up to where the buffer holds none, nor the beginning of one."""
+        best: tuple[ResponseTemplateField, regex.Match[str]] | None = None
+        certain = len(self._buffer)
+        for field in self._watched if self._field is None else (self._field,):
+            if field.name == AFTER_CALLS and not self._calls:
+                continue
+            pattern = field.open_re if self._field is None else field.close_re
+            match = None if pattern is None else pattern.search(self._buffer, partial=not last)
+            if match is None:
+                continue
+            if not last and (match.partial or _may_grow(field, match, opens=self._field is None)):
+                certain = min(certain, match.start())
+            elif best is None or (match.start(), -match.end()) < (best[1].start(), -best[1].end()):
+                best = field, match
+        if best is not None and best[1].start() >= certain and certain < len(self._buffer):
+            best = None
+        return best, certain
+
+    def _open(self, field: ResponseTemplateField, match: regex.Match[str]) -> None:
+        self._field = field
+        self._captures = {name: text for name, text in match.groupdict().items() if text is not None}
+        self._raw, self._body = [match[0]], []
+        if field not in self._format.calls:
+            self._space, self._skips = "", True  # what is behind text goes with the delimiter
+
+    def _take(self, text: str) -> Iterator[Piece]:
+        """Text of the open region, or of none."""
+        if not text:
+            return
+        if self._field in self._format.calls:
+            self._raw.append(text)
+            self._body.append(text)
+        else:
+            yield from self._shown(text)
+
+    def _close(self, field: ResponseTemplateField, delimiter: str) -> Iterator[Piece]:
+        self._field = None
+        if field not in self._format.calls:
+            self._space, self._skips = "", True
+            return
+        calls = self._parsed(field)
+        if calls is None:
+            yield from self._shown("".join(self._raw) + delimiter)
+            return
+        self._space, self._skips = "", True
+        for call in calls:
+            yield Piece(call=call)
+
+    def _shown(self, text: str) -> list[Piece]:
+        """Text or reasoning, but for white space behind it, which may belong to what follows."""
+        if self._skips:
+            text = text.lstrip()
+            self._skips = not text
+        bare = text.rstrip()
+        if not bare:
+            self._space += text
+            return []
+        shown, self._space = self._space + bare, text[len(bare) :]
+        return [Piece(reasoning=shown) if self._field in self._format.reasoning else Piece(text=shown)]
+
+    # ------------------------------------------------------------ calls
+
+    def _parsed(self, field: ResponseTemplateField) -> list[ToolCall] | None:
+        """The calls of a region that is closed; None if it does not hold what it should."""
+        body = "".join(self._body)
+        if field.content == "xml-inline":
+            rest = regex.sub(field.content_args["tag_pattern"], "", body, flags=regex.DOTALL)
+            if rest.strip():
+                return None
+        try:
+            value = process_field(body, field, self._captures)
+            values = value if isinstance(value, list) else [value]
+            calls = [self._call(each, i, typeless=field.content != "json") for i, each in enumerate(values)]
+        except _UNREADABLE:
+            return None
+        self._calls += len(calls)
+        return calls or None
+
+    def _call(self, value: Any, place: int, *, typeless: bool) -> ToolCall:
+        """Raises one of _UNREADABLE."""
+        call = value.get("function", value)
+        name, values = call["name"], call["arguments"] if "arguments" in call else call["parameters"]
+        if not isinstance(name, str) or not name.strip() or not isinstance(values, dict):
+            raise TypeError
+        name.encode()  # a name with half a surrogate pair is none
+        shaped = typed(values, self._schemas.get(name.strip(), {})) if typeless else values
+        arguments = json.dumps(shaped, ensure_ascii=False, allow_nan=False)
+        try:
+            arguments.encode()
+        except UnicodeEncodeError:  # half a surrogate pair stays an escape
+            arguments = json.dumps(shaped, allow_nan=False)
+        return ToolCall(id=call_id(self._turn, self._calls + place), name=name.strip(), arguments=arguments)
+
+
+def _may_grow(field: ResponseTemplateField, match: regex.Match[str], *, opens: bool) -> bool:
+    """True if what follows could make a match at the buffer's end a longer one, or none."""
+    if match.end() != len(match.string):
+        return False
+    literals = field.open_literals if opens else field.close_literals
+    extends = field.open_literal_can_extend if opens else field.close_literal_can_extend
+    return match.start() == match.end() or literals is None or extends

@@ -1,0 +1,282 @@
+"""A model's chat template over conversations: what it knows of tools is found out once, and what it is given is fenced."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, cast
+
+import jinja2
+from transformers import PreTrainedTokenizerBase
+
+from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from ostinato.core.errors import BadRequest
+from ostinato.model.rendering.fences import HOLE, Fences, encodable
+from ostinato.model.rendering.tool_text import as_text, function_schema
+
+Json = dict[str, Any]
+_PROBE = Conversation(
+    messages=(
+        Message(role=Role.USER, text="a"),
+        Message(
+            role=Role.ASSISTANT,
+            calls=(ToolCall(id="call_probe_0_0", name="probe_name", arguments='{"probe_key": "probe value"}'),),
+        ),
+        Message(role=Role.TOOL, text="probe result", answers="call_probe_0_0"),
+    ),
+    tools=(
+        Tool(
+            name="probe_tool",
+            description="A probe.",
+            parameters={"type": "object", "properties": {"probe_property": {"type": "string"}}},
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """How a template wants calls: arguments as JSON text or as an object, ids as they are or nine letters and digits long."""
+
+    as_text: bool
+    short_ids: bool
+
+    def arguments(self, call: ToolCall) -> Json | str:
+        values = None if self.as_text else call.values()
+        return call.arguments if values is None else values
+
+    def id(self, id: str) -> str:
+        kept = not self.short_ids or (len(id) == 9 and id.isascii() and id.isalnum())
+        return id if kept else hashlib.sha256(id.encode(errors="surrogatepass")).hexdigest()[:9]
+
+
+_STYLES = tuple(_Calls(as_text=text, short_ids=short) for text in (False, True) for short in (False, True))
+
+
+class ChatTemplate:
+    """Conversation -> text with fences, as one model's template writes it. Pure after loading.
+
+    `knows_tools` is False for a template that leaves out tools, calls or results: it gets them as text. `opening` is what it
+    puts behind the assistant's role when the assistant is to speak, a <think> for example. `ends` are the control tokens that it
+    puts behind the assistant's text: first that of the last message, then, if it is another, that of a message before others.
+    """
+
+    knows_tools: bool
+    opening: str
+    ends: tuple[str, ...]
+
+    def __init__(self, library: PreTrainedTokenizerBase, fences: Fences) -> None:
+        self._library, self._fences = library, fences
+        style = next(filter(self._writes_tools, _STYLES), None)
+        self.knows_tools = style is not None
+        self._style = style or _STYLES[0]
+        self.opening = self._find_opening()
+        self.ends = self._find_ends()
+
+    @property
+    def source(self) -> str:
+        """The template itself, that for tools if there are several; "" if there is none."""
+        try:
+            return self._library.get_chat_template(tools=[{}])
+        except ValueError:
+            return ""
+
+    def asking(self, conversation: Conversation) -> str:
+        """The conversation, and whatever makes the assistant speak. Raises BadRequest."""
+        return self._render(self._settled(conversation), speak=True)
+
+    def begun(self, conversation: Conversation) -> str:
+        """The conversation with its last message open: the assistant's text stands at the end, exactly as given.
+
+        Raises BadRequest.
+        """
+        at = len(conversation.messages) - 1
+        settled = self._settled(conversation)
+        last = conversation.messages[at]
+        if last.role is not Role.ASSISTANT:
+            raise BadRequest("only an assistant message can be continued", field=f"messages[{at}].role")
+        if last.calls:
+            raise BadRequest(
+                "a message with calls cannot be continued: leave its calls out, or add their results",
+                field=f"messages[{at}].tool_calls",
+            )
+        head, _ = self._around(settled, len(settled.messages) - 1, speak=False)
+        text = head + self._fences.around(encodable(last.text, f"messages[{at}].content"))
+        if self._fences.written(text) != self._fences.written(head):
+            raise _completed()
+        return text
+
+    def after(self, conversation: Conversation, known: int, ends: Collection[str]) -> str:
+        """What stands behind what the assistant said in message `known - 1`: its end token (one of `ends`) and all that follows.
+
+        Raises BadRequest, also where the template writes the conversation's beginning in another way once more follows.
+        """
+        upto = replace(conversation, messages=conversation.messages[:known], continued=False)
+        if not 0 < known <= len(conversation.messages) or upto.messages[-1].role is not Role.ASSISTANT:
+            raise BadRequest("a stored turn can only be followed after an assistant message", field="messages")
+        settled, upto = self._settled(conversation), self._settled(upto)
+        at = len(upto.messages) - 1
+        if not upto.messages[at].calls:
+            return self._around(settled, at, speak=True)[1]
+        whole = self._render(settled, speak=True)
+        with suppress(BadRequest):  # some templates want a call before a result
+            tail = self._around(settled, at, speak=True)[1]
+            if whole.endswith(tail):
+                return tail
+        known_text = self._render(upto, speak=False)
+        end = self._fences.last(known_text, ends)
+        if end is None or known_text[end.end() :].strip() or not whole.startswith(known_text[: end.end()]):
+            raise BadRequest(
+                "the model's chat template writes these messages in another way once more follow", field="messages"
+            )
+        return whole[end.start() :]
+
+    def _settled(self, conversation: Conversation) -> Conversation:
+        """The conversation in the form that the template knows. Raises BadRequest."""
+        if not conversation.messages:
+            raise BadRequest("messages is empty: give at least one", field="messages")
+        return conversation if self.knows_tools else as_text(conversation)
+
+    # ------------------------------------------------------------ rendering
+
+    def _around(self, conversation: Conversation, at: int, *, speak: bool) -> tuple[str, str]:
+        """What the template writes before and after the text of message `at`, whose calls are left out."""
+        head, hole, tail = self._render(conversation, speak=speak, hole=at).rpartition(HOLE)
+        if not hole:
+            raise BadRequest("the model's chat template leaves out this assistant message", field=f"messages[{at}]")
+        return head, tail
+
+    def _render(self, conversation: Conversation, *, speak: bool, hole: int | None = None) -> str:
+        """Render; raise BadRequest where a text from outside gets a control token together with what stands beside it."""
+        try:
+            seen: set[str] = set()
+            text = self._apply(conversation, hole, speak, seen, ())
+            self._fences.check_intact(text)
+            written = self._fences.written(text)
+            loose = self._fences.loose(seen, set(written))
+            if loose and self._fences.written(self._apply(conversation, hole, speak, set(), loose)) != written:
+                raise _completed()
+        except RecursionError:
+            raise BadRequest("tools or arguments are nested too deeply", field="messages") from None
+        return text
+
+    def _apply(
+        self, conversation: Conversation, hole: int | None, speak: bool, seen: set[str], loose: Collection[str]
+    ) -> str:
+        def fence(text: str, field: str) -> str:
+            seen.add(encodable(text, field))
+            return self._fences.around(text, edges=text in loose)
+
+        tools: list[Json] = []
+        for i, tool in enumerate(conversation.tools):
+            parts = function_schema(tool)["function"]
+            shown = {name: _fenced(part, f"tools[{i}].function.{name}", fence) for name, part in parts.items()}
+            tools.append({"type": "function", "function": shown})
+        return self._write(self._messages(conversation, hole, fence), tools, speak)
+
+    def _messages(self, conversation: Conversation, hole: int | None, fence: Callable[[str, str], str]) -> list[Json]:
+        names = {call.id: call.name for message in conversation.messages for call in message.calls}
+        written: list[Json] = []
+        for i, message in enumerate(conversation.messages):
+            field = f"messages[{i}]"
+            shown: Json = {"role": message.role.value, "content": HOLE}
+            if i != hole:
+                shown["content"] = fence(message.text, f"{field}.content")
+            if message.reasoning:
+                shown["reasoning_content"] = fence(message.reasoning, f"{field}.reasoning_content")
+            if message.calls and i != hole:
+                shown["tool_calls"] = [
+                    self._call(call, f"{field}.tool_calls[{j}]", fence) for j, call in enumerate(message.calls)
+                ]
+            if message.role is Role.TOOL:
+                shown["tool_call_id"] = fence(self._style.id(message.answers), f"{field}.tool_call_id")
+                if message.answers in names:
+                    shown["name"] = fence(names[message.answers], f"{field}.tool_call_id")
+            written.append(shown)
+        return written
+
+    def _call(self, call: ToolCall, field: str, fence: Callable[[str, str], str]) -> Json:
+        return {
+            "type": "function",
+            "id": fence(self._style.id(call.id), f"{field}.id"),
+            "function": {
+                "name": fence(call.name, f"{field}.function.name"),
+                "arguments": _fenced(self._style.arguments(call), f"{field}.function.arguments", fence),
+            },
+        }
+
+    def _write(self, messages: list[Json], tools: list[Any], speak: bool) -> str:
+        if not self._library.chat_template:
+            raise BadRequest("this model has no chat template: use /v1/completions", field="messages")
+        try:
+            text = self._library.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=speak
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise BadRequest(f"the model's chat template refuses these messages: {error}", field="messages") from error
+        return cast("str", text)
+
+    # ------------------------------------------------------------ what the template knows
+
+    def _writes_tools(self, style: _Calls) -> bool:
+        """Whether tools, calls and results all appear in what the template writes, and arguments as JSON if as an object."""
+        self._style = style
+        try:
+            told = self._render(replace(_PROBE, messages=_PROBE.messages[:1]), speak=True)
+            used = self._render(_PROBE, speak=True)
+        except BadRequest:
+            return False
+        shown = ("probe_name", "probe_key", "probe value", "probe result")
+        return "probe_tool" in told and all(text in used for text in shown) and "'probe_key'" not in used
+
+    def _find_opening(self) -> str:
+        try:
+            asked = self._render(_talk(1), speak=False)
+            asking = self._render(_talk(1), speak=True)
+            # in the middle: some templates treat the last message apart
+            answered, _ = self._around(_talk(3), 1, speak=False)
+        except BadRequest:  # a template that wants other roles
+            return ""
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asking, answered, strict=False)))
+        return asking[same:] if asking.startswith(asked) else ""
+
+    def _find_ends(self) -> tuple[str, ...]:
+        try:
+            last = self._fences.first(self._around(_talk(2), 1, speak=False)[1])
+        except BadRequest:  # a template that wants other roles: what the configuration says must do
+            return ()
+        if last is None:
+            return ()
+        with suppress(BadRequest):
+            tail = self._around(_talk(3), 1, speak=False)[1]
+            inner = self._fences.first(tail)
+            if inner is not None and not self._render(_talk(1), speak=False).endswith(tail):
+                return (last, inner)
+        return (last,)
+
+
+def _talk(messages: int) -> Conversation:
+    """A user and an assistant taking turns."""
+    roles = (Role.USER, Role.ASSISTANT, Role.USER)
+    return Conversation(messages=tuple(Message(role=role, text="a") for role in roles[:messages]))
+
+
+def _fenced(value: Any, field: str, fence: Callable[[str, str], str]) -> Any:
+    """A value of JSON's types with all its strings fenced, keys too."""
+    if isinstance(value, str):
+        return fence(value, field)
+    if isinstance(value, Mapping):
+        return {fence(str(key), field): _fenced(item, field, fence) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_fenced(item, field, fence) for item in value]
+    return value
+
+
+def _completed() -> BadRequest:
+    return BadRequest(
+        "the text holds a part of a control token, which the model's chat template would make whole; leave it out",
+        field="messages",
+    )

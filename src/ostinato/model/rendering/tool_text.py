@@ -1,0 +1,96 @@
+"""Tools, calls and results as plain text, the Hermes way, for models whose chat template knows none of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
+from ostinato.core.errors import BadRequest
+
+_TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def as_text(conversation: Conversation) -> Conversation:
+    """The same conversation without tools, calls and tool messages: they stand in the texts.
+
+    The tools end the first system message, which is made if there is none; calls end their message's text; consecutive results
+    become one user message. What a beginning becomes begins what the whole becomes, unless it ends between two results.
+    Raises BadRequest for a schema that cannot be written.
+    """
+    messages: list[Message] = []
+    after_result = False
+    for message in with_described_tools(conversation):
+        is_result = message.role is Role.TOOL
+        if not is_result:
+            messages.append(replace(message, text=spoken(message), calls=()))
+        elif after_result:
+            messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n{_result(message)}")
+        else:
+            messages.append(Message(role=Role.USER, text=_result(message)))
+        after_result = is_result
+    return replace(conversation, messages=tuple(messages), tools=())
+
+
+def with_described_tools(conversation: Conversation) -> Sequence[Message]:
+    """The messages, with the tools described in the system message that they begin with.
+
+    Example: without tools, ``with_described_tools(conversation) == conversation.messages``
+    """
+    messages = conversation.messages
+    if not conversation.tools:
+        return messages
+    described = _TOOLS.format(tools="\n".join(map(_described, conversation.tools)))
+    if messages and messages[0].role is Role.SYSTEM:
+        text = f"{messages[0].text}\n\n{described}" if messages[0].text else described
+        return (replace(messages[0], text=text), *messages[1:])
+    return (Message(role=Role.SYSTEM, text=described), *messages)
+
+
+def spoken(message: Message) -> str:
+    r"""An assistant's text with its calls behind it.
+
+    Example: ``'Let me look.\n<tool_call>\n{"name": "read", "arguments": {"path": "calc.py"}}\n</tool_call>'``
+    """
+    return "\n".join([*([message.text] if message.text else []), *map(_called, message.calls)])
+
+
+def function_schema(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates and models know it: OpenAI's shape."""
+    parameters = dict(tool.parameters) or {"type": "object", "properties": {}}
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
+
+
+def _described(tool: Tool) -> str:
+    try:
+        return json.dumps(function_schema(tool), ensure_ascii=False)
+    except RecursionError:
+        raise BadRequest(f"the parameters of the tool {tool.name!r} are nested too deeply", field="tools") from None
+
+
+def _called(call: ToolCall) -> str:
+    name = json.dumps(call.name, ensure_ascii=False)
+    # arguments that are an object stay as the model wrote them
+    arguments = json.dumps(call.arguments, ensure_ascii=False) if call.values() is None else call.arguments.strip()
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def _result(message: Message) -> str:
+    return f"<tool_response>\n{message.text}\n</tool_response>"
