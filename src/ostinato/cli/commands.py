@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ostinato import __version__
 from ostinato.cli.alarms import alarms
+from ostinato.cli.connect import connect
 from ostinato.cli.options import Common, console
 from ostinato.cli.weights import weights
 from ostinato.core.errors import OstinatoError
@@ -30,6 +31,7 @@ app = App(
 )
 app.command(weights)
 app.command(alarms)
+app.command(connect)
 
 
 @app.command

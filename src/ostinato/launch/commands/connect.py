@@ -1,0 +1,241 @@
+"""`ostinato connect`: an unmodified coding agent talks to the gateway. It shows what it would write, asks, and can take it back."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.text import Text
+
+from ostinato.app.storage import Home
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, NotFound
+from ostinato.launch.commands.connecting import files, gateway
+from ostinato.launch.commands.connecting.agents import AGENTS, KEY_VARIABLE, Agent, Aim, Dialect, Scope, Surroundings
+from ostinato.launch.commands.connecting.masking import diff, masked
+from ostinato.launch.placing.address import read_address
+from ostinato.launch.views.plain import plain
+
+_KEY = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,512}")
+_MODEL = re.compile(r"[\w.:/@+-]{1,200}")
+_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What was asked for on the command line.
+
+    Attributes:
+        url: the gateway's; None: the running one's.
+        key: None: the environment's, or none.
+        model: None: the gateway's first.
+        session: all calls are this session's.
+        scope: for the person, or for the current directory.
+        telemetry: have the agent send its log events to the gateway, too.
+        yes: do not ask.
+    """
+
+    url: str | None = None
+    key: str | None = None
+    model: str | None = None
+    session: str | None = None
+    scope: Scope = "user"
+    telemetry: bool = False
+    yes: bool = False
+
+
+def surroundings() -> Surroundings:
+    """Those of this process. Raises BadConfig if the current directory is gone."""
+    try:
+        return Surroundings(env=dict(os.environ), directory=Path.cwd(), mac=sys.platform == "darwin")
+    except FileNotFoundError as error:
+        raise BadConfig("the current directory is gone; change to another") from error
+
+
+async def connect(config: Config, name: str, wishes: Wishes, at: Surroundings, console: Console) -> None:
+    """Write an agent's settings, once a person has agreed.
+
+    Raises:
+        BadConfig: an option or a settings file cannot be used.
+        NotFound: no gateway runs.
+        Unavailable, Unauthorized: it does not say which model it has.
+        Conflict: the file was changed while a person was asked.
+        StorageFull: it cannot be written.
+    """
+    agent = _agent(name)
+    if wishes.telemetry and not agent.telemetry:
+        able = " and ".join(each for each, known in AGENTS.items() if known.telemetry)
+        raise BadConfig(f"--telemetry: {name} cannot send it so; {able} can. Leave it out")
+    found = _look(name, agent, wishes.scope, at) if agent.places else None
+    aim = await _aim(config, wishes, at)
+    if found is None:
+        _say(console, agent.hints(aim, ""))
+        return
+    try:
+        text = agent.settings(found.base, aim)
+    except BadConfig as error:
+        raise BadConfig(f"{found.path}: {error}") from error
+    _propose(found, text, aim, console)
+    if _is_written(found, text, aim):
+        _say(console, ["nothing to change: it is connected already"])
+    elif not _agreed(wishes, console, "write this?"):
+        return
+    else:
+        files.write(found, text, secret=_secret(text, aim))
+        _say(console, [_written_words(name, found, wishes)])
+    exports = agent.exports(aim).items()
+    _say(console, [f"export {variable}={masked(value)}  # in full, where it starts" for variable, value in exports])
+    _say(console, agent.hints(aim, text))
+
+
+def undo(name: str, wishes: Wishes, at: Surroundings, console: Console) -> None:
+    """Put back what was there before `connect`. Raises NotFound, Conflict if the file was changed since, BadConfig."""
+    agent = _agent(name)
+    if not agent.places:
+        raise NotFound(f"nothing to undo: no file is written for {name}; switch its settings off by hand")
+    found = _look(name, agent, wishes.scope, at)
+    backup = files.restored(found)
+    _show(console, diff(str(found.path), found.text, backup.before, _key(wishes, at)))
+    if _agreed(wishes, console, "put this back?"):
+        files.undo(found)
+        _say(console, [f"{found.path} is as it was before"])
+
+
+async def check_capture(config: Config, dialect: Dialect, wishes: Wishes, at: Surroundings, console: Console) -> None:
+    """One small call, and what became of it. Raises NotFound, Unavailable, Unauthorized, BadConfig."""
+    aim = await _aim(config, wishes, at)
+    seen = await gateway.call(aim.url, aim.key, aim.model, dialect)
+    made = f"v{seen.version} {seen.root[:16]}".rstrip() if seen.version is not None else "none of this run's"
+    tokens = " and ".join(
+        f"{count} of the {which}"
+        for which, count in (("prompt", seen.prompt_tokens), ("answer", seen.answer_tokens))
+        if count is not None
+    )
+    _say(
+        console,
+        [
+            f"{aim.url} speaks {dialect}, model {aim.model}",
+            f"turn     {seen.turn}" + (f"  (request {seen.request})" if seen.request else ""),
+            f"weights  {made}" + (f"  (arm {seen.arm})" if seen.arm else ""),
+            f"tokens   {tokens or 'not told'}",
+        ],
+    )
+
+
+def _agent(name: str) -> Agent:
+    agent = AGENTS.get(name)
+    if agent is None:
+        raise BadConfig(f"no agent {name!r} is known; there are {', '.join(AGENTS)}")
+    return agent
+
+
+def _look(name: str, agent: Agent, scope: Scope, at: Surroundings) -> files.Settings:
+    place = agent.places.get(scope)
+    if place is None:
+        raise BadConfig(f"--scope {scope}: {name} takes these settings for a user only; leave it out")
+    # who cloned a repository did not choose where its links lead; a person's own links are their own affair
+    return files.look(place(at), within=at.directory if scope == "project" else None)
+
+
+async def _aim(config: Config, wishes: Wishes, at: Surroundings) -> Aim:
+    key = _key(wishes, at)
+    url = _running(config) if wishes.url is None else _address(wishes.url)
+    if wishes.session is not None:
+        if not _SESSION.fullmatch(wishes.session):
+            raise BadConfig(
+                f"--session {wishes.session!r}: 1-128 letters, digits, '.', '_' and '-', a letter or digit first"
+            )
+        url = f"{url}/s/{wishes.session}"
+    model = wishes.model or await gateway.first_model(url, key)
+    if not _MODEL.fullmatch(model):
+        raise BadConfig(f"the model's name {model[:200]!r} cannot be put into settings; name another with --model")
+    return Aim(url=url, key=key, model=model, telemetry=wishes.telemetry)
+
+
+def _key(wishes: Wishes, at: Surroundings) -> str | None:
+    key = at.env.get(KEY_VARIABLE) if wishes.key is None else wishes.key
+    if key and not _KEY.fullmatch(key):
+        raise BadConfig(
+            f"the key of --key or {KEY_VARIABLE} has characters that no key has; look for blanks and quotes"
+        )
+    return key or None
+
+
+def _running(config: Config) -> str:
+    url = read_address(Home(config.run.directory).address)
+    if url is None:
+        raise NotFound(
+            f"no gateway runs for {config.run.directory}; start it with `ostinato up`, or name one with --url"
+        )
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def _address(text: str) -> str:
+    """The gateway's URL without ``/v1``. Raises BadConfig."""
+    try:
+        parts = urlsplit(text)
+        fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        parts, fine = None, False
+    if parts is None or not fine or not text.isprintable() or set(text) & set(" \"'\\$`"):
+        raise BadConfig("--url: write it as http://HOST:PORT")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise BadConfig("--url takes no user, question or fragment; give the key as OSTINATO_API_KEY or with --key")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _secret(text: str, aim: Aim) -> bool:
+    return aim.key is not None and aim.key in text
+
+
+def _is_written(found: files.Settings, text: str, aim: Aim) -> bool:
+    """True if the file is already as it shall be, permissions included."""
+    closed = found.mode is not None and not found.mode & 0o077
+    return found.text == text and (closed or not _secret(text, aim))
+
+
+def _propose(found: files.Settings, text: str, aim: Aim, console: Console) -> None:
+    if found.real != found.path:
+        _say(console, [f"{found.path} leads to {found.real}"])
+    _show(console, diff(str(found.path), found.text, text, aim.key))
+    if _secret(text, aim):
+        _say(console, [f"{found.path} is readable by its owner only (0600): it holds your key. Keep it out of git"])
+
+
+def _agreed(wishes: Wishes, console: Console, question: str) -> bool:
+    if wishes.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise BadConfig("nothing was written: there is no terminal to ask at; add --yes to agree")
+    try:
+        answer = console.input(f"{question} (y/N) ", markup=False)
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    _say(console, ["nothing was written"])
+    return False
+
+
+def _written_words(name: str, found: files.Settings, wishes: Wishes) -> str:
+    if found.changed:
+        return f"written; others have changed the file since it was first connected, so what was there before is only in {found.kept}"
+    scoped = " --scope project" if wishes.scope == "project" else ""
+    return f"written; `ostinato connect {name} --undo{scoped}` takes it back"
+
+
+def _show(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(Text(line, _STYLES.get(line[:1], "")), soft_wrap=True)
+
+
+def _say(console: Console, lines: Sequence[str]) -> None:
+    for line in lines:
+        console.print(Text(plain(line)), soft_wrap=True)

@@ -1,0 +1,155 @@
+"""The forms in which coding agents keep their settings, changed as text: JSON is merged, anything else gets marked lines of ours.
+
+Nothing here reads or writes a file. Whatever cannot be changed without harm to what is there is refused with BadConfig.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from ostinato.core.errors import BadConfig
+
+Json = dict[str, Any]
+
+NAME = "Ostinato"
+"""What our entry is called in a list of providers."""
+
+_BLOCK = re.compile(
+    r"^# >>> ostinato connect: (\w+) >>>\r?\n.*?^# <<< ostinato connect: \1 <<<(?:\r?\n|\Z)", re.MULTILINE | re.DOTALL
+)
+_MARKER = re.compile(r"# (>>>|<<<) ostinato connect: \w+ \1")
+_INDENT = re.compile(r"^([ \t]+)\S", re.MULTILINE)
+_YAML_LINE = re.compile(r"(---|[ \t#-].*|(['\"]?)([\w.-]+)\2[ \t]*:([ \t].*)?|)")
+_ENV_LINE = re.compile(
+    r"""\s*(\#.*|(export\s+)?[A-Za-z_][\w.-]*\s*(=\s*('[^']*'\s*(\#.*)?|"(\\.|[^"\\])*"\s*(\#.*)?|[^'"].*|))?)?"""
+)
+
+
+def merged_json(text: str | None, settings: Json) -> str:
+    """A JSON file with these settings in it; every other one is kept. In a list, our own entry comes first, once.
+
+    Args:
+        text: the file as it is; None: there is none.
+        settings: what shall be in it.
+
+    Raises:
+        BadConfig: it is no plain JSON object, names a key twice, or holds something else where an object is needed.
+    """
+    there = _object(text) if text is not None and text.strip() else {}
+    new = _merged(there, settings, "")
+    if text is not None and new == there and text.strip():
+        return text
+    found = _INDENT.search(text or "")
+    newline = "\r\n" if text and "\r\n" in text else "\n"
+    written = json.dumps(new, indent=found[1] if found else 2, ensure_ascii=False)
+    return f"{written}\n".replace("\n", newline)
+
+
+def _object(text: str) -> Json:
+    try:
+        value: object = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"it is no plain JSON ({error}); mend it, and take out comments") from error
+    if not isinstance(value, dict):
+        raise BadConfig("it holds no JSON object; mend it")
+    return cast(Json, value)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Json:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name in found if sum(name == each for each, _ in pairs) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _merged(there: Json, settings: Mapping[str, Any], where: str) -> Json:
+    new = dict(there)
+    for name, value in settings.items():
+        old, place = there.get(name), f"{where}{name}"
+        if isinstance(value, dict):
+            if name in there and not isinstance(old, dict):
+                raise BadConfig(f"{place} is no JSON object; mend it")
+            new[name] = _merged(cast(Json, old or {}), cast(Json, value), f"{place}.")
+        elif isinstance(value, list):
+            if name in there and not isinstance(old, list):
+                raise BadConfig(f"{place} is no JSON list; mend it")
+            new[name] = [*cast(list[Any], value), *(each for each in cast(list[Any], old or []) if not _is_ours(each))]
+        else:
+            new[name] = value
+    return new
+
+
+def _is_ours(entry: object) -> bool:
+    return isinstance(entry, dict) and cast(Json, entry).get("name") == NAME
+
+
+def without_blocks(text: str) -> str:
+    """A text without our marked lines. Raises BadConfig where a marker stands without the other."""
+    left = _BLOCK.sub("", text)
+    for line in left.splitlines():
+        if _MARKER.fullmatch(line):
+            raise BadConfig(f"it has the line {line!r} without its other end; take it out")
+    return left
+
+
+def with_block(text: str, name: str, lines: Sequence[str], *, first: bool = False) -> str:
+    r"""A text with these lines between markers of this name, in place of those that it had there. All else stays, byte for byte.
+
+    Args:
+        text: a file's text.
+        name: one word that tells this block from others of ours.
+        lines: none: the block goes.
+        first: a new block is put before the text, not after it.
+
+    Example: ``with_block("a = 1\n", "more", ["b = 2"])`` has ``b = 2`` between its markers at the end.
+    """
+    newline = "\r\n" if "\r\n" in text else "\n"
+    marked = (f"# >>> ostinato connect: {name} >>>", *lines, f"# <<< ostinato connect: {name} <<<") if lines else ()
+    block = "".join(f"{line}{newline}" for line in marked)
+    for found in _BLOCK.finditer(text):
+        if found[1] == name:
+            return text[: found.start()] + block + text[found.end() :]
+    if first:
+        return block + text
+    return text + (newline if block and text and not text.endswith("\n") else "") + block
+
+
+def toml_of(text: str) -> Json:
+    """A TOML text's values. Raises BadConfig."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"it is no TOML ({error}); mend it") from error
+
+
+def yaml_keys(text: str) -> dict[str, int]:
+    """The top-level keys of a YAML mapping in block style, with their lines from 1. Raises BadConfig for any other YAML."""
+    keys: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        found = _YAML_LINE.fullmatch(line)
+        if found is None or (line == "---" and keys):
+            raise BadConfig(f"line {number} is not of the form 'name: value'; mend it")
+        if found[3] is not None:
+            keys[found[3]] = number
+    return keys
+
+
+def check_env(text: str) -> None:
+    """Raise BadConfig unless every line is ``NAME=value``, a comment or empty: a quote that is left open would swallow ours."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if _ENV_LINE.fullmatch(line) is None:
+            raise BadConfig(f"line {number} is not of the form NAME=value on one line; mend it")
+
+
+def quoted(text: str) -> str:
+    """A string as TOML and YAML write it, too."""
+    return json.dumps(text, ensure_ascii=False)
