@@ -1,0 +1,174 @@
+"""`POST /v1/logs` and `POST /v1/traces`: OTLP over HTTP, from exporters that know nothing of Ostinato."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.core.records import Signal
+from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.feedback.events import MAX_EVENTS
+from ostinato.serve.feedback.intake import Intake
+from ostinato.serve.feedback.otlp import Encoding, read_logs, read_spans
+from ostinato.serve.feedback.telemetry import Reading, read_events, read_traces
+from ostinato.serve.parts import Parts
+from ostinato.serve.wire.exchange import Exchange
+from ostinato.serve.wire.watch import ClientGone
+
+_GZIP = 16 + zlib.MAX_WBITS
+_DRAIN_FACTOR = 16  # how far beyond the limit a refused body is read, so that the client can see the refusal
+_LENGTH_DIGITS = 20
+
+
+class UnsupportedMedia(BadRequest):
+    """A content type or encoding that is not taken here."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class Telemetry:
+    """The handlers of both routes. An export is answered when its signals are durable.
+
+    Records that are of no known kind are taken and say nothing; how many of a known kind were not understood is told as OTLP's partial
+    success.
+    """
+
+    def __init__(self, parts: Parts, intake: Intake) -> None:
+        self._parts = parts
+        self._intake = intake
+
+    async def logs(self, exchange: Exchange) -> None:
+        """An `ExportLogsServiceRequest`."""
+        tenant, encoding, data = await self._receive(exchange)
+        config = self._parts.config
+        events = read_logs(data, encoding, depth=config.max_depth, values=config.max_values)
+        self._parts.quotas.count_events(tenant, max(1, len(events)))
+        reading = read_events(events, tenant=tenant, now=self._parts.clock())
+        await self._store(reading.signals)
+        await exchange.reply(200, _logs_answer(reading, encoding), kind=encoding.encode())
+
+    async def traces(self, exchange: Exchange) -> None:
+        """An `ExportTraceServiceRequest`."""
+        tenant, encoding, data = await self._receive(exchange)
+        config = self._parts.config
+        spans = read_spans(data, encoding, depth=config.max_depth, values=config.max_values)
+        self._parts.quotas.count_events(tenant, max(1, sum(1 + len(span.events) for span in spans)))
+        reading = read_traces(spans, tenant=tenant, now=self._parts.clock())
+        await self._store(reading.signals)
+        await exchange.reply(200, _traces_answer(reading, encoding), kind=encoding.encode())
+
+    async def _receive(self, exchange: Exchange) -> tuple[str, Encoding, bytes]:
+        """Who exports, how, and the unpacked body."""
+        tenant = self._parts.keys.identify(exchange.headers).tenant
+        quotas, config = self._parts.quotas, self._parts.config
+        quotas.expect_events(tenant)  # before the body is read
+        encoding, packed = _encoding(exchange.headers), _packed(exchange.headers)
+        charge = partial(quotas.count_bytes, tenant)
+        limit, wait_s = config.max_body_bytes, config.body_timeout_s
+        try:
+            async with asyncio.timeout(wait_s):
+                data = await _read(exchange, limit, charge)
+        except TimeoutError:
+            raise BadRequest(f"The body did not arrive within {wait_s:g} s; send it in one piece.") from None
+        if packed:
+            unpacked = unpack(data, limit)
+            charge(max(0, len(unpacked) - len(data)))
+            data = unpacked
+        return tenant, encoding, data
+
+    async def _store(self, signals: list[Signal]) -> None:
+        for start in range(0, len(signals), MAX_EVENTS):
+            await self._intake.take(signals[start : start + MAX_EVENTS])
+
+
+def unpack(data: bytes, limit: int) -> bytes:
+    """The content of a gzip file, of which never more than `limit` bytes and one are held. Raises BadRequest, TooLarge."""
+    stream = zlib.decompressobj(_GZIP)
+    try:
+        content = stream.decompress(data, limit + 1)
+    except zlib.error:
+        raise BadRequest("The body is not gzip, as Content-Encoding says; send it so, or uncompressed.") from None
+    if len(content) > limit:
+        raise TooLarge(f"The body is longer than {limit} bytes when unpacked; export smaller batches.")
+    if not stream.eof or stream.unused_data:
+        raise BadRequest("The body is not one whole gzip file; it ends too early, or something follows.")
+    return content
+
+
+def _encoding(headers: Mapping[bytes, bytes]) -> Encoding:
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+    try:
+        return Encoding(kind)  # also what keeps a web page from posting here without the browser asking first
+    except ValueError:
+        raise UnsupportedMedia(
+            f"Content-Type is {kind[:200] or 'missing'!r}; send '{Encoding.PROTOBUF}' or '{Encoding.JSON}'."
+        ) from None
+
+
+def _packed(headers: Mapping[bytes, bytes]) -> bool:
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
+    if encoding not in ("gzip", "identity"):
+        raise UnsupportedMedia(
+            f"Content-Encoding {encoding[:200]!r} is not taken; send 'gzip', or the body uncompressed."
+        )
+    return encoding == "gzip"
+
+
+async def _read(exchange: Exchange, limit: int, charge: Callable[[int], None]) -> bytes:
+    """The body as it was sent, of which at most `limit` bytes are held. Raises TooLarge, ClientGone, and what `charge` does."""
+    length = exchange.headers.get(b"content-length", b"")
+    declared = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
+    charged = min(declared, limit * _DRAIN_FACTOR)  # more is not read
+    charge(charged)
+    held, size, more = bytearray(), 0, True
+    while more and size <= limit * _DRAIN_FACTOR:
+        message = await exchange.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        more, chunk = message.get("more_body", False), message.get("body", b"")
+        size += len(chunk)
+        if size > charged:
+            charge(size - charged)
+            charged = size
+        if size <= limit:
+            held += chunk
+    if size > limit:
+        raise TooLarge(f"The body is longer than {limit} bytes; export smaller batches.")
+    return bytes(held)
+
+
+def _unclear(reading: Reading) -> str:
+    return f"{reading.unclear} records of a known kind lack a decision, a result, or a name and finite score."
+
+
+def _logs_answer(reading: Reading, encoding: Encoding) -> bytes:
+    if encoding is Encoding.JSON:
+        return _json_answer(reading, "rejectedLogRecords")
+    answer = ExportLogsServiceResponse()
+    if reading.unclear:
+        answer.partial_success.rejected_log_records = reading.unclear
+        answer.partial_success.error_message = _unclear(reading)
+    return answer.SerializeToString()
+
+
+def _traces_answer(reading: Reading, encoding: Encoding) -> bytes:
+    if encoding is Encoding.JSON:
+        return _json_answer(reading, "rejectedSpans")
+    answer = ExportTraceServiceResponse()
+    if reading.unclear:
+        answer.partial_success.rejected_spans = reading.unclear
+        answer.partial_success.error_message = _unclear(reading)
+    return answer.SerializeToString()
+
+
+def _json_answer(reading: Reading, rejected: str) -> bytes:
+    if not reading.unclear:
+        return json_bytes({})
+    return json_bytes({"partialSuccess": {rejected: str(reading.unclear), "errorMessage": _unclear(reading)}})
