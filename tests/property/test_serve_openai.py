@@ -29,7 +29,21 @@ VALUES = st.recursive(
     SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=6), v, max_size=3), max_leaves=8
 )
 ROLES = st.sampled_from(["user", "assistant", "system", "developer", "tool", ""])
-MESSAGE = st.fixed_dictionaries({"role": ROLES | VALUES, "content": st.text(max_size=5) | VALUES}) | VALUES
+TEXT = st.text(max_size=5) | VALUES
+FUNCTION = st.fixed_dictionaries(
+    {"name": TEXT}, optional={"arguments": TEXT, "parameters": VALUES, "description": TEXT}
+)
+TOOLS = (
+    st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": FUNCTION | VALUES}), max_size=2) | VALUES
+)
+CALLS = st.lists(st.fixed_dictionaries({"id": TEXT, "function": FUNCTION | VALUES}), max_size=2) | VALUES
+MESSAGE = (
+    st.fixed_dictionaries(
+        {"role": ROLES | VALUES, "content": TEXT},
+        optional={"tool_calls": CALLS, "tool_call_id": TEXT, "reasoning_content": TEXT},
+    )
+    | VALUES
+)
 FIELDS = [*ChatRequest.model_fields, *CompletionRequest.model_fields, "tools", "logit_bias", "store", "audio", "zzz"]
 BASE = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -41,6 +55,8 @@ def near_valid(draw):
         draw(st.sampled_from(["messages", "prompt"])): draw(st.lists(MESSAGE, max_size=3) | st.text(max_size=5)),
     }
     changes = draw(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
+    if draw(st.booleans()):
+        changes["tools"] = draw(TOOLS)
     return (BASE if draw(st.booleans()) else {}) | body | changes
 
 

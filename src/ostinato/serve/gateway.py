@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -27,9 +28,12 @@ from ostinato.serve.arms import Arms
 from ostinato.serve.auth import Keyring
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
+from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.config import ServeConfig
+from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.feedback.handlers import Feedback
 from ostinato.serve.feedback.intake import Intake
+from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import Quotas
@@ -40,6 +44,8 @@ from ostinato.serve.wire.origins import Origins
 from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
+
+COUNT_PATH = "/v1/messages/count_tokens"
 
 Page = Callable[[Visitors], Sequence[BaseRoute]]
 """Makes the routes of the page, which asks the gateway who its visitors are."""
@@ -114,7 +120,9 @@ class GatewayApp(Starlette):
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
         self._calls = Calls(parts, stored=self._intake.turn)
-        self._endpoints = self._all_endpoints(About(parts), Feedback(parts, self._intake))
+        self._endpoints = self._all_endpoints(
+            About(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
+        )
         super().__init__(
             routes=[
                 *(Route(path, endpoint, methods=[method]) for (method, path), endpoint in self._endpoints.items()),
@@ -139,19 +147,32 @@ class GatewayApp(Starlette):
                 return
         await super().__call__(scope, receive, send)
 
-    def _all_endpoints(self, about: About, feedback: Feedback) -> Mapping[tuple[str, str], Endpoint]:
+    def _all_endpoints(
+        self, about: About, feedback: Feedback, telemetry: Telemetry
+    ) -> Mapping[tuple[str, str], Endpoint]:
         handlers: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/chat/completions"): self._calls.chat,
-            ("POST", "/v1/completions"): self._calls.complete,
+            ("POST", COUNT_PATH): self._calls.count,
             ("POST", "/v1/feedback"): feedback.take,
+            ("POST", "/v1/logs"): telemetry.logs,
+            ("POST", "/v1/traces"): telemetry.traces,
             ("GET", "/v1/models"): about.models,
             ("GET", "/v1/models/{model:path}"): about.model,
             ("GET", "/health"): about.health,
             ("GET", "/metrics"): about.numbers,
         }
-        config = self._parts.config
+        errors = {("POST", route.path): route.errors for route in ROUTES} | {
+            ("POST", COUNT_PATH): anthropic_reply.ERRORS
+        }
+        handlers |= {("POST", route.path): partial(self._calls.serve, route) for route in ROUTES}
         return {
-            where: Endpoint(where[1], handle, origins=self._origins, metrics=self._parts.metrics, config=config)
+            where: Endpoint(
+                where[1],
+                handle,
+                errors=errors.get(where, openai_reply.ERRORS),
+                origins=self._origins,
+                metrics=self._parts.metrics,
+                config=self._parts.config,
+            )
             for where, handle in handlers.items()
         }
 

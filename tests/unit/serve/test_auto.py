@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from gateway_world import ASK, V0, V1, comments, events, eventually, world
 from pydantic import ValidationError
+from tests.fakes.conversations import talk
 from tests.fakes.outside import FakeOutside
 
 from ostinato.core.errors import BadConfig
@@ -180,7 +181,7 @@ async def test_an_answer_from_outside_that_was_cut_is_not_taken_for_ids(outside)
             await w.chat(**AUTO, user="ann", messages=more, headers={"x-ostinato-episode": "e"})
         last = w.log.turns()[-1]
         assert last.auto.arm == "live"
-        assert list(last.prompt_ids) == w.renderer.chat(more)
+        assert list(last.prompt_ids) == w.renderer.chat(talk(*more))
 
 
 async def test_a_new_process_keeps_an_episodes_arm(outside):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from gateway_world import ADMIN, ASK, V0, V1, events, eventually, world
+from tests.fakes.conversations import talk
 
 from ostinato.core.dealing import Dealing
 from ostinato.core.errors import Unavailable
@@ -66,7 +67,7 @@ async def test_a_chat_answer_names_its_turn_policy_weights_and_arm():
             "completion_tokens": 6,
             "total_tokens": len(turn.prompt_ids) + 6,
         }
-        assert turn.prompt_ids == tuple(ByteRenderer().chat(ASK["messages"]))
+        assert turn.prompt_ids == tuple(ByteRenderer().chat(talk(*ASK["messages"])))
         assert turn.sampled_ids == (*b"hello", STOP_ID)
         assert len(turn.logprobs) == 6
         assert turn.user == "u1"
@@ -195,12 +196,12 @@ async def test_a_prefilled_assistant_message_is_continued():
 async def test_a_follow_up_reuses_the_sampled_ids():
     async with world() as w:
         await w.chat(headers={"x-ostinato-episode": "e7"}, user="u")
-        talk = [*ASK["messages"], {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
-        await w.chat(messages=talk, user="u")
+        more = [*ASK["messages"], {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
+        await w.chat(messages=more, user="u")
         first, second = w.log.turns()
         known = first.prompt_ids + first.sampled_ids
         assert second.prompt_ids[: len(known)] == known
-        assert tuple(ByteRenderer().chat(talk))[: len(known)] != known, "the text must retokenise differently"
+        assert tuple(ByteRenderer().chat(talk(*more)))[: len(known)] != known, "the text must retokenise differently"
         assert (second.parent, second.episode) == (first.id, "e7")
 
 
@@ -209,8 +210,8 @@ async def test_sessions_survive_a_restart():
     async with world(log=log) as w:
         await w.chat(user="u")
     async with world(log=log) as w:
-        talk = [*ASK["messages"], {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
-        await w.chat(messages=talk, user="u")
+        more = [*ASK["messages"], {"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]
+        await w.chat(messages=more, user="u")
         first, second = log.turns()
         assert second.parent == first.id
 
@@ -393,9 +394,18 @@ async def test_the_context_is_a_bound_with_numbers():
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
         assert "63" in body["error"]["message"]
         assert "50" in body["error"]["message"]
-        status, _, body = await w.chat(max_tokens=49)
-        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-        assert (await w.chat(max_tokens=20))[0] == 200
+        assert w.log.turns() == []
+
+
+async def test_an_answer_may_have_what_the_context_has_left_if_that_is_of_use():
+    async with world("x" * 200, renderer=ByteRenderer(context=160)) as w:
+        for asked, got in ((20, 20), (155, 155), (128_000, 155)):
+            _, _, body = await w.chat(max_tokens=asked)
+            assert (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]) == (got, "length")
+        for room, status in ((10, 200), (9, 400)):
+            assert (await w.chat(messages=[{"role": "user", "content": "x" * (157 - room)}], max_tokens=500))[
+                0
+            ] == status
 
 
 async def test_unknown_paths_and_methods_are_json_errors():

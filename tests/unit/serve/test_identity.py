@@ -2,6 +2,7 @@
 
 import pytest
 from gateway_world import ASK, V0, V1, world
+from tests.fakes import conversations
 
 from ostinato.testing.engine import STOP_ID, FakeEngine
 from ostinato.testing.renderer import ByteRenderer
@@ -59,7 +60,7 @@ async def test_after_a_stop_string_the_model_reads_what_the_client_saw(stream):
         follow = talk("hi", "one ", "more")
         await w.chat(messages=follow, user="u")
         second = w.log.turns()[-1]
-        assert second.prompt_ids == tuple(ByteRenderer().chat(follow))
+        assert second.prompt_ids == tuple(ByteRenderer().chat(conversations.talk(*follow)))
         assert (second.parent, second.episode) == (None, first.episode)
 
 

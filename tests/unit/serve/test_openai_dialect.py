@@ -3,6 +3,7 @@ import tracemalloc
 
 import pytest
 
+from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 from ostinato.serve.wire.body import parse_json, read_json
@@ -39,7 +40,7 @@ ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         ({"stream_options": {"x": 1}}, "stream_options.x"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls"),
@@ -56,7 +57,6 @@ def test_a_bad_value_is_named(extra, field):
 @pytest.mark.parametrize(
     "extra",
     [
-        {"tools": [{"type": "function"}]},
         {"response_format": {"type": "json_object"}},
         {"logit_bias": {"5": 1}},
         {"frequency_penalty": 0.1},
@@ -104,8 +104,8 @@ def test_messages_become_plain_text_and_an_echoed_answer_is_taken():
         "audio": None,
     }
     parts = {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    got = parse_chat(ASK | {"messages": [parts, echoed]}).messages
-    assert got == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "yo"}]
+    got = parse_chat(ASK | {"messages": [parts, echoed]}).conversation.messages
+    assert got == (Message(role=Role.SYSTEM, text="ab"), Message(role=Role.ASSISTANT, text="yo"))
 
 
 def test_sampling_has_openais_defaults():
@@ -166,7 +166,7 @@ def test_prompts_come_alone_or_in_a_list_of_one():
 
 def test_a_name_is_taken_and_nobody_is_nobody():
     named = parse_chat(ASK | {"messages": [{"role": "user", "content": "hi", "name": "ann"}], "user": ""})
-    assert named.messages == [{"role": "user", "content": "hi"}]
+    assert named.conversation.messages == (Message(role=Role.USER, text="hi"),)
     assert (named.asker, parse_chat(ASK | {"safety_identifier": "s"}).asker) == (None, "s")
     with pytest.raises(BadRequest, match="only the sampled token"):
         parse_chat(ASK | {"top_logprobs": 2})

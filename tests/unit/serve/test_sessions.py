@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
 from ostinato.serve.calls.sessions import Scope, Sessions
 from ostinato.testing.engine import STOP_ID
@@ -23,20 +26,25 @@ def turn(prompt_ids, text="hello", *, id="t:0", episode="e", finish=Finish.STOP,
 
 def said(*texts):
     """A conversation: user and assistant in turns."""
-    return [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(texts)]
+    roles = (Role.USER, Role.ASSISTANT)
+    return Conversation(messages=tuple(Message(role=roles[i % 2], text=text) for i, text in enumerate(texts)))
 
 
-def ask(sessions, messages, scope=ME, **kwargs):
-    return sessions.render(sessions.look(scope, messages, **kwargs))
+def answer(text):
+    return Message(role=Role.ASSISTANT, text=text)
 
 
-def talk(sessions, messages, text, id, *, scope=ME, continued=False, shown=None, **kwargs):
-    """Ask, answer with `text`, of which the client sees `shown`, and remember."""
-    question = sessions.look(scope, messages, continued=continued)
+def ask(sessions, conversation, scope=ME):
+    return sessions.render(sessions.look(scope, conversation))
+
+
+def talk(sessions, conversation, text, id, *, scope=ME, continued=False, **kwargs):
+    """Ask, answer with `text`, and remember."""
+    question = sessions.look(scope, replace(conversation, continued=continued))
     prompt = sessions.render(question)
     episode = kwargs.pop("episode", None) or prompt.episode or f"e-{id}"
     made = turn(prompt.ids, text, id=id, scope=scope, episode=episode, **kwargs)
-    sessions.remember(question, made)
+    sessions.remember(question, made, answer(text))
     return prompt, made
 
 
@@ -102,8 +110,8 @@ def test_a_last_assistants_message_is_continued_only_if_asked_for():
     sessions = Sessions(RENDERER, budget=10_000)
     opened = said("write f", "def f():")
     talk(sessions, opened, "pass", "anew:0")  # the template lets the assistant speak again
-    assert ask(sessions, [*said("write f", "def f():pass"), *said("more")]).parent is None
-    follow = [*opened, {"role": "assistant", "content": "pass"}, *said("more")]
+    assert ask(sessions, said("write f", "def f():pass", "more")).parent is None
+    follow = Conversation(messages=(*opened.messages, answer("pass"), *said("more").messages))
     assert ask(sessions, follow).parent == "anew:0"
     talk(sessions, opened, "pass", "on:0", continued=True)
     assert ask(sessions, said("write f", "def f():pass", "more")).parent == "on:0"
@@ -114,7 +122,7 @@ def test_what_follows_a_stop_string_never_comes_back():
     question = sessions.look(ME, said("hi"))
     sampled = turn(sessions.render(question).ids, "one END", id="a:0", end=())
     seen = Turn(**{name: getattr(sampled, name) for name in sampled.__slots__} | {"text": "one "})
-    sessions.remember(question, seen)
+    sessions.remember(question, seen, answer("one "))
     follow = said("hi", "one ", "more")
     prompt = ask(sessions, follow)
     assert prompt.ids == tuple(RENDERER.chat(follow)), "the prompt must hold what the client saw, and nothing else"

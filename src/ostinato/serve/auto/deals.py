@@ -14,7 +14,7 @@ from ostinato.core.records import Arm, Pick, Turn
 from ostinato.core.seams import Dealer
 from ostinato.serve.auto.breaker import Breaker
 from ostinato.serve.auto.config import AutoArm, AutoConfig
-from ostinato.serve.auto.outside import Conversation, OutsideModel
+from ostinato.serve.auto.outside import OutsideModel, OutsideQuery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Deals:
         self._remember(tenant, episode, pick)
         return Deal(arm=self._arms[pick.arm], pick=pick)
 
-    def chunks(self, deal: Deal, asked: Conversation) -> AsyncIterator[Chunk]:
+    def chunks(self, deal: Deal, asked: OutsideQuery) -> AsyncIterator[Chunk]:
         """The answer of a model outside."""
         return self._outside[deal.arm.name].chunks(asked)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from ostinato.core.conversation import Conversation
 from ostinato.core.errors import OstinatoError
 from ostinato.core.generation import Chunk, Usage
 from ostinato.core.records import Finish, Sampling
@@ -33,13 +34,13 @@ class OutsideFailed(OstinatoError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class OutsideQuery:
     """What a model outside is asked. Who asks is not told.
 
-    Example: ``Conversation(messages=[{"role": "user", "content": "hi"}], sampling=Sampling(max_tokens=64), n=1)``
+    Example: ``OutsideQuery(conversation=Conversation(messages=(hi,)), sampling=Sampling(max_tokens=64), n=1)``
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    conversation: Conversation
     sampling: Sampling
     n: int
 
@@ -79,7 +80,7 @@ class OutsideModel:
         if self._session is not None:
             await self._session.close()
 
-    async def chunks(self, asked: Conversation) -> AsyncGenerator[Chunk]:
+    async def chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
         """Its answer as it comes; the ends of all choices come last, with what was counted. Raises OutsideFailed."""
         self._breaker.begin()
         well: bool | None = None
@@ -100,7 +101,7 @@ class OutsideModel:
             if self._breaker.resting != was_resting:
                 _LOG.warning("auto: arm %s %s", self._arm.name, "answers again" if was_resting else "is left alone")
 
-    async def _chunks(self, asked: Conversation) -> AsyncGenerator[Chunk]:
+    async def _chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
         answer = _OutsideAnswer(asked)
         async for event in self._events(asked):
             for index, text in answer.take(event):
@@ -108,7 +109,7 @@ class OutsideModel:
         for chunk in answer.ends():
             yield chunk
 
-    async def _events(self, asked: Conversation) -> AsyncGenerator[OutsideEvent]:
+    async def _events(self, asked: OutsideQuery) -> AsyncGenerator[OutsideEvent]:
         assert self._session is not None, "start the model before it is asked"
         url = f"{self._arm.url.rstrip('/')}/chat/completions"
         async with self._session.post(
@@ -124,11 +125,11 @@ class OutsideModel:
                 if event is not None:
                     yield event
 
-    def _body(self, asked: Conversation) -> dict[str, Any]:
+    def _body(self, asked: OutsideQuery) -> dict[str, Any]:
         sampling = asked.sampling
         body: dict[str, Any] = {
             "model": self._arm.model,
-            "messages": [dict(message) for message in asked.messages],
+            "messages": [{"role": message.role, "content": message.text} for message in asked.conversation.messages],
             self._arm.budget_field: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -147,7 +148,7 @@ class OutsideModel:
 class _OutsideAnswer:
     """What came of an answer so far: nothing is believed that the question cannot have led to."""
 
-    def __init__(self, asked: Conversation) -> None:
+    def __init__(self, asked: OutsideQuery) -> None:
         self._finishes: list[Finish | None] = [None] * asked.n
         self._left = asked.n * _CHARS_PER_TOKEN * max(16, asked.sampling.max_tokens)
         self._usage: OutsideUsage | None = None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from ostinato.core.conversation import Message, Piece
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Finish, PolicyVersion, Turn
 from ostinato.serve.calls.capture import Capture, EngineFailed, StoreSlow
 from ostinato.serve.calls.pulse import Pulse
+from ostinato.serve.calls.reading import Reading
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.dialects.openai_reply import DONE, Dialect, Json, json_bytes, usage
+from ostinato.serve.dialects.dialect import Counts, Json, Whole, Writer
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import ClientGone, Watch
@@ -30,12 +32,13 @@ class Answer:
     Args:
         capture: the call and its turns.
         chunks: what is sampled, from the engine or from the log.
-        dialect: shapes it.
+        writer: shapes it.
+        readings: tell text, reasoning and calls apart, one for each choice.
         exchange: where it goes.
         watch: ends the call when the client leaves or a step is late.
         metrics: counts.
         config: the waits.
-        remember: told of each turn once it is durable.
+        remember: told of each turn and its answer once it is durable.
         headers: sent beside the answer's own.
     """
 
@@ -44,17 +47,19 @@ class Answer:
         capture: Capture,
         chunks: AsyncIterator[Chunk],
         *,
-        dialect: Dialect,
+        writer: Writer,
+        readings: Sequence[Reading],
         exchange: Exchange,
         watch: Watch,
         metrics: Metrics,
         config: ServeConfig,
-        remember: Callable[[Turn], None] | None,
+        remember: Callable[[Turn, Message], None] | None,
         headers: Headers,
     ) -> None:
         self._capture = capture
         self._chunks = chunks
-        self._dialect = dialect
+        self._writer = writer
+        self._readings = readings
         self._exchange = exchange
         self._watch = watch
         self._metrics = metrics
@@ -65,7 +70,7 @@ class Answer:
         self._opened = False
         self._began = asyncio.get_running_loop().time()
 
-    async def send(self, *, stream: bool, count_usage: bool) -> None:
+    async def send(self, *, stream: bool) -> None:
         """Send all of it, as events or as one body. Every choice that was begun ends as a turn in the log.
 
         Raises:
@@ -75,7 +80,7 @@ class Answer:
         capture = self._capture
         try:
             try:
-                await (self._events(count_usage) if stream else self._whole())
+                await (self._events() if stream else self._whole())
             finally:
                 close = getattr(self._chunks, "aclose", None)
                 if close is not None:
@@ -100,28 +105,33 @@ class Answer:
         while not capture.complete:
             await self._next()
         await self._store(*range(len(capture.choices)))
-        choices = [
-            self._dialect.choice(i, "".join(choice.text), choice.ids, choice.logprobs, choice.finish or Finish.ERROR)
-            for i, choice in enumerate(capture.choices)
+        answers = [
+            Whole(
+                message=reading.message(),
+                ids=choice.ids,
+                logprobs=choice.logprobs,
+                finish=choice.finish or Finish.ERROR,
+            )
+            for choice, reading in zip(capture.choices, self._readings, strict=True)
         ]
-        body = self._dialect.body(choices, self._usage(), self._ostinato())
+        body = self._writer.body(answers, self._counts(), self._ostinato())
         await self._exchange.reply(200, body, self._headers())
 
     # ------------------------------------------------------------ as a stream
 
-    async def _events(self, count_usage: bool) -> None:
+    async def _events(self) -> None:
         pulse = Pulse(self._config.heartbeat_s, self._beat)
         try:
             opened = False
             while not self._capture.complete:
                 pulse.silence()
-                chunk = await self._next()
+                chunk, pieces = await self._next()
                 if chunk.finish is not None:
                     await self._store(chunk.index)
                 await pulse.over()
-                data = "" if opened else self._openings(count_usage)
+                data = "" if opened else self._writer.opening()
                 opened = True
-                data += self._event_of(chunk, count_usage)
+                data += self._event_of(chunk, pieces)
                 if not self._exchange.status:
                     await self._exchange.start(200, _STREAM + self._headers())
                 if data:
@@ -139,33 +149,19 @@ class Answer:
         except OSError:
             self._watch.end(ClientGone())
 
-    def _openings(self, count_usage: bool) -> str:
-        openings = (self._dialect.opening(i) for i in range(len(self._capture.choices)))
-        more = ',"usage":null' if count_usage else ""
-        return "".join(self._dialect.event([opening], more) for opening in openings if opening is not None)
-
-    def _event_of(self, chunk: Chunk, count_usage: bool) -> str:
+    def _event_of(self, chunk: Chunk, pieces: Sequence[Piece]) -> str:
         """The events that a chunk gives rise to."""
-        dialect = self._dialect
-        more = ',"usage":null' if count_usage else ""
-        data = ""
-        if chunk.text or (chunk.ids and dialect.reports_logprobs):
-            data = dialect.event([dialect.delta(chunk.index, chunk.text, chunk.ids, chunk.logprobs)], more)
-        if chunk.finish is None:
+        data = self._writer.delta(chunk.index, pieces, chunk.ids, chunk.logprobs)
+        finish = self._capture.choices[chunk.index].finish
+        if finish is None:
             return data
-        ending = dialect.ending(chunk.index, chunk.finish)
-        if not self._capture.complete:
-            return data + dialect.event([ending], more)
-        extra = f',"ostinato":{json_bytes(self._ostinato()).decode()}'
-        if not count_usage:
-            return data + dialect.event([ending], extra) + DONE
-        counts = f',"usage":{json_bytes(self._usage()).decode()}'
-        return data + dialect.event([ending], more) + dialect.event([], counts + extra) + DONE
+        closing = (self._counts(), self._ostinato()) if self._capture.complete else None
+        return data + self._writer.ending(chunk.index, finish, closing)
 
     # ------------------------------------------------------------ both
 
-    async def _next(self) -> Chunk:
-        """The next chunk, taken into the capture. Raises EngineFailed."""
+    async def _next(self) -> tuple[Chunk, list[Piece]]:
+        """The next chunk, taken into the capture, and what it settles of the answer. Raises EngineFailed."""
         self._watch.allow(self._config.chunk_timeout_s, self._silent)
         try:
             chunk = await anext(self._chunks)
@@ -175,7 +171,11 @@ class Answer:
             self._opened, self._policy = True, chunk.policy
             self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
-        return chunk
+        reading = self._readings[chunk.index]
+        pieces = reading.take(chunk.text, last=chunk.finish is not None)
+        if chunk.finish is not None and reading.message().calls:
+            self._capture.called(chunk.index)
+        return chunk, pieces
 
     def _silent(self) -> EngineFailed:
         wait_s = self._config.chunk_timeout_s
@@ -186,7 +186,7 @@ class Answer:
         turns = await self._capture.store(*indices)
         if self._remember is not None:
             for turn in turns:
-                self._remember(turn)
+                self._remember(turn, self._readings[int(turn.id.rpartition(":")[2])].message())
 
     def _unconfirmed(self) -> StoreSlow:
         self._metrics.store_error()
@@ -195,8 +195,8 @@ class Answer:
             f"{self._capture.call.id}:0 may be kept or not, and is not learned from. Send the request again."
         )
 
-    def _usage(self) -> Json:
-        return usage(self._capture.prompt_tokens, self._capture.tokens)
+    def _counts(self) -> Counts:
+        return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
     def _ostinato(self) -> Json:
         """What Ostinato adds: the turns, the arm, and who made the tokens, choice after choice."""

@@ -152,6 +152,11 @@ class Capture:
         if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 
+    def called(self, index: int) -> None:
+        """Say of a choice that it ended with calls of tools."""
+        if self.choices[index].finish is Finish.STOP:
+            self.choices[index].finish = Finish.TOOL_CALLS
+
     @property
     def complete(self) -> bool:
         """True if every choice has ended."""

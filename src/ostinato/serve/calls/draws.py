@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.serve.arms import Assignment
 from ostinato.serve.auto.deals import Deal
 from ostinato.serve.calls.sender import Caller, Placement
-from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest
+from ostinato.serve.dialects.dialect import Request
+from ostinato.serve.dialects.openai import ChatRequest
 from ostinato.serve.parts import Parts
 
 
@@ -24,7 +26,7 @@ class Draws:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def asked(self, request: ChatRequest | CompletionRequest, caller: Caller) -> bool:
+    def asked(self, request: Request, caller: Caller) -> bool:
         """True if the request is for Auto, False if it is for the model.
 
         Raises NotFound for a model that there is not, BadRequest for what not every arm can do.
@@ -39,6 +41,7 @@ class Draws:
         for field, wanted in (
             ("logprobs", request.wants_logprobs),
             ("continue_final_message", request.continue_final_message),
+            ("tools", _uses_tools(request.conversation)),
         ):
             if wanted:
                 raise BadRequest(
@@ -58,3 +61,8 @@ class Draws:
             self._parts.metrics.passed_on(tenant, [*failed][-1])
         assignment = Assignment(arm=deal.release, propensity=deal.propensity)
         return Placement(slot=deal.release.value, assignment=assignment), deal
+
+
+def _uses_tools(conversation: Conversation) -> bool:
+    told = any(message.calls or message.role is Role.TOOL for message in conversation.messages)
+    return told or bool(conversation.tools)

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`.
+"""Every call that samples, in whichever dialect.
 
 Data flow of a call: key and quota -> body -> typed request -> a place among the calls in progress -> user, arm and weights ->
 an earlier answer under the same idempotency key, if any -> prompt ids -> engine -> turn in the log -> end of the answer.
@@ -9,27 +9,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from ostinato.core.conversation import Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Turn
 from ostinato.serve.auto.deals import Deal
-from ostinato.serve.auto.outside import Conversation, OutsideFailed
+from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
 from ostinato.serve.calls.answer import Answer
 from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.draws import Draws
+from ostinato.serve.calls.reading import Reading
 from ostinato.serve.calls.rendering import Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
+from ostinato.serve.calls.routes import CallRoute
 from ostinato.serve.calls.ruling import ruled
 from ostinato.serve.calls.sender import Caller, Placement, Senders
 from ostinato.serve.calls.sessions import AUTO, Prompt, Scope, Sessions
-from ostinato.serve.dialects.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from ostinato.serve.dialects.openai_reply import Chat, Completion, Dialect
+from ostinato.serve.dialects.anthropic import parse_count
+from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
+from ostinato.serve.dialects.openai import CompletionRequest
+from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange, Headers
@@ -37,7 +42,9 @@ from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARS = 32  # an empty message costs a template about as much as so much text
-_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_LEAST_SHARE = (
+    16  # of the context: agents ask for more than there is, and an answer shorter than this is of no use to them
+)
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
@@ -47,15 +54,13 @@ class ContextExceeded(BadRequest):
     code = "context_length_exceeded"
 
 
-_Request = ChatRequest | CompletionRequest
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
     """A call in progress. `placement` is None where Auto is to deal, once the episode is known."""
 
+    route: CallRoute
     body: dict[str, Any]
-    request: _Request
+    request: Request
     caller: Caller
     placement: Placement | None
     exchange: Exchange
@@ -71,21 +76,11 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What goes to the engine, and who remembers the answer so that it can be followed up."""
+    """What goes to the engine; of a conversation, what reads the answer, and who remembers it so that it can be followed up."""
 
     prompt: Prompt
-    remember: Callable[[Turn], None] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Route:
-    """What differs between the two: the answer's shape, and how a request becomes ids."""
-
-    kind: str
-    dialect: type[Dialect]
-    field: str
-    default_tokens: int
-    ask: Callable[[_Asked], Awaitable[_Question]]
+    conversation: Conversation | None = None
+    remember: Callable[[Turn, Message], None] | None = None
 
 
 class _Both(TurnObserver):
@@ -104,7 +99,7 @@ class _Both(TurnObserver):
 
 
 class Calls:
-    """The handlers of the two routes. `stored` is told of each turn in the log."""
+    """Answers calls. `stored` is told of each turn in the log."""
 
     def __init__(self, parts: Parts, *, stored: Callable[[Turn], None]) -> None:
         config, tenants = parts.config, parts.keys.tenants
@@ -119,20 +114,6 @@ class Calls:
         self._rendering = Rendering()
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
-        self._chat = _Route(
-            kind="chatcmpl",
-            dialect=Chat,
-            field="messages",
-            default_tokens=config.default_max_tokens,
-            ask=self._ask_chat,
-        )
-        self._completion = _Route(
-            kind="cmpl",
-            dialect=Completion,
-            field="prompt",
-            default_tokens=_COMPLETION_TOKENS,
-            ask=self._ask_completion,
-        )
 
     def restore(self, turn: Turn) -> None:
         """Take in a turn of an earlier process; the oldest come first."""
@@ -153,30 +134,24 @@ class Calls:
             _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
         self._rendering.close()
 
-    # ------------------------------------------------------------ the routes
+    # ------------------------------------------------------------ the prompt
 
-    async def chat(self, exchange: Exchange) -> None:
-        """`POST /v1/chat/completions`."""
-        await self._serve(exchange, self._chat, parse_chat)
+    async def _ask(self, asked: _Asked) -> _Question:
+        if isinstance(asked.request, CompletionRequest):
+            return await self._ask_completion(asked, asked.request)
+        return await self._ask_chat(asked, cast("ConversationRequest", asked.request).conversation)
 
-    async def complete(self, exchange: Exchange) -> None:
-        """`POST /v1/completions`."""
-        await self._serve(exchange, self._completion, parse_completion)
-
-    async def _ask_chat(self, asked: _Asked) -> _Question:
-        request, tenant = asked.request, asked.caller.tenant
-        assert isinstance(request, ChatRequest)
-        chars = sum(len(message["content"]) for message in request.messages)
-        self._check_length(chars, "messages")
+    async def _ask_chat(self, asked: _Asked, conversation: Conversation) -> _Question:
+        tenant = asked.caller.tenant
+        chars = conversation.chars
+        self._check_length(chars, asked.route.field)
         sessions = self._sessions[tenant]
-        question = sessions.look(asked.scope, request.messages, continued=request.continue_final_message)
-        cost = chars + _MESSAGE_CHARS * len(request.messages)
+        question = sessions.look(asked.scope, conversation)
+        cost = chars + _MESSAGE_CHARS * len(conversation.messages)
         prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
-        return _Question(prompt=prompt, remember=partial(sessions.remember, question))
+        return _Question(prompt=prompt, conversation=conversation, remember=partial(sessions.remember, question))
 
-    async def _ask_completion(self, asked: _Asked) -> _Question:
-        request = asked.request
-        assert isinstance(request, CompletionRequest)
+    async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
         prompt = request.prompt
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
@@ -190,12 +165,13 @@ class Calls:
 
     # ------------------------------------------------------------ before the engine
 
-    async def _serve(self, exchange: Exchange, route: _Route, parse: Callable[[Any], _Request]) -> None:
+    async def serve(self, route: CallRoute, exchange: Exchange) -> None:
+        """Answer one call. Raises what becomes an error's body."""
         who = self._parts.keys.identify(exchange.headers)
         quotas = self._parts.quotas
         quotas.count_call(who.tenant)  # before the body is read
         body = await exchange.json(partial(quotas.count_bytes, who.tenant))
-        request = parse(body)
+        request = route.parse(body)
         caller = self._senders.caller(exchange, who, request.asker)
         drawn = self._draws.asked(request, caller)
         with quotas.places(who.tenant, request.n or 1):
@@ -205,6 +181,7 @@ class Calls:
                     exchange.watch = watch
                     placement = None if drawn else await self._senders.place(caller)
                     asked = _Asked(
+                        route=route,
                         body=body,
                         request=request,
                         caller=caller,
@@ -212,24 +189,37 @@ class Calls:
                         exchange=exchange,
                         watch=watch,
                     )
-                    await self._once(asked, route)
+                    await self._once(asked)
             finally:
                 exchange.watch = None  # an error is sent without it
                 self._parts.metrics.calls(-1)
 
-    async def _once(self, asked: _Asked, route: _Route) -> None:
+    async def count(self, exchange: Exchange) -> None:
+        """`POST /v1/messages/count_tokens`: how long a prompt is. Nothing is sampled, and nothing is kept."""
+        who = self._parts.keys.identify(exchange.headers)
+        quotas = self._parts.quotas
+        quotas.count_call(who.tenant)
+        conversation = parse_count(await exchange.json(partial(quotas.count_bytes, who.tenant)))
+        self._check_length(conversation.chars, "messages")
+        work = partial(self._parts.renderer.chat, conversation)
+        ids = await self._rendering.run(who.tenant, conversation.chars, work)
+        await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
+
+    async def _once(self, asked: _Asked) -> None:
         """Answer, from the log if the call is a repeat."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
-            await self._sample(asked, route, Try(base=f"{route.kind}-{secrets.token_hex(16)}"))
+            await self._sample(asked, Try(base=f"{asked.route.kind}-{secrets.token_hex(16)}"))
             return
         caller = asked.caller
         question = {**asked.body, "user": caller.user, "x-ostinato": [caller.episode, caller.group, caller.slot]}
-        async with self._repeats.attempt(route.kind, caller.tenant, key, question, asked.request.n or 1) as attempt:
+        async with self._repeats.attempt(
+            asked.route.kind, caller.tenant, key, question, asked.request.n or 1
+        ) as attempt:
             if attempt.turns:
-                await self._repeat(asked, route, attempt.turns)
+                await self._repeat(asked, attempt.turns)
             else:
-                await self._sample(asked, route, attempt)
+                await self._sample(asked, attempt)
 
     def _check_length(self, chars: int, field: str) -> None:
         most = self._context * self._parts.config.max_chars_per_token
@@ -242,19 +232,19 @@ class Calls:
 
     # ------------------------------------------------------------ the answer
 
-    async def _sample(self, asked: _Asked, route: _Route, attempt: Try) -> None:
+    async def _sample(self, asked: _Asked, attempt: Try) -> None:
         """Answer. Where a model outside cannot and nothing was said yet, another of Auto's arms is drawn; the log has a turn of both."""
-        question, failed = await route.ask(asked), dict[str, OutsideFailed]()
+        question, failed = await self._ask(asked), dict[str, OutsideFailed]()
         episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
         while True:
             try:
-                call, deal = self._call(asked, route, attempt.id, episode, question.prompt, failed)
+                call, deal = self._call(asked, attempt.id, episode, question.prompt, failed)
             except Unavailable:
                 if not failed:
                     raise
                 raise [*failed.values()][-1] from None
             try:
-                await self._answer(asked, route, attempt, question, call, deal)
+                await self._answer(asked, attempt, question, call, deal)
                 return
             except OutsideFailed as error:
                 if asked.exchange.said or deal is None:
@@ -262,77 +252,84 @@ class Calls:
                 failed[deal.arm.name] = error
                 attempt.again()
 
-    async def _answer(
-        self, asked: _Asked, route: _Route, attempt: Try, question: _Question, call: Call, deal: Deal | None
-    ) -> None:
+    async def _answer(self, asked: _Asked, attempt: Try, question: _Question, call: Call, deal: Deal | None) -> None:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
         try:
-            await self._send(asked, route, capture, self._chunks(asked, call, deal), question.remember)
+            await self._send(asked, capture, self._chunks(question, call, deal), question)
         finally:
             attempt.writes += capture.begun
             self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
 
-    def _chunks(self, asked: _Asked, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
+    def _chunks(self, question: _Question, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
         """What is sampled, here or outside."""
-        deals, request = self._parts.deals, asked.request
-        if deals is None or deal is None or deal.release is not Arm.OUTSIDE or not isinstance(request, ChatRequest):
+        deals, conversation = self._parts.deals, question.conversation
+        if deals is None or deal is None or deal.release is not Arm.OUTSIDE or conversation is None:
             return self._parts.engine.generate(call.request())
-        return deals.chunks(deal, Conversation(messages=request.messages, sampling=call.sampling, n=call.n))
+        return deals.chunks(deal, OutsideQuery(conversation=conversation, sampling=call.sampling, n=call.n))
 
-    async def _repeat(self, asked: _Asked, route: _Route, turns: list[Turn]) -> None:
-        capture = self._capture(again(turns), stored=True)
-        await self._send(asked, route, capture, played(turns), None, _REPLAYED)
+    async def _repeat(self, asked: _Asked, turns: list[Turn]) -> None:
+        request = asked.request
+        told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
+        question = _Question(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
+        await self._send(asked, self._capture(again(turns), stored=True), played(turns), question, _REPLAYED)
 
     async def _send(
         self,
         asked: _Asked,
-        route: _Route,
         capture: Capture,
         chunks: AsyncIterator[Chunk],
-        remember: Callable[[Turn], None] | None,
+        question: _Question,
         headers: Headers | None = None,
     ) -> None:
         call, request = capture.call, asked.request
-        shape = route.dialect(
+        heading = Heading(
             id=call.id,
             created=call.started_at,
             model=request.model,
-            renderer=self._parts.renderer if request.wants_logprobs else None,
+            choices=call.n,
+            prompt_tokens=len(call.prompt_ids),
+            count_usage=request.wants_usage,
         )
         answer = Answer(
             capture,
             chunks,
-            dialect=shape,
+            writer=asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None),
+            readings=[self._reading(question.conversation, turn) for turn in call.turn_ids()],
             exchange=asked.exchange,
             watch=asked.watch,
             metrics=self._parts.metrics,
             config=self._parts.config,
-            remember=remember,
+            remember=question.remember,
             headers=headers or [],
         )
-        await answer.send(stream=bool(request.stream), count_usage=request.wants_usage)
+        await answer.send(stream=bool(request.stream))
         self._deliveries.note(call.turn_ids())
         self._parts.metrics.delivered(call.tenant, call.n)
 
+    def _reading(self, conversation: Conversation | None, turn: str) -> Reading:
+        return Reading(None if conversation is None else self._parts.renderer.reader(conversation, turn))
+
     def _call(
-        self, asked: _Asked, route: _Route, id: str, episode: str, prompt: Prompt, failed: Collection[str]
+        self, asked: _Asked, id: str, episode: str, prompt: Prompt, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
         """The call, and what Auto dealt it. Whatever can be refused is refused before: every draw is of a call that is made."""
         request, caller = asked.request, asked.caller
         room = self._context - len(prompt.ids)
         wanted = request.budget
-        if room < 1 or (wanted is not None and wanted > room):
+        least = max(1, min(wanted or 1, self._context // _LEAST_SHARE))
+        if room < least:
             raise ContextExceeded(
-                f"The prompt has {len(prompt.ids)} tokens and {wanted or 1} are wanted for the answer; "
+                f"The prompt has {len(prompt.ids)} tokens, and the answer needs {least} at least; "
                 f"this model's context holds {self._context}. Shorten the prompt or ask for less.",
-                field=route.field,
+                field=asked.route.field,
             )
         placement, deal = asked.placement, None
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
-        asked_for = request.sampling(wanted or min(route.default_tokens, room))
+        default = asked.route.default_tokens or self._parts.config.default_max_tokens
+        asked_for = request.sampling(min(wanted or default, room))
         sampling, decided = ruled(asked_for, caller, self._parts.config.sampling)
         call = Call(
             id=id,

@@ -16,6 +16,7 @@ from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.exchange import Exchange
 
 _LOOK_S = 0.05
+_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "Session-Id", "X-Session-Id")  # Claude Code, Codex, opencode
 
 
 class Loading(Unavailable):
@@ -79,7 +80,7 @@ class Senders:
             tenant=who.tenant,
             user=user,
             verified=signature is not None,
-            episode=exchange.text("X-Ostinato-Episode") or exchange.session,
+            episode=exchange.text("X-Ostinato-Episode") or exchange.session or _agents_session(exchange),
             group=exchange.text("X-Ostinato-Group"),
             slot=slot,
         )
@@ -106,3 +107,8 @@ class Senders:
                 raise Loading("The model's weights are still being loaded; try again in a moment.")
             await asyncio.sleep(_LOOK_S)
         return loaded
+
+
+def _agents_session(exchange: Exchange) -> str | None:
+    """The session as coding agents name it by themselves. Raises BadRequest."""
+    return next((session for name in _SESSION_HEADERS if (session := exchange.text(name)) is not None), None)

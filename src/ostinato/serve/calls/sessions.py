@@ -1,29 +1,29 @@
 """Token-in, token-out: a follow-up call reuses the ids that were sampled instead of tokenising their text again.
 
-A conversation that a client sends back is recognised by a hash chain over its messages. After a restart, when only the log's turns
-are known (they hold ids, not messages), it is recognised once by rendering it and comparing ids.
+A conversation that a client sends back is recognised by a hash chain over its tools and messages, in a form that survives what
+agents do to an answer before they send it back (`history.py`). After a restart, when only the log's turns are known (they hold
+ids, not messages), it is recognised once by rendering it and comparing ids.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish, Turn
 from ostinato.core.seams import Renderer
 from ostinato.serve.arms import ANONYMOUS
+from ostinato.serve.calls.history import digest, normal, tools_digest
+from ostinato.serve.calls.reading import Reading
 
 AUTO = "auto"  # the arm of all scopes in which Auto deals: a conversation is found whichever of its arms answered
 _OVERHEAD = 32  # what an entry costs besides its ids, in ids
 _GUESSES = 8  # turns of a user that are tried where a message may begin with words that the client put there
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,7 @@ class Question:
     """A conversation that is to be answered, before its ids are known. `chain` has a hash for each message and what is before it."""
 
     scope: Scope
-    messages: Sequence[dict[str, Any]]
-    continued: bool
+    conversation: Conversation
     chain: list[bytes]
     known: int  # messages that the found turn has
     entry: _Entry | None
@@ -74,12 +73,12 @@ class Question:
     @property
     def prefill(self) -> str:
         """What the answer begins with because the client said so."""
-        return self.messages[-1]["content"] if self.continued else ""
+        return self.conversation.messages[-1].text if self.conversation.continued else ""
 
     @property
     def before(self) -> bytes:
         """The hash of all messages before the one that is answered with."""
-        return self.chain[-2 if self.continued else -1]
+        return self.chain[-2 if self.conversation.continued else -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +104,10 @@ class Sessions:
 
     Example::
 
-        question = sessions.look(scope, messages)
+        question = sessions.look(scope, conversation)
         prompt = sessions.render(question)
         ...  # the answer is sampled and stored as a turn
-        sessions.remember(question, turn)
+        sessions.remember(question, turn, answer)
     """
 
     def __init__(self, renderer: Renderer, *, budget: int) -> None:
@@ -123,14 +122,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._entries) + sum(map(len, self._cold.values()))
 
-    def look(self, scope: Scope, messages: Sequence[dict[str, Any]], *, continued: bool = False) -> Question:
-        """Recognise a conversation; `continued`: its last message is the assistant's and is to be gone on with."""
-        question = Question(
-            scope=scope, messages=messages, continued=continued, chain=_chain(scope, messages), known=0, entry=None
-        )
+    def look(self, scope: Scope, conversation: Conversation) -> Question:
+        """Recognise a conversation."""
+        chain = _chain(scope, conversation)
+        question = Question(scope=scope, conversation=conversation, chain=chain, known=0, entry=None)
         if not scope.shared and self._entries:
-            for i in _spoken(messages):
-                entry = self._find(question.chain[i + 1], scope.episode)
+            for i in _spoken(conversation.messages):
+                entry = self._find(chain[i + 1], scope.episode)
                 if entry is not None:
                     question.known, question.entry = i + 1, entry
                     break
@@ -142,26 +140,26 @@ class Sessions:
             # a part of the conversation cannot be rendered alone: it is not looked for further
             with suppress(BadRequest):
                 self._find_cold(question)
-        entry, asked = question.entry, question.scope.episode
+        entry, asked, conversation = question.entry, question.scope.episode, question.conversation
         episode = asked or (entry.episode if entry is not None else None)
-        if question.continued:
-            ids = tuple(self._renderer.chat(question.messages, continue_final=True))
+        if conversation.continued:
+            ids = tuple(self._renderer.chat(conversation))
             extends = entry is not None and entry.known and tuple(entry.ids) == ids[: len(entry.ids)]
             return Prompt(ids=ids, parent=entry.turn if entry is not None and extends else None, episode=episode)
         if entry is not None:
-            following = self._follow(entry, question.messages, question.known)
+            following = self._follow(entry, conversation, question.known)
             if following is not None:
                 return Prompt(ids=tuple(following), parent=entry.turn, episode=episode)
-        return Prompt(ids=tuple(self._renderer.chat(question.messages)), episode=episode)
+        return Prompt(ids=tuple(self._renderer.chat(conversation)), episode=episode)
 
-    def remember(self, question: Question, turn: Turn) -> None:
+    def remember(self, question: Question, turn: Turn, answer: Message) -> None:
         """Index a turn that answered this question."""
         for key, entry in question.warmed:
             self._put(key, entry)
         question.warmed.clear()
         if turn.finish.trainable:
-            key = _hash(question.before, "assistant", question.prefill + turn.text)
-            self._put(key, self._entry(turn))
+            whole = replace(answer, text=question.prefill + answer.text)
+            self._put(digest(question.before, *normal(whole)), self._entry(turn))
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
@@ -183,59 +181,71 @@ class Sessions:
 
     def _find_cold(self, question: Question) -> None:
         """Walk along the conversation's answers, each found by the ids that its question has."""
-        scope, messages = question.scope, question.messages
+        scope, conversation = question.scope, question.conversation
         place = _place(scope.tenant, scope.user, scope.arm)
         cold = [
             entry
             for entry in list(self._cold.get(place, ()))
             if scope.episode is None or entry.episode == scope.episode
         ]
-        spoken = [*reversed(_spoken(messages))]
+        spoken = [*reversed(_spoken(conversation.messages))]
         if not cold or not spoken:
             return
-        ids = self._renderer.chat(messages[: spoken[0]]) if spoken[0] else None
+        ids = self._renderer.chat(_first(conversation, spoken[0])) if spoken[0] else None
         for position, i in enumerate(spoken):
-            entry = self._match(cold, ids, messages[: i + 1])
+            entry = self._match(cold, ids, _first(conversation, i + 1))
             if entry is None:
                 return
             question.known, question.entry = i + 1, entry
             question.warmed.append((question.chain[i + 1], entry))
             if position + 1 < len(spoken):
-                upto = messages[: spoken[position + 1]]
+                upto = _first(conversation, spoken[position + 1])
                 ids = self._follow(entry, upto, i + 1) or self._renderer.chat(upto)
 
-    def _match(self, cold: list[_Entry], ids: list[int] | None, messages: Sequence[dict[str, Any]]) -> _Entry | None:
-        """The newest turn whose prompt has these ids and whose text ends these messages, or was continued to end them."""
-        said: str = messages[-1]["content"]
-        guesses = 0
+    def _match(self, cold: list[_Entry], ids: list[int] | None, conversation: Conversation) -> _Entry | None:
+        """The newest turn whose prompt has these ids and that said the last of these messages, or was continued to say it."""
+        last = conversation.messages[-1]
+        said, guesses = normal(last), 0
         for entry in reversed(cold):
-            if ids is not None and entry.text == said and entry.ids[: entry.prompt].tolist() == ids:
-                return entry
-            if not said.endswith(entry.text) or guesses == _GUESSES:
+            if ids is not None and entry.ids[: entry.prompt].tolist() == ids:
+                if normal(self._read(conversation, entry)) == said:
+                    return entry
+                continue
+            if last.calls or not entry.text or not last.text.endswith(entry.text) or guesses == _GUESSES:
                 continue
             guesses += 1
-            begun = {"role": "assistant", "content": said[: len(said) - len(entry.text)]}
-            opened = self._renderer.chat([*messages[:-1], begun], continue_final=True)
-            if entry.ids[: entry.prompt].tolist() == opened:
+            begun = replace(last, text=last.text[: len(last.text) - len(entry.text)])
+            asked = replace(conversation, messages=(*conversation.messages[:-1], begun), continued=True)
+            if entry.ids[: entry.prompt].tolist() == self._renderer.chat(asked):
                 return entry
         return None
 
+    def _read(self, conversation: Conversation, entry: _Entry) -> Message:
+        reading = Reading(self._renderer.reader(conversation, entry.turn))
+        reading.take(entry.text, last=True)
+        return reading.message()
+
     # ------------------------------------------------------------ ids
 
-    def _follow(self, entry: _Entry, messages: Sequence[dict[str, Any]], known: int) -> list[int] | None:
-        """The turn's ids and what follows; None if the client did not see all of them, or the end token cannot be told."""
-        if known >= len(messages) or not entry.known:
+    def _follow(self, entry: _Entry, conversation: Conversation, known: int) -> list[int] | None:
+        """The turn's ids and what follows; None if the client did not see all of them, or if what ends them cannot be told."""
+        if known >= len(conversation.messages) or not entry.known:
             return None
-        rest = self._renderer.follow_up(messages, known)
+        try:
+            rest = self._renderer.follow_up(conversation, known)
+        except BadRequest:  # the template cannot say what follows such a message alone
+            return None
         if entry.ended:
             return [*entry.ids, *rest]
-        closing = self._closing(messages, known, rest)
+        closing = self._closing(conversation, known, rest)
         return None if closing is None else [*entry.ids, *closing, *rest]
 
-    def _closing(self, messages: Sequence[dict[str, Any]], known: int, rest: list[int]) -> list[int] | None:
+    def _closing(self, conversation: Conversation, known: int, rest: list[int]) -> list[int] | None:
         """What the template puts between an assistant's text and what `follow_up` starts with."""
-        opened = self._renderer.chat(messages[:known], continue_final=True)
-        whole = self._renderer.chat(messages)
+        if conversation.messages[known - 1].calls:
+            return None
+        opened = self._renderer.chat(replace(_first(conversation, known), continued=True))
+        whole = self._renderer.chat(conversation)
         closing = whole[len(opened) : len(whole) - len(rest)]
         fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
         return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
@@ -248,7 +258,7 @@ class Sessions:
             ids=array("i", turn.prompt_ids + turn.sampled_ids),
             ended=ended,
             # a stop string was sampled, and nobody has seen it; or the tokens are another model's
-            known=bool(turn.sampled_ids) and (ended or turn.finish is not Finish.STOP),
+            known=bool(turn.sampled_ids) and (ended or turn.finish is Finish.LENGTH),
             prompt=len(turn.prompt_ids),
             text=text,
         )
@@ -284,33 +294,29 @@ class Sessions:
             del self._latest[key]
 
 
-def _spoken(messages: Messages) -> list[int]:
+def _spoken(messages: Sequence[Message]) -> list[int]:
     """The places of the assistant's messages before the last message, last first."""
-    return [i for i in range(len(messages) - 2, -1, -1) if messages[i]["role"] == "assistant"]
+    return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
+
+
+def _first(conversation: Conversation, count: int) -> Conversation:
+    """The first messages of a conversation."""
+    return Conversation(messages=conversation.messages[:count], tools=conversation.tools)
 
 
 def _size(entry: _Entry) -> int:
     return len(entry.ids) + _OVERHEAD
 
 
-def _chain(scope: Scope, messages: Messages) -> list[bytes]:
-    """Whose conversation it is as a hash, then one hash per message, each covering all before it."""
-    last = _place(scope.tenant, scope.user, scope.arm)
+def _chain(scope: Scope, conversation: Conversation) -> list[bytes]:
+    """Whose conversation it is, and with which tools, as a hash, then one hash per message, each covering all before it."""
+    last = digest(_place(scope.tenant, scope.user, scope.arm), tools_digest(conversation.tools))
     hashes = [last]
-    for message in messages:
-        last = _hash(last, message["role"], message["content"])
+    for message in conversation.messages:
+        last = digest(last, *normal(message))
         hashes.append(last)
     return hashes
 
 
 def _place(tenant: str, user: str, arm: str) -> bytes:
-    return _hash(b"", tenant, user, arm)
-
-
-def _hash(seed: bytes, *parts: str) -> bytes:
-    """A hash of a list of parts: lengths are hashed too, so that no two lists run together."""
-    pieces = [len(seed).to_bytes(8, "big"), seed]
-    for part in parts:
-        data = part.encode()
-        pieces += (len(data).to_bytes(8, "big"), data)
-    return blake2b(b"".join(pieces), digest_size=16).digest()
+    return digest(b"", tenant, user, arm)

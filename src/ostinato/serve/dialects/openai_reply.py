@@ -6,95 +6,111 @@ Only what was sampled is reported: log-probabilities are the sampled tokens' own
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections import defaultdict
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.core.seams import Renderer
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Whole, Writer
 
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
 
-Json = dict[str, Any]
-
 _text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-class Dialect(ABC):
-    """Shapes the answer to one request.
-
-    Args:
-        id: the response's id.
-        created: Unix seconds.
-        model: the model's public name.
-        renderer: tells the text of tokens, for log-probabilities; None when they were not asked for.
-    """
+class _OpenAI(Writer):
+    """What both endpoints share. `renderer` tells the text of tokens, for log-probabilities; None when they were not asked for."""
 
     body_object: str
     chunk_object: str
 
-    def __init__(self, *, id: str, created: float, model: str, renderer: Renderer | None) -> None:
-        self._head: Json = {"id": id, "created": int(created), "model": model}
+    def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
+        self._head: Json = {"id": heading.id, "created": int(heading.created), "model": heading.model}
+        self._heading = heading
         self._renderer = renderer
-        self._prefix = ""
+        self._prefix = f'data: {_text({**self._head, "object": self.chunk_object})[:-1]},"choices":['
+        self._more = ',"usage":null' if heading.count_usage else ""
 
-    def body(self, choices: list[Json], usage: Json, ostinato: Json) -> bytes:
-        """The whole answer at once."""
-        whole = {**self._head, "object": self.body_object, "choices": choices, "usage": usage, "ostinato": ostinato}
-        return json_bytes(whole)
+    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        whole = {**self._head, "object": self.body_object, "choices": choices, "usage": usage(counts)}
+        return json_bytes({**whole, "ostinato": ostinato})
 
-    def event(self, choices: Sequence[str], more: str = "") -> str:
-        """One event of a stream: choices as JSON texts, and what follows them, such as ',"usage":null'."""
-        if not self._prefix:
-            head = _text({**self._head, "object": self.chunk_object})
-            self._prefix = f'data: {head[:-1]},"choices":['
-        return f"{self._prefix}{','.join(choices)}]{more}}}\n\n"
+    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
+        last = self._last(index, finish)
+        if closing is None:
+            return self._event(last, self._more)
+        counts, ostinato = closing
+        extra = f',"ostinato":{_text(ostinato)}'
+        if not self._heading.count_usage:
+            return self._event(last, extra) + DONE
+        return self._event(last, self._more) + self._event("", f',"usage":{_text(usage(counts))}{extra}') + DONE
 
-    def opening(self, index: int) -> str | None:
-        """What a stream says about a choice before its first token, if anything."""
-        return None
-
-    @abstractmethod
-    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> str:
-        """New text of a choice, as JSON."""
-
-    @abstractmethod
-    def ending(self, index: int, finish: Finish) -> str:
-        """The end of a choice, as JSON."""
+    def _event(self, choice: str, more: str) -> str:
+        """One event: a choice as JSON text, and what follows the choices."""
+        return f"{self._prefix}{choice}]{more}}}\n\n"
 
     @abstractmethod
-    def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
+    def _choice(self, index: int, answer: Whole) -> Json:
         """A whole choice."""
 
-    @property
-    def reports_logprobs(self) -> bool:
-        """True if an event must be sent for tokens that show no text yet."""
-        return self._renderer is not None
+    @abstractmethod
+    def _last(self, index: int, finish: Finish) -> str:
+        """The end of a choice, as JSON."""
 
 
-class Chat(Dialect):
-    """`/v1/chat/completions`."""
+class Chat(_OpenAI):
+    """`/v1/chat/completions`. A stream's call comes whole, in one event, when it is complete."""
 
     body_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self, index: int) -> str:
-        return f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}'
+    def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
+        super().__init__(heading, renderer)
+        self._calls: Counter[int] = Counter()  # choice -> its calls so far
 
-    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    def opening(self) -> str:
+        choice = '{{"index":{},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}'
+        return "".join(self._event(choice.format(i), self._more) for i in range(self._heading.choices))
+
+    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
         logged = "null" if self._renderer is None else _text(self._logprobs(ids, logprobs))
-        return f'{{"index":{index},"delta":{{"content":{_text(text)}}},"logprobs":{logged},"finish_reason":null}}'
+        deltas = [self._delta(index, piece) for piece in pieces]
+        if not deltas and self._renderer is not None and ids:
+            deltas = ['{"content":""}']  # tokens that show nothing yet
+        data = ""
+        for delta in deltas:
+            choice = f'{{"index":{index},"delta":{delta},"logprobs":{logged},"finish_reason":null}}'
+            data += self._event(choice, self._more)
+            logged = "null"
+        return data
 
-    def ending(self, index: int, finish: Finish) -> str:
+    def _delta(self, index: int, piece: Piece) -> str:
+        if piece.call is not None:
+            number = self._calls[index]
+            self._calls[index] += 1
+            return _text({"tool_calls": [{"index": number, **_call(piece.call)}]})
+        if piece.reasoning:
+            return f'{{"reasoning_content":{_text(piece.reasoning)}}}'
+        return f'{{"content":{_text(piece.text)}}}'
+
+    def _last(self, index: int, finish: Finish) -> str:
         return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{finish}"}}'
 
-    def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        logged = self._logprobs(ids, logprobs)
-        return {"index": index, "message": message, "logprobs": logged, "finish_reason": str(finish)}
+    def _choice(self, index: int, answer: Whole) -> Json:
+        said = answer.message
+        message: Json = {"role": "assistant", "content": said.text, "refusal": None}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
+        logged = self._logprobs(answer.ids, answer.logprobs)
+        return {"index": index, "message": message, "logprobs": logged, "finish_reason": str(answer.finish)}
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
         renderer = self._renderer
@@ -108,26 +124,34 @@ class Chat(Dialect):
         return {"content": content, "refusal": None}
 
 
-class Completion(Dialect):
+class Completion(_OpenAI):
     """`/v1/completions`."""
 
     body_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, *, id: str, created: float, model: str, renderer: Renderer | None) -> None:
-        super().__init__(id=id, created=created, model=model, renderer=renderer)
-        self._offsets: defaultdict[int, int] = defaultdict(int)  # choice -> characters of its tokens so far
+    def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
+        super().__init__(heading, renderer)
+        self._offsets: Counter[int] = Counter()  # choice -> characters of its tokens so far
 
-    def delta(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    def opening(self) -> str:
+        return ""
+
+    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        text = "".join(piece.text for piece in pieces)
+        if not text and (self._renderer is None or not ids):
+            return ""
         logged = _text(self._logprobs(index, ids, logprobs))
-        return f'{{"index":{index},"text":{_text(text)},"logprobs":{logged},"finish_reason":null}}'
+        choice = f'{{"index":{index},"text":{_text(text)},"logprobs":{logged},"finish_reason":null}}'
+        return self._event(choice, self._more)
 
-    def ending(self, index: int, finish: Finish) -> str:
+    def _last(self, index: int, finish: Finish) -> str:
         return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{finish}"}}'
 
-    def choice(self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: Finish) -> Json:
-        logged = self._logprobs(index, ids, logprobs)
-        return {"index": index, "text": text, "logprobs": logged, "finish_reason": str(finish)}
+    def _choice(self, index: int, answer: Whole) -> Json:
+        logged = self._logprobs(index, answer.ids, answer.logprobs)
+        text = answer.message.text
+        return {"index": index, "text": text, "logprobs": logged, "finish_reason": str(answer.finish)}
 
     def _logprobs(self, index: int, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
         renderer = self._renderer
@@ -146,18 +170,17 @@ class Completion(Dialect):
         }
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Json:
+def _call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def usage(counts: Counts) -> Json:
     """The token counts of an answer."""
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.answer,
+        "total_tokens": counts.prompt + counts.answer,
     }
-
-
-def sse(value: Json) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json_bytes(value) + b"\n\n"
 
 
 def json_bytes(value: Any) -> bytes:
@@ -175,3 +198,11 @@ def error_body(error: OstinatoError) -> Json:
     if isinstance(error, NotFound) and param == "model":
         code = "model_not_found"
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def error_event(error: OstinatoError) -> str:
+    """An error as a stream's last event."""
+    return f"data: {_text(error_body(error))}\n\n"
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
-from ostinato.serve.dialects.openai import printable, validate
+from ostinato.serve.dialects.fields import printable, validate
 
 MAX_EVENTS = 1000
 MAX_VALUE = 1e9  # in size: squares and sums of such values stay far from the end of what a float holds

@@ -1,4 +1,4 @@
-"""The outermost layer of each route: who may connect, exceptions to OpenAI-shaped errors, statuses to metrics."""
+"""The outermost layer of each route: who may connect, exceptions to errors in its dialect, statuses to metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from ostinato.core.errors import NotFound, OstinatoError, Unavailable
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.dialects.openai_reply import error_body, json_bytes, sse
+from ostinato.serve.dialects.dialect import ErrorShape
+from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.origins import Origins
@@ -38,14 +39,25 @@ class Endpoint:
     Args:
         route: the path's pattern, a label of the metrics.
         handle: answers an exchange; may raise.
+        errors: how its dialect tells them.
         origins: who may connect.
         metrics: hears the status.
         config: the waits.
     """
 
-    def __init__(self, route: str, handle: Handler, *, origins: Origins, metrics: Metrics, config: ServeConfig) -> None:
+    def __init__(
+        self,
+        route: str,
+        handle: Handler,
+        *,
+        errors: ErrorShape,
+        origins: Origins,
+        metrics: Metrics,
+        config: ServeConfig,
+    ) -> None:
         self._route = route
         self._handle = handle
+        self._errors = errors
         self._origins = origins
         self._metrics = metrics
         self._config = config
@@ -58,12 +70,12 @@ class Endpoint:
                 self._origins.check(exchange.headers)
                 await self._handle(exchange)
             except OstinatoError as error:
-                await _fail(exchange, error)
+                await self._fail(exchange, error)
             except ClientGone:
                 raise
             except Exception as error:  # noqa: BLE001  # the last resort: a fault of ours must not look like a dead connection
                 _LOG.exception("%s failed", self._route)
-                await _fail(
+                await self._fail(
                     exchange, OstinatoError(f"Internal error ({type(error).__name__}); the server's log has more.")
                 )
             status = exchange.status
@@ -72,23 +84,22 @@ class Endpoint:
         finally:
             self._metrics.answered(self._route, status)
 
+    async def _fail(self, exchange: Exchange, error: OstinatoError) -> None:
+        if exchange.status:  # only streams fail after their start: the error is the last event
+            await exchange.write(self._errors.event(error).encode(), last=True)
+        else:
+            await exchange.reply(error.status, json_bytes(self._errors.body(error)), _headers(error))
+
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in OpenAI's shape."""
     failure: OstinatoError = NotFound(
         f"There is nothing at {request.url.path[:200]!r}; this server has OpenAI's /v1/chat/completions, /v1/completions and /v1/models, "
-        "and takes /v1/feedback."
+        "Anthropic's /v1/messages, and takes /v1/feedback, /v1/logs and /v1/traces."
     )
     if isinstance(error, HTTPException) and error.status_code == 405:
         failure = MethodNotAllowed(f"{request.method} is not possible on {request.url.path[:200]}.")
     return Response(json_bytes(error_body(failure)), failure.status, media_type="application/json")
-
-
-async def _fail(exchange: Exchange, error: OstinatoError) -> None:
-    if exchange.status:  # only streams fail after their start: a last event with the error, and no [DONE]
-        await exchange.write(sse(error_body(error)), last=True)
-    else:
-        await exchange.reply(error.status, json_bytes(error_body(error)), _headers(error))
 
 
 def _headers(error: OstinatoError) -> Headers:

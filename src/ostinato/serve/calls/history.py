@@ -1,0 +1,68 @@
+"""What of a message counts when a conversation comes back: the same for an answer as it was sampled and as agents send it again.
+
+Agents parse an answer and write it anew: reasoning is dropped or trimmed, a call's JSON is laid out anew, with its keys in
+another order, numbers as 60000 for 60000.0, and optional flags filled in with their defaults. None of this changes what was said.
+Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+from ostinato.core.conversation import Message, Role, Tool, ToolCall
+
+_UNSAID = (None, False)  # values of a call's arguments that mean the same as no argument
+
+
+def normal(message: Message) -> tuple[str, ...]:
+    """The parts of a message that must be equal for it to be the same message."""
+    if message.role is Role.TOOL:
+        return (message.role, message.answers, message.text)
+    if message.role is not Role.ASSISTANT:
+        return (message.role, message.text)
+    calls = [part for call in message.calls for part in (call.id, call.name, _arguments(call))]
+    return (message.role, message.text.strip(), *calls)
+
+
+def digest(seed: bytes, *parts: str) -> bytes:
+    """A hash of a list of parts: lengths are hashed too, so that no two lists run together."""
+    pieces = [len(seed).to_bytes(8, "big"), seed]
+    for part in parts:
+        data = part.encode()
+        pieces += (len(data).to_bytes(8, "big"), data)
+    return blake2b(b"".join(pieces), digest_size=16).digest()
+
+
+def tools_digest(tools: Sequence[Tool]) -> str:
+    """A text that differs between tools that a prompt would show differently."""
+    if not tools:
+        return ""
+    shown = [[tool.name, tool.description, tool.parameters] for tool in tools]
+    return digest(b"", json.dumps(shown)).hex()
+
+
+def _arguments(call: ToolCall) -> str:
+    values = call.values()
+    if values is None:
+        return call.arguments
+    said = {name: value for name, value in values.items() if not any(value is unsaid for unsaid in _UNSAID)}
+    try:
+        return json.dumps(_plain(said), sort_keys=True)
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
+def _plain(value: Any) -> Any:
+    """A value with its whole numbers as integers."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case _:
+            return value

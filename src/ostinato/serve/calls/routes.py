@@ -1,0 +1,64 @@
+"""The routes that sample: what each takes, and how it answers. Everything else about a call is the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.seams import Renderer
+from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply
+from ostinato.serve.dialects.dialect import ErrorShape, Heading, Request, Writer
+from ostinato.serve.dialects.openai import parse_chat, parse_completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRoute:
+    """One way to ask for an answer.
+
+    Attributes:
+        path: where.
+        kind: begins the ids of its answers.
+        field: the request's field that holds the prompt, for errors.
+        parse: a JSON body as a request; raises BadRequest naming the field.
+        writer: shapes the answer to a request. The renderer tells the text of tokens, where log-probabilities are wanted.
+        errors: how it tells them.
+        default_tokens: an answer's budget where the client names none; None: the gateway's.
+    """
+
+    path: str
+    kind: str
+    field: str
+    parse: Callable[[Any], Request]
+    writer: Callable[[Any, Heading, Renderer | None], Writer]
+    errors: ErrorShape
+    default_tokens: int | None = None
+
+
+ROUTES = (
+    CallRoute(
+        path="/v1/chat/completions",
+        kind="chatcmpl",
+        field="messages",
+        parse=parse_chat,
+        writer=lambda request, heading, renderer: openai_reply.Chat(heading, renderer),
+        errors=openai_reply.ERRORS,
+    ),
+    CallRoute(
+        path="/v1/messages",
+        kind="msg",
+        field="messages",
+        parse=anthropic.parse_messages,
+        writer=lambda request, heading, renderer: anthropic_reply.Messages(heading),
+        errors=anthropic_reply.ERRORS,
+    ),
+    CallRoute(
+        path="/v1/completions",
+        kind="cmpl",
+        field="prompt",
+        parse=parse_completion,
+        writer=lambda request, heading, renderer: openai_reply.Completion(heading, renderer),
+        errors=openai_reply.ERRORS,
+        default_tokens=16,  # OpenAI's
+    ),
+)

@@ -1,0 +1,224 @@
+"""The Anthropic dialect, inbound: JSON bodies of `/v1/messages` and `/v1/messages/count_tokens` to typed requests.
+
+Every field is taken, refused by name, or known to be harmless; none is silently ignored. Field list: anthropic-python 2.12,
+`types/message_create_params.py` and `types/beta/message_create_params.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, Field, field_validator
+
+from ostinato.core.conversation import Conversation, Role
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import Sampling
+from ostinato.serve.dialects.anthropic_messages import UNCONSTRAINED, read_messages, read_tools
+from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, User, check_stops, printable, take
+
+MAX_TOOLS = 1024
+
+# Known fields that change nothing in what is sampled here.
+_HARMLESS = frozenset(
+    [
+        "betas",
+        "billing_policy",
+        "cache_control",
+        "context_management",  # what else may be left out of a long prompt; here all of it is rendered
+        "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",  # for a model that declines, which this server does not
+        "service_tier",
+        "speed",
+        "thinking",  # whether the model thinks is its own affair
+        "user_profile_id",
+        "workspace_id",
+    ]
+)
+# Known fields that would change the answer: refused unless they hold one of these values.
+_INERT: dict[str, tuple[Any, ...]] = {
+    "compaction": (None,),
+    "container": (None,),
+    "inference_geo": (None,),
+    "mcp_servers": (None, []),
+    "output_format": (None,),
+    "thread": (None,),
+    "top_k": (None,),
+}
+_WHY_NOT = {
+    "mcp_servers": "is not supported: connect to MCP servers yourself and offer their tools under tools",
+    "output_format": UNCONSTRAINED,
+    "top_k": "is not supported: tokens are drawn by temperature and top_p",
+}
+# Whatever shapes only the answer says nothing about how long the prompt is.
+_ANSWER_ONLY = frozenset(["max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"])
+
+_IDENTITIES = ("account_uuid", "device_id", "session_id")
+
+
+class Metadata(BaseModel):
+    """Who asks. Claude Code writes a JSON object into the text of `user_id`."""
+
+    model_config = STRICT
+    user_id: User | None = None
+
+    @field_validator("user_id")
+    @classmethod
+    def _check_identities(cls, user_id: str | None) -> str | None:
+        for value in _identities(user_id).values():
+            printable(value)
+        return user_id
+
+
+class OutputConfig(BaseModel):
+    """How the answer is to be. Effort is the model's own affair."""
+
+    model_config = STRICT
+    effort: str | None = None
+    format: Any = None
+    task_budget: Any = None
+
+    @field_validator("format")
+    @classmethod
+    def _check_format(cls, format: Any) -> Any:
+        if format is not None:
+            raise ValueError(f"{UNCONSTRAINED}; leave it out")
+        return format
+
+    @field_validator("task_budget")
+    @classmethod
+    def _check_budget(cls, budget: Any) -> Any:
+        if budget is not None:
+            raise ValueError("is not supported: the model is not told of budgets; leave it out")
+        return budget
+
+
+class ToolChoice(BaseModel):
+    """Whether the model may call tools. It may always call several at once."""
+
+    model_config = STRICT
+    type: str
+    disable_parallel_tool_use: bool | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, type: str) -> str:
+        if type in ("any", "tool"):
+            raise ValueError(f"{type!r} {UNCONSTRAINED}; send 'auto' or 'none'")
+        if type not in ("auto", "none"):
+            raise ValueError("takes 'auto' or 'none'")
+        return type
+
+
+class _Asked(BaseModel):
+    """The fields that make the prompt."""
+
+    model_config = STRICT
+    model: Name
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        """What was said so far, and the tools that the model may call. Raises BadRequest."""
+        messages = read_messages(self.messages, self.system)
+        continued = messages[-1].role is Role.ASSISTANT
+        if continued and (messages[-1].calls or messages[-1].reasoning):
+            where = f"messages[{len(self.messages) - 1}]"
+            raise BadRequest(
+                f"{where}: of an assistant's message at the end only text can be continued, not thinking or tool_use; "
+                "add the results of its calls, or a user's message.",
+                field=f"{where}.content",
+            )
+        tools = read_tools(self.tools or [])
+        offered = self.tool_choice is None or self.tool_choice.type != "none"
+        return Conversation(messages=messages, tools=tools if offered else (), continued=continued)
+
+
+class MessagesRequest(_Asked):
+    """`POST /v1/messages`. An assistant's text at the end is gone on with."""
+
+    max_tokens: int = Field(ge=1, le=10_000_000)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+
+    @field_validator("stop_sequences")
+    @classmethod
+    def _check_stops(cls, stops: list[str] | None) -> list[str] | None:
+        check_stops(stops or [])
+        return stops
+
+    @property
+    def asker(self) -> str | None:
+        """Who asks: Claude Code's account or device, or what another client says."""
+        named = _identities(self._user_id)
+        return named.get("account_uuid") or named.get("device_id") if named else self._user_id or None
+
+    @property
+    def session(self) -> str | None:
+        """Claude Code's session, which stays the same over its calls."""
+        return _identities(self._user_id).get("session_id")
+
+    @property
+    def n(self) -> int | None:
+        """How many answers: this dialect knows one only."""
+        return None
+
+    @property
+    def budget(self) -> int | None:
+        """The most tokens that the client wants."""
+        return self.max_tokens
+
+    @property
+    def wants_usage(self) -> bool:
+        """True: each stream ends with the token counts."""
+        return True
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """False: this dialect has no log-probabilities."""
+        return False
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """How to sample, with this token budget."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else float(self.temperature),
+            top_p=1.0 if self.top_p is None else float(self.top_p),
+            stop=tuple(self.stop_sequences or ()),
+        )
+
+    @property
+    def _user_id(self) -> str | None:
+        return None if self.metadata is None else self.metadata.user_id
+
+
+def parse_messages(body: Any) -> MessagesRequest:
+    """A request for an answer. Raises BadRequest naming the field."""
+    request = take(MessagesRequest, body, inert=_INERT, harmless=_HARMLESS, reasons=_WHY_NOT)
+    _ = request.conversation  # so that what is wrong in a message is refused here
+    return request
+
+
+def parse_count(body: Any) -> Conversation:
+    """A conversation whose tokens are to be counted. Raises BadRequest naming the field."""
+    return take(_Asked, body, inert=_INERT, harmless=_HARMLESS | _ANSWER_ONLY, reasons=_WHY_NOT).conversation
+
+
+def _identities(user_id: str | None) -> dict[str, str]:
+    """What Claude Code names in `metadata.user_id`; nothing if it is another client's text."""
+    try:
+        named = json.loads(user_id or "")
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(named, dict):
+        return {}
+    return {name: named[name] for name in _IDENTITIES if isinstance(named.get(name), str) and named[name]}

@@ -1,0 +1,161 @@
+"""The Anthropic dialect, outbound: an answer to a message or its stream of events, and error objects.
+
+A stream is a sequence of blocks, each closed before the next begins: clients ask a second time for an answer without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ostinato.core.conversation import Piece, ToolCall
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Whole, Writer
+
+SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
+_REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+_TOO_LONG = "prompt is too long"  # by these words agents recognise that they are to shorten the conversation
+
+_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class Messages(Writer):
+    """`/v1/messages`. A stream's call comes whole, in one delta, when it is complete."""
+
+    def __init__(self, heading: Heading) -> None:
+        self._heading = heading
+        self._head: Json = {"id": heading.id, "type": "message", "role": "assistant", "model": heading.model}
+        self._open = ""  # the type of the block that is open
+        self._blocks = 0  # so far, the open one included
+
+    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
+        (answer,) = answers
+        said = answer.message
+        blocks = [_tool_use(call, _input(call)) for call in said.calls]
+        if said.text or not (blocks or said.reasoning):
+            blocks.insert(0, _text({"type": "text", "text": said.text}))
+        if said.reasoning:
+            blocks.insert(0, _text({"type": "thinking", "thinking": said.reasoning, "signature": SIGNATURE}))
+        rest: Json = {**_stopped(answer.finish), "usage": _usage(counts), "ostinato": ostinato}
+        return f'{_text(self._head)[:-1]},"content":[{",".join(blocks)}],{_text(rest)[1:]}'.encode()
+
+    def opening(self) -> str:
+        counts = Counts(prompt=self._heading.prompt_tokens, answer=0)
+        begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
+        return _event("message_start", f'"message":{_text(begun)}') + _event("ping")
+
+    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        return "".join(map(self._piece, pieces))
+
+    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
+        data = self._close() if self._blocks else self._begin("text", '"text":""') + self._close()
+        if closing is None:  # comes with the last answer, and there is only one
+            return data
+        counts, ostinato = closing
+        last = f'"delta":{_text(_stopped(finish))},"usage":{_text(_usage(counts))},"ostinato":{_text(ostinato)}'
+        return data + _event("message_delta", last) + _event("message_stop")
+
+    # ------------------------------------------------------------ blocks
+
+    def _piece(self, piece: Piece) -> str:
+        if piece.call is not None:
+            return self._call(piece.call)
+        if piece.reasoning:
+            data = self._switch("thinking", '"thinking":"","signature":""')
+            return data + self._delta("thinking_delta", "thinking", piece.reasoning)
+        if piece.text:
+            return self._switch("text", '"text":""') + self._delta("text_delta", "text", piece.text)
+        return ""
+
+    def _call(self, call: ToolCall) -> str:
+        start = _event("content_block_start", f'"index":{self._blocks},"content_block":{_tool_use(call, "{}")}')
+        data = self._close() + start
+        self._open = "tool_use"
+        self._blocks += 1
+        return data + self._delta("input_json_delta", "partial_json", _input(call)) + self._close()
+
+    def _switch(self, type: str, fields: str) -> str:
+        """Whatever makes a block of this type the open one."""
+        return "" if self._open == type else self._close() + self._begin(type, fields)
+
+    def _begin(self, type: str, fields: str) -> str:
+        data = f'"index":{self._blocks},"content_block":{{"type":"{type}",{fields}}}'
+        self._open = type
+        self._blocks += 1
+        return _event("content_block_start", data)
+
+    def _delta(self, type: str, field: str, text: str) -> str:
+        data = f'"index":{self._blocks - 1},"delta":{{"type":"{type}","{field}":{_text(text)}}}'
+        return _event("content_block_delta", data)
+
+    def _close(self) -> str:
+        """The end of the open block, if there is one."""
+        if not self._open:
+            return ""
+        signed = self._delta("signature_delta", "signature", SIGNATURE) if self._open == "thinking" else ""
+        self._open = ""
+        return signed + _event("content_block_stop", f'"index":{self._blocks - 1}')
+
+
+def _event(type: str, fields: str = "") -> str:
+    """One event; `fields` is what its JSON has besides the type."""
+    return f'event: {type}\ndata: {{"type":"{type}"{"," if fields else ""}{fields}}}\n\n'
+
+
+def _tool_use(call: ToolCall, input: str) -> str:
+    name = json.dumps(call.name)  # in ASCII: what a model writes as a name may hold half a surrogate pair, escaped
+    return f'{{"type":"tool_use","id":{_text(call.id)},"name":{name},"input":{input}}}'
+
+
+def _input(call: ToolCall) -> str:
+    """A call's arguments as the model wrote them; {} for what is no JSON object to a client, whose tool then says what it lacks."""
+    try:
+        values = json.loads(call.arguments, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return "{}"
+    return call.arguments if isinstance(values, dict) else "{}"
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _stopped(finish: Finish) -> Json:
+    """Why an answer ended: by a stop string reads as by itself, since it is not known; whatever else cut it, as by its length."""
+    return {"stop_reason": _REASONS.get(finish, "max_tokens"), "stop_sequence": None}
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": counts.answer,
+    }
+
+
+def error_body(error: OstinatoError) -> Json:
+    """An error in Anthropic's shape."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    message = str(error)
+    if error.code == "context_length_exceeded":
+        message = f"{_TOO_LONG}: {message}"
+    return {"type": "error", "error": {"type": _ERROR_TYPES.get(error.status, other), "message": message}}
+
+
+def error_event(error: OstinatoError) -> str:
+    """An error as a stream's last event."""
+    return f"event: error\ndata: {_text(error_body(error))}\n\n"
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event)

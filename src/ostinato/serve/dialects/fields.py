@@ -1,0 +1,110 @@
+"""What the dialects' parsers share: checks of JSON bodies whose errors name the field and the nearest valid one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+from unicodedata import category
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from ostinato.core.errors import BadRequest
+
+MAX_MESSAGES = 4096
+MAX_STOPS = 16
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+_JOINERS = "\u200c\u200d"
+_BRANCHES = ("str", "int", "float", "bool")  # pydantic names a union's branch in a path: no part of the body
+_UNSUPPORTED = "is not supported by this server"
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def printable(text: str) -> str:
+    """For names that are shown to people: nothing in them may move a terminal's cursor or end a line. Raises ValueError."""
+    if not text.isprintable() and not all(map(_stays, text)):
+        raise ValueError("holds a character that is not printable")
+    return text
+
+
+def _stays(character: str) -> bool:
+    """Also what Python does not call printable and names are written with: joiners (Persian, emoji) and spaces (Japanese)."""
+    return character.isprintable() or character in _JOINERS or category(character) == "Zs"
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for nobody
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Raise ValueError unless there are few stop strings, none of them empty or long."""
+    if len(stops) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in stops):
+        raise ValueError(f"takes at most {MAX_STOPS} strings of 1 to 256 characters")
+
+
+def validate(model: type[_Body], body: Any, where: str = "") -> _Body:
+    """Check a JSON object against a pydantic model. Raises BadRequest naming the first bad field."""
+    if not isinstance(body, dict):
+        raise BadRequest(f"{where or 'The body'} must be a JSON object, not {kind(body)}.", field=where or None)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = _path(first["loc"], where)
+        if first["type"] == "extra_forbidden":
+            raise unknown(str(first["loc"][-1]), field, list(model.model_fields)) from None
+        raise BadRequest(f"{field}: {first['msg']}.", field=field) from None
+
+
+def take(
+    model: type[_Body],
+    body: Any,
+    *,
+    inert: Mapping[str, tuple[Any, ...]],
+    harmless: Collection[str],
+    reasons: Mapping[str, str] | None = None,
+) -> _Body:
+    """Check a body whose fields are the model's, or change nothing: those in `harmless`, and those in `inert` with such a value.
+
+    `reasons` say of a field why it is refused. Raises BadRequest naming the first bad field.
+    """
+    if not isinstance(body, dict):
+        return validate(model, body)
+    known: dict[str, Any] = {}
+    fields = model.model_fields
+    for name, value in body.items():
+        if name in fields:
+            known[name] = value
+        elif name in inert:
+            refuse_active(name, value, inert[name], (reasons or {}).get(name, _UNSUPPORTED))
+        elif name not in harmless:
+            raise unknown(name, name, [*fields, *inert, *harmless])
+    return validate(model, known)
+
+
+def refuse_active(field: str, value: Any, inert: tuple[Any, ...], why: str = _UNSUPPORTED) -> None:
+    """Raise BadRequest unless a known field holds a value that changes nothing."""
+    if not any(value is harmless or (value == harmless and not isinstance(value, bool)) for harmless in inert):
+        raise BadRequest(f"{field} {why}; leave it out.", field=field)
+
+
+def unknown(name: str, field: str, valid: Sequence[str]) -> BadRequest:
+    """The error for a field that does not exist, with the nearest that does."""
+    near = difflib.get_close_matches(name[:100], valid, n=1, cutoff=0.0)
+    return BadRequest(f"Unknown field {name[:100]!r}; the nearest valid one is {near[0]!r}.", field=field[:200])
+
+
+def _path(loc: Sequence[int | str], where: str) -> str:
+    path = where
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and not (path and part in _BRANCHES):
+            path += f".{part}" if path else part
+    return path or "body"
+
+
+def kind(value: Any) -> str:
+    """What a JSON value is, in words."""
+    names = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean"}
+    return names.get(type(value), "null")  # pyright: ignore[reportArgumentType]
