@@ -23,7 +23,7 @@ from ostinato.weights.publish.publisher import VersionPublisher
 COMMANDS = [
     *("up", "demo", "serve", "train", "release", "housekeeping", "config", "eval", "status", "log"),
     *("forget", "ship", "approve", "refuse", "rollback"),
-    *("weights", "doctor"),
+    *("weights", "doctor", "connect"),
 ]
 
 

@@ -35,8 +35,8 @@ EDITORS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """A call of a tool, as it was written. Example: ``ToolCall(name="bash", arguments={"command": "ls"})``"""
+class WrittenCall:
+    """A call of a tool, as it was written. Example: ``WrittenCall(name="bash", arguments={"command": "ls"})``"""
 
     name: str
     arguments: Mapping[str, Any]
@@ -78,8 +78,8 @@ class TurnText:
     text: str
     prose: tuple[str, ...]
     blocks: tuple[CodeBlock, ...]
-    calls: tuple[ToolCall, ...]
-    edits: tuple[ToolCall, ...]
+    calls: tuple[WrittenCall, ...]
+    edits: tuple[WrittenCall, ...]
     broken_calls: int
     code: tuple[str, ...]
     patched: tuple[str, ...]
@@ -113,9 +113,9 @@ def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
     )
 
 
-def _tool_calls(text: str) -> tuple[list[ToolCall], int, str]:
+def _tool_calls(text: str) -> tuple[list[WrittenCall], int, str]:
     """The well-formed calls, the number of others, and the text without any of them. A call without an end is broken."""
-    calls: list[ToolCall] = []
+    calls: list[WrittenCall] = []
     rest: list[str] = []
     broken, at = 0, 0
     while len(calls) + broken < MOST_CALLS and (start := text.find(_OPEN, at)) >= 0:
@@ -132,7 +132,7 @@ def _tool_calls(text: str) -> tuple[list[ToolCall], int, str]:
     return calls, broken, "".join(rest)
 
 
-def _parsed(body: str) -> ToolCall | None:
+def _parsed(body: str) -> WrittenCall | None:
     """A JSON object with a name and arguments (an object, or one written as a string); None for anything else."""
     try:
         found = json.loads(body)
@@ -143,7 +143,7 @@ def _parsed(body: str) -> ToolCall | None:
         return None
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    return ToolCall(name=name, arguments=cast("dict[str, Any]", arguments))
+    return WrittenCall(name=name, arguments=cast("dict[str, Any]", arguments))
 
 
 def _fenced(lines: list[str]) -> tuple[list[str], list[CodeBlock]]:

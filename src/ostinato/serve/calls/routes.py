@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.seams import Renderer
-from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply
+from ostinato.serve.dialects import anthropic, anthropic_reply, openai_reply, responses, responses_reply
 from ostinato.serve.dialects.dialect import ErrorShape, Heading, Request, Writer
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
 
@@ -51,6 +51,14 @@ ROUTES = (
         parse=anthropic.parse_messages,
         writer=lambda request, heading, renderer: anthropic_reply.Messages(heading),
         errors=anthropic_reply.ERRORS,
+    ),
+    CallRoute(
+        path="/v1/responses",
+        kind="resp",
+        field="input",
+        parse=responses.parse_responses,
+        writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.custom),
+        errors=responses_reply.ERRORS,
     ),
     CallRoute(
         path="/v1/completions",

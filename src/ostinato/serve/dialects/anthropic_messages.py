@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, field_validator
@@ -12,6 +11,7 @@ from pydantic import BaseModel, field_validator
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import STRICT, Name, validate
+from ostinato.serve.dialects.joining import joined
 
 UNCONSTRAINED = "needs constrained decoding, which is not supported yet"
 _TAKEN = {
@@ -30,7 +30,7 @@ def read_messages(
         raise BadRequest("messages holds nothing to answer; send a user's message.", field="messages")
     if text := "" if system is None else _texts(system, "system"):
         parts.insert(0, Message(role=Role.SYSTEM, text=text))
-    return tuple(_joined(parts))
+    return tuple(joined(parts))
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -128,25 +128,6 @@ def _part(role: Role, block: Any, where: str) -> Message | None:
         case _:
             validate(_Redacted, block, where)  # encrypted for Anthropic's servers: nobody else can read it
             return None
-
-
-def _joined(parts: Iterable[Message]) -> Iterator[Message]:
-    """The same with neighbours of one role as one message: templates want the roles to take turns. Results stay apart.
-
-    An assistant's parts join without a gap, as its answer's text was cut; of the order of text and calls only that within
-    each of the two is kept.
-    """
-    for role, group in groupby(parts, key=lambda part: part.role):
-        same = list(group)
-        if role is Role.TOOL or len(same) == 1:
-            yield from same
-            continue
-        yield Message(
-            role=role,
-            text=("" if role is Role.ASSISTANT else "\n").join(part.text for part in same if part.text),
-            reasoning="".join(part.reasoning for part in same),
-            calls=tuple(call for part in same for call in part.calls),
-        )
 
 
 def _texts(content: Any, where: str, *, in_result: bool = False) -> str:

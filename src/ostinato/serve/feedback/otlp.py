@@ -68,7 +68,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TraceSpan:
     """A span and its events. `time_ns` is its end; `failed`: its status is an error."""
 
     name: str
@@ -103,7 +103,7 @@ def read_logs(data: bytes, encoding: Encoding, *, depth: int, values: int) -> li
     return [_log(record) for record in records]
 
 
-def read_spans(data: bytes, encoding: Encoding, *, depth: int, values: int) -> list[Span]:
+def read_spans(data: bytes, encoding: Encoding, *, depth: int, values: int) -> list[TraceSpan]:
     """The spans of an `ExportTraceServiceRequest`; arguments and errors are those of `read_logs`."""
     if encoding is Encoding.JSON:
         body = _json_body(data, depth, values)
@@ -167,9 +167,9 @@ def _log(record: LogRecord) -> Event:
     )
 
 
-def _span(span: trace_pb2.Span) -> Span:
+def _span(span: trace_pb2.Span) -> TraceSpan:
     trace_id, span_id = span.trace_id.hex(), span.span_id.hex()
-    return Span(
+    return TraceSpan(
         name=span.name,
         time_ns=span.end_time_unix_nano or span.start_time_unix_nano,
         attributes=_attributes(span.attributes),
@@ -249,10 +249,10 @@ def _json_log(record: Mapping[str, Any]) -> Event:
     )
 
 
-def _json_span(span: Mapping[str, Any]) -> Span:
+def _json_span(span: Mapping[str, Any]) -> TraceSpan:
     status = span.get("status")
     trace_id, span_id = _hex(span.get("traceId")), _hex(span.get("spanId"))
-    return Span(
+    return TraceSpan(
         name=_text(span.get("name")),
         time_ns=_time(span.get("endTimeUnixNano")) or _time(span.get("startTimeUnixNano")),
         attributes=_json_attributes(span),

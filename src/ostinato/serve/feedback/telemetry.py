@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from ostinato.core.conversation import calling_turn
 from ostinato.core.records import Signal, Source
 from ostinato.serve.feedback.events import MAX_VALUE
-from ostinato.serve.feedback.otlp import Attributes, Event, Scalar, Span
+from ostinato.serve.feedback.otlp import Attributes, Event, Scalar, TraceSpan
 
 _CALL_IDS = ("tool_use_id", "call_id", "gen_ai.tool.call.id", "tool.id")
 _ANSWER_IDS = ("request_id", "response_id", "gen_ai.response.id")
@@ -45,7 +45,7 @@ _LABELS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Heard:
     """The signals of a batch, each once, and how many events were of a known kind, about our turns, and still not understood.
 
     Example: ``read_events(read_logs(data, Encoding.JSON, depth=64, values=1000), tenant="acme", now=now).signals``
@@ -70,7 +70,7 @@ class _Unclear(ValueError):
 _Reader = Callable[[Attributes], Sequence[_Said]]
 
 
-def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Reading:
+def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Heard:
     """The signals of log records. `now` is when they arrived; also when they happened, for records that do not say."""
     batch = _Batch(tenant, now)
     for event in events:
@@ -78,7 +78,7 @@ def read_events(events: Iterable[Event], *, tenant: str, now: float) -> Reading:
     return batch.reading()
 
 
-def read_traces(spans: Iterable[Span], *, tenant: str, now: float) -> Reading:
+def read_traces(spans: Iterable[TraceSpan], *, tenant: str, now: float) -> Heard:
     """The signals of spans and of their events, as `read_events`."""
     batch = _Batch(tenant, now)
     for span in spans:
@@ -101,7 +101,7 @@ class _Batch:
         if reader is not None:
             self.take(event, _turn(event.attributes), reader)
 
-    def take(self, event: Event | Span, turn: str | None, reader: _Reader) -> None:
+    def take(self, event: Event | TraceSpan, turn: str | None, reader: _Reader) -> None:
         if turn is None:
             return
         try:
@@ -113,10 +113,10 @@ class _Batch:
             signal = self._signal(event, turn, each)
             self._signals[signal.id] = signal
 
-    def reading(self) -> Reading:
-        return Reading(signals=list(self._signals.values()), unclear=self._unclear)
+    def reading(self) -> Heard:
+        return Heard(signals=list(self._signals.values()), unclear=self._unclear)
 
-    def _signal(self, event: Event | Span, turn: str, said: _Said) -> Signal:
+    def _signal(self, event: Event | TraceSpan, turn: str, said: _Said) -> Signal:
         return Signal(
             id=_id(event, turn, said),
             tenant=self._tenant,
@@ -130,7 +130,7 @@ class _Batch:
         )
 
 
-def _id(event: Event | Span, turn: str, said: _Said) -> str:
+def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
     attributes = event.attributes
     session = [attributes.get(key) for key in (*_SESSIONS, "event.sequence")]
     named = [attributes.get(key) for key in (*_CALL_IDS, *_ANSWER_IDS)]
@@ -240,7 +240,7 @@ def _evaluation(attributes: Attributes) -> Sequence[_Said]:
     return [_Said(name=name, value=float(score), comment=why[:_MAX_COMMENT] if isinstance(why, str) and why else None)]
 
 
-def _span(span: Span) -> Sequence[_Said]:
+def _span(span: TraceSpan) -> Sequence[_Said]:
     attributes = span.attributes
     failed = span.failed or "error.type" in attributes
     is_tool = (

@@ -16,7 +16,7 @@ from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.feedback.events import MAX_EVENTS
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.otlp import Encoding, read_logs, read_spans
-from ostinato.serve.feedback.telemetry import Reading, read_events, read_traces
+from ostinato.serve.feedback.telemetry import Heard, read_events, read_traces
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import ClientGone
@@ -144,11 +144,11 @@ async def _read(exchange: Exchange, limit: int, charge: Callable[[int], None]) -
     return bytes(held)
 
 
-def _unclear(reading: Reading) -> str:
+def _unclear(reading: Heard) -> str:
     return f"{reading.unclear} records of a known kind lack a decision, a result, or a name and finite score."
 
 
-def _logs_answer(reading: Reading, encoding: Encoding) -> bytes:
+def _logs_answer(reading: Heard, encoding: Encoding) -> bytes:
     if encoding is Encoding.JSON:
         return _json_answer(reading, "rejectedLogRecords")
     answer = ExportLogsServiceResponse()
@@ -158,7 +158,7 @@ def _logs_answer(reading: Reading, encoding: Encoding) -> bytes:
     return answer.SerializeToString()
 
 
-def _traces_answer(reading: Reading, encoding: Encoding) -> bytes:
+def _traces_answer(reading: Heard, encoding: Encoding) -> bytes:
     if encoding is Encoding.JSON:
         return _json_answer(reading, "rejectedSpans")
     answer = ExportTraceServiceResponse()
@@ -168,7 +168,7 @@ def _traces_answer(reading: Reading, encoding: Encoding) -> bytes:
     return answer.SerializeToString()
 
 
-def _json_answer(reading: Reading, rejected: str) -> bytes:
+def _json_answer(reading: Heard, rejected: str) -> bytes:
     if not reading.unclear:
         return json_bytes({})
     return json_bytes({"partialSuccess": {rejected: str(reading.unclear), "errorMessage": _unclear(reading)}})

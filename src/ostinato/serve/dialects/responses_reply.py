@@ -1,0 +1,210 @@
+"""OpenAI's responses dialect, outbound: an answer as a response object or its stream of events, and error events.
+
+A response is a list of items, each done before the next is added: agents run a call when its item is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ostinato.core.conversation import Piece, ToolCall
+from ostinato.core.errors import OstinatoError
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Whole, Writer
+from ostinato.serve.dialects.openai_reply import error_body, json_bytes
+
+_CODES = {429: "rate_limit_exceeded"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+
+_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that is being written: text or reasoning."""
+
+    item: Json
+    type: str
+    texts: list[str] = field(default_factory=list[str])
+
+
+class Responses(Writer):
+    """`/v1/responses`. A stream's call comes whole, in one delta, when it is complete.
+
+    Args:
+        heading: what is known of the answer.
+        custom: the tools whose input is plain text.
+    """
+
+    def __init__(self, heading: Heading, custom: frozenset[str] = frozenset()) -> None:
+        self._heading = heading
+        self._custom = custom
+        self._events = 0
+        self._items: list[Json] = []  # done
+        self._open: _Open | None = None
+
+    def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
+        (answer,) = answers
+        said = answer.message
+        if said.reasoning:
+            self._items.append(self._written("reasoning", said.reasoning))
+        if said.text or not said.calls:
+            self._items.append(self._written("message", said.text))
+        for call in said.calls:
+            self._items.append(self._call(call))
+        return json_bytes({**self._response(_status(answer.finish), counts), "ostinato": ostinato})
+
+    def opening(self) -> str:
+        begun = self._response("in_progress", None)
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+        return "".join(map(self._piece, pieces))
+
+    def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
+        data = "" if self._items or self._open else self._begin("message")
+        data += self._close()
+        if closing is None:  # comes with the last answer, and there is only one
+            return data
+        counts, ostinato = closing
+        status = _status(finish)
+        response = {**self._response(status, counts), "ostinato": ostinato}
+        return data + self._event(f"response.{status}", response=response)
+
+    def failed(self, error: Json) -> str:
+        """The end of a stream that cannot be completed."""
+        return self._event("response.failed", response=self._response("failed", None) | {"error": error})
+
+    # ------------------------------------------------------------ events
+
+    def _event(self, type: str, **fields: object) -> str:
+        data = _text({"type": type, "sequence_number": self._events, **fields})
+        self._events += 1
+        return f"event: {type}\ndata: {data}\n\n"
+
+    def _piece(self, piece: Piece) -> str:
+        if piece.call is not None:
+            return self._close() + self._called(piece.call)
+        type, text = ("reasoning", piece.reasoning) if piece.reasoning else ("message", piece.text)
+        if not text:
+            return ""
+        data = "" if self._open is not None and self._open.type == type else self._close() + self._begin(type)
+        assert self._open is not None, "it was begun"
+        self._open.texts.append(text)
+        more: Json = {"logprobs": []} if type == "message" else {}
+        return data + self._event(f"response.{_DELTAS[type]}.delta", **self._place(), delta=text, **more)
+
+    def _begin(self, type: str) -> str:
+        item = self._written(type, "", status="in_progress") | {"content": []}
+        self._open = _Open(item, type)
+        added = self._event("response.output_item.added", output_index=len(self._items), item=item)
+        return added + self._event("response.content_part.added", **self._place(), part=_part(type, ""))
+
+    def _close(self) -> str:
+        """The end of the open item, if there is one."""
+        if self._open is None:
+            return ""
+        type, text, place = self._open.type, "".join(self._open.texts), self._place()
+        more: Json = {"logprobs": []} if type == "message" else {}
+        data = self._event(f"response.{_DELTAS[type]}.done", **place, text=text, **more)
+        data += self._event("response.content_part.done", **place, part=_part(type, text))
+        self._open = None
+        return data + self._done(self._written(type, text))
+
+    def _called(self, call: ToolCall) -> str:
+        item = self._call(call)
+        field = "input" if item["type"] == "custom_tool_call" else "arguments"
+        name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+        place: Json = {"item_id": item["id"], "output_index": len(self._items)}
+        begun = item | {field: "", "status": "in_progress"}
+        data = self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        data += self._event(f"response.{name}.delta", **place, delta=item[field])
+        named: Json = {"name": call.name} if field == "arguments" else {}
+        return data + self._event(f"response.{name}.done", **place, **named, **{field: item[field]}) + self._done(item)
+
+    def _done(self, item: Json) -> str:
+        data = self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        return data
+
+    def _place(self) -> Json:
+        assert self._open is not None, "only an open item has a place"
+        return {"item_id": self._open.item["id"], "output_index": len(self._items), "content_index": 0}
+
+    # ------------------------------------------------------------ objects
+
+    def _id(self, type: str) -> str:
+        return f"{_PREFIXES[type]}_{self._heading.id}_{len(self._items)}"
+
+    def _written(self, type: str, text: str, status: str = "completed") -> Json:
+        item: Json = {"type": type, "id": self._id(type), "status": status, "content": [_part(type, text)]}
+        return item | ({"role": "assistant"} if type == "message" else {"summary": []})
+
+    def _call(self, call: ToolCall) -> Json:
+        if call.name not in self._custom:
+            item: Json = {"type": "function_call", "id": self._id("function_call"), "arguments": call.arguments}
+        else:
+            given = (call.values() or {}).get("input")
+            text = given if isinstance(given, str) else call.arguments
+            item = {"type": "custom_tool_call", "id": self._id("custom_tool_call"), "input": text}
+        return item | {"call_id": call.id, "name": call.name, "status": "completed"}
+
+    def _response(self, status: str, counts: Counts | None) -> Json:
+        heading = self._heading
+        return {
+            "id": heading.id,
+            "object": "response",
+            "created_at": int(heading.created),
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "metadata": {},
+            "model": heading.model,
+            "output": list(self._items),
+            "parallel_tool_calls": True,
+            "temperature": None,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": None,
+            "usage": None if counts is None else _usage(counts),
+        }
+
+
+_DELTAS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+def _part(type: str, text: str) -> Json:
+    if type == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _status(finish: Finish) -> str:
+    return "incomplete" if finish is Finish.LENGTH else "completed"
+
+
+def _usage(counts: Counts) -> Json:
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": counts.answer,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt + counts.answer,
+    }
+
+
+def error_event(error: OstinatoError) -> str:
+    """An error as a stream's last event: a response that failed."""
+    code = (
+        "context_length_exceeded"
+        if error.code == "context_length_exceeded"
+        else _CODES.get(error.status, "server_error")
+    )
+    failed = Responses(Heading(id="", created=0.0, model="", choices=1, prompt_tokens=0, count_usage=True))
+    return failed.failed({"code": code, "message": str(error)})
+
+
+ERRORS = ErrorShape(body=error_body, event=error_event)
