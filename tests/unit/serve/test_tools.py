@@ -5,6 +5,7 @@ from tests.unit.serve.gateway_world import ASK, events, world
 
 from ostinato.core.records import Finish, Turn
 from ostinato.testing.engine import FakeEngine, decode
+from ostinato.testing.log import MemoryLog
 
 READ = {
     "type": "function",
@@ -154,6 +155,32 @@ async def test_a_hundred_turns_of_calls_are_one_chain():
             messages = [*messages[:-1], messages[-1], *history(message, f"result {number}")[1:]]
         told = turns(w)
         assert [turn.parent for turn in told[1:]] == [turn.id for turn in told[:-1]]
+
+
+async def test_a_call_that_only_its_client_has_seen_joins_callers_without_a_name():
+    async with world("Look." + CALL) as w:
+        status, _, body = await w.chat(messages=ASKED, tools=[READ], max_tokens=200)
+        assert status == 200
+        message = body["choices"][0]["message"]
+        await w.chat(messages=history(message), tools=[READ], max_tokens=200)
+        guessed = {**message, "tool_calls": [{**message["tool_calls"][0], "id": "call_chatcmpl-00_0_0"}]}
+        await w.chat(messages=history(guessed), tools=[READ], max_tokens=200)
+        said = [*ASKED, {"role": "assistant", "content": "Look."}, {"role": "user", "content": "more"}]
+        await w.chat(messages=said, tools=[READ], max_tokens=200)
+        one, two, three, four = turns(w)
+        assert (two.parent, two.episode) == (one.id, one.episode)
+        assert (three.parent, four.parent) == (None, None)
+        assert len({one.episode, three.episode, four.episode}) == 3
+
+
+async def test_a_new_process_knows_calls_again():
+    log = MemoryLog()
+    async with world("Look." + CALL, log=log) as w:
+        _, _, body = await w.chat(messages=ASKED, tools=[READ], max_tokens=200)
+    async with world("yellow", log=log) as w:
+        await w.chat(messages=history(body["choices"][0]["message"]), tools=[READ], max_tokens=200)
+        one, two = turns(w)
+        assert (two.parent, two.episode) == (one.id, one.episode)
 
 
 async def test_another_set_of_tools_begins_anew():

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ostinato.core.conversation import Conversation, Message, Role
+from ostinato.core.conversation import Conversation, Message, Role, calling_turn
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish, Turn
 from ostinato.core.seams import Renderer
@@ -30,7 +30,8 @@ _GUESSES = 8  # turns of a user that are tried where a message may begin with wo
 class Scope:
     """Whose conversations may be found: one tenant's one user's in one arm; with an `episode`, only that episode's.
 
-    People without a name are strangers to each other: nothing is found for who does not name the episode.
+    People without a name are strangers to each other: nothing is found for who does not name the episode, or a call that only
+    its own client has seen.
 
     Example: ``Scope(tenant="default", user="u42", arm="live", episode=None)``
     """
@@ -126,17 +127,19 @@ class Sessions:
         """Recognise a conversation."""
         chain = _chain(scope, conversation)
         question = Question(scope=scope, conversation=conversation, chain=chain, known=0, entry=None)
-        if not scope.shared and self._entries:
-            for i in _spoken(conversation.messages):
-                entry = self._find(chain[i + 1], scope.episode)
-                if entry is not None:
-                    question.known, question.entry = i + 1, entry
-                    break
+        private = _private(scope, conversation.messages)
+        for i in _spoken(conversation.messages) if self._entries else ():
+            if i < private:
+                break
+            entry = self._find(chain[i + 1], scope.episode)
+            if entry is not None:
+                question.known, question.entry = i + 1, entry
+                break
         return question
 
     def render(self, question: Question) -> Prompt:
         """The ids, reusing those of the found turn. Raises BadRequest for messages that cannot be rendered."""
-        if question.entry is None and self._cold and not question.scope.shared:
+        if question.entry is None and self._cold:
             # a part of the conversation cannot be rendered alone: it is not looked for further
             with suppress(BadRequest):
                 self._find_cold(question)
@@ -189,7 +192,7 @@ class Sessions:
             if scope.episode is None or entry.episode == scope.episode
         ]
         spoken = [*reversed(_spoken(conversation.messages))]
-        if not cold or not spoken:
+        if not cold or not spoken or spoken[0] < _private(scope, conversation.messages):
             return
         ids = self._renderer.chat(_first(conversation, spoken[0])) if spoken[0] else None
         for position, i in enumerate(spoken):
@@ -297,6 +300,14 @@ class Sessions:
 def _spoken(messages: Sequence[Message]) -> list[int]:
     """The places of the assistant's messages before the last message, last first."""
     return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
+
+
+def _private(scope: Scope, messages: Sequence[Message]) -> int:
+    """The first message from which on nobody else can have this conversation: a call's id is known to whoever got it alone."""
+    if not scope.shared:
+        return 0
+    called = (any(calling_turn(call.id) is not None for call in message.calls) for message in messages)
+    return next((i for i, ours in enumerate(called) if ours), len(messages))
 
 
 def _first(conversation: Conversation, count: int) -> Conversation:
