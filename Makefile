@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo test unit check format bench examine clean
+.PHONY: help install demo test unit check format bench agents examine clean
 
 help: ## show this
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -46,8 +46,12 @@ bench: install ## every benchmark; writes benchmarks/results/
 	for name in reward.baseline engine.throughput training.step engine.swap engine.mismatch weights.links weights.plan; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
+agents: install ## six coding agents, unmodified, under .agents/: what tests/agents runs
+	$(BIN)/python -m tests.agents.install
+
 examine: install ## what runs too long for `make test`; writes tests/examinations/results/
 	$(BIN)/pytest -n 2 -m examination
+	$(BIN)/pytest -n 2 tests/agents
 	$(BIN)/python -m tests.examinations.weight_faults.run
 	$(BIN)/python -m tests.examinations.exactness.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10

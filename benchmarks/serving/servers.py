@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.generation import Chunk, Generate
+from ostinato.launch.workers.settling import settle
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.record.log import SqlLog
 from ostinato.serve.config import QuotaConfig, ServeConfig
@@ -77,6 +78,7 @@ def echo() -> Starlette:
 
 
 def gateway(log: Any) -> Starlette:
+    settle()  # as the serving worker does
     config = ServeConfig(
         api_keys=("acme:" + KEY,),  # type: ignore[arg-type]
         quota=QuotaConfig(calls_per_s=1e6, burst=1e6),

@@ -1,0 +1,34 @@
+"""`make agents`: six coding agents, unmodified, under .agents/, in the versions that were measured."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.agents.running import AGENTS
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".agents"
+
+
+def run(*words, cwd=HOME):
+    sys.stdout.write(f"{' '.join(map(str, words))}\n")
+    sys.stdout.flush()
+    subprocess.run([str(word) for word in words], cwd=cwd, check=True)
+
+
+def main():
+    HOME.mkdir(exist_ok=True)
+    (HOME / "package.json").write_text("{}\n")
+    run("npm", "install", "--no-fund", "--no-audit", "node@22", *(a.package for a in AGENTS if a.script is not None))
+    node = HOME / "node_modules" / ".bin" / "node"
+    for agent in AGENTS:
+        if agent.script:  # what npm leaves undone until somebody allows it: the agent's own binary
+            run(node, agent.script)
+    for agent in AGENTS:
+        if agent.script is None:
+            run(sys.executable, "-m", "venv", agent.name)
+            run(HOME / agent.name / "bin" / "pip", "install", "--quiet", *agent.package.split())
+
+
+if __name__ == "__main__":
+    main()
