@@ -173,6 +173,32 @@ async def test_a_call_that_only_its_client_has_seen_joins_callers_without_a_name
         assert len({one.episode, three.episode, four.episode}) == 3
 
 
+async def test_a_made_up_call_joins_nobody():
+    made_up = {"id": "call_chatcmpl-00_0_0", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [made_up]},
+        {"role": "tool", "tool_call_id": made_up["id"], "content": "x"},
+    ]
+    async with world("hello") as w:
+        for more in ([], [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "and?"}]):
+            await w.chat(messages=[*messages, *more], tools=[READ])
+        one, two = turns(w)
+        assert two.parent is None
+        assert one.episode != two.episode
+
+
+async def test_text_after_a_call_is_joined_too():
+    answers = iter([CALL, "It adds.", "yellow"])
+    async with world(engine=FakeEngine(lambda _: next(answers))) as w:
+        _, _, body = await w.chat(messages=ASKED, tools=[READ], max_tokens=200)
+        messages = history(body["choices"][0]["message"])
+        await w.chat(messages=messages, tools=[READ])
+        more = [*messages, {"role": "assistant", "content": "It adds."}, {"role": "user", "content": "and?"}]
+        await w.chat(messages=more, tools=[READ])
+        assert [turn.parent for turn in turns(w)] == [None, *(turn.id for turn in turns(w)[:2])]
+
+
 async def test_a_new_process_knows_calls_again():
     log = MemoryLog()
     async with world("Look." + CALL, log=log) as w:

@@ -30,8 +30,8 @@ _GUESSES = 8  # turns of a user that are tried where a message may begin with wo
 class Scope:
     """Whose conversations may be found: one tenant's one user's in one arm; with an `episode`, only that episode's.
 
-    People without a name are strangers to each other: nothing is found for who does not name the episode, or a call that only
-    its own client has seen.
+    People without a name are strangers to each other: nothing is found for who does not name the episode, or a call in it, whose id
+    only the client has that got it.
 
     Example: ``Scope(tenant="default", user="u42", arm="live", episode=None)``
     """
@@ -127,14 +127,14 @@ class Sessions:
         """Recognise a conversation."""
         chain = _chain(scope, conversation)
         question = Question(scope=scope, conversation=conversation, chain=chain, known=0, entry=None)
-        private = _private(scope, conversation.messages)
         for i in _spoken(conversation.messages) if self._entries else ():
-            if i < private:
-                break
             entry = self._find(chain[i + 1], scope.episode)
-            if entry is not None:
+            if entry is not None and question.entry is None:
                 question.known, question.entry = i + 1, entry
-                break
+            if entry is not None and (not scope.shared or _made_by(conversation.messages[i], entry.turn)):
+                return question
+        if scope.shared:
+            question.known, question.entry = 0, None
         return question
 
     def render(self, question: Question) -> Prompt:
@@ -192,7 +192,7 @@ class Sessions:
             if scope.episode is None or entry.episode == scope.episode
         ]
         spoken = [*reversed(_spoken(conversation.messages))]
-        if not cold or not spoken or spoken[0] < _private(scope, conversation.messages):
+        if not cold or not spoken or (scope.shared and not conversation.messages[spoken[0]].calls):
             return
         ids = self._renderer.chat(_first(conversation, spoken[0])) if spoken[0] else None
         for position, i in enumerate(spoken):
@@ -302,12 +302,9 @@ def _spoken(messages: Sequence[Message]) -> list[int]:
     return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
 
 
-def _private(scope: Scope, messages: Sequence[Message]) -> int:
-    """The first message from which on nobody else can have this conversation: a call's id is known to whoever got it alone."""
-    if not scope.shared:
-        return 0
-    called = (any(calling_turn(call.id) is not None for call in message.calls) for message in messages)
-    return next((i for i, ours in enumerate(called) if ours), len(messages))
+def _made_by(message: Message, turn: str) -> bool:
+    """True if the message has a call that this turn made: whoever knows its id got the turn's answer."""
+    return any(calling_turn(call.id) == turn for call in message.calls)
 
 
 def _first(conversation: Conversation, count: int) -> Conversation:
