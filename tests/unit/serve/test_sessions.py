@@ -188,3 +188,65 @@ def test_memory_is_bounded_and_the_oldest_goes_first():
         cold.restore(turn(RENDERER.chat(said(f"hi {i}")), id=f"{i}:0"))
     assert len(cold) <= 5
     assert ask(cold, said("hi 49", "hello", "more")).parent == "49:0"
+
+
+def long_talk(sessions, turns, said="more"):
+    conversation, last = Conversation(messages=(Message(role=Role.USER, text="hi"),)), None
+    for i in range(turns):
+        question = sessions.look(ME, conversation)
+        prompt = sessions.render(question)
+        assert prompt.parent == (None if last is None else last.id)
+        last = replace(turn(prompt.ids, "hello", id=f"{said}{i}:0"), parent=prompt.parent)
+        sessions.remember(question, last, answer("hello"))
+        more = (answer("hello"), Message(role=Role.USER, text=f"{said} {i}"))
+        conversation = replace(conversation, messages=(*conversation.messages, *more))
+    return last
+
+
+def test_a_long_conversations_tokens_are_held_once():
+    sessions = Sessions(RENDERER, budget=100_000)
+    last = long_talk(sessions, 300)
+    tokens = len(last.prompt_ids + last.sampled_ids)
+    assert len(sessions) == 300
+    assert sessions._held == tokens + 300 * 32
+
+
+def test_a_branch_has_its_own_tokens_and_harms_none():
+    sessions = Sessions(RENDERER, budget=100_000)
+    _, first = talk(sessions, said("hi"), "hello", "a:0")
+    for name in ("b", "c"):
+        question = sessions.look(ME, said("hi", "hello", name))
+        prompt = sessions.render(question)
+        made = replace(turn(prompt.ids, "yellow", id=f"{name}:0", episode="e-a:0"), parent=prompt.parent)
+        sessions.remember(question, made, answer("yellow"))
+        assert prompt.ids[: len(first.prompt_ids)] == first.prompt_ids
+    for name in ("b", "c"):
+        follow = ask(sessions, said("hi", "hello", name, "yellow", "x"))
+        assert follow.parent == f"{name}:0"
+        assert RENDERER.decode(follow.ids) == f"hihello{name}yellowx"
+
+
+def test_all_that_is_held_is_given_back():
+    sessions = Sessions(RENDERER, budget=3_000)
+    for name in ("one", "two", "three", "four"):
+        long_talk(sessions, 30, name)
+    while sessions._entries:
+        sessions._forget()
+    assert sessions._held == 0
+
+
+def test_a_long_conversation_read_from_the_log_is_held_once_too():
+    hot = Sessions(RENDERER, budget=100_000)
+    turns, conversation = [], said("hi")
+    for i in range(30):
+        question = hot.look(ME, conversation)
+        prompt = hot.render(question)
+        turns.append(replace(turn(prompt.ids, "hello", id=f"t{i}:0"), parent=prompt.parent))
+        hot.remember(question, turns[-1], answer("hello"))
+        more = (answer("hello"), Message(role=Role.USER, text=f"more {i}"))
+        conversation = replace(conversation, messages=(*conversation.messages, *more))
+    cold = Sessions(RENDERER, budget=100_000)
+    for each in turns:
+        cold.restore(each)
+    assert cold._held == len(turns[-1].prompt_ids + turns[-1].sampled_ids) + 30 * 32
+    assert ask(cold, conversation) == ask(hot, conversation)

@@ -47,17 +47,31 @@ class Scope:
         return self.user == ANONYMOUS and self.episode is None
 
 
+@dataclass(slots=True)
+class _Run:
+    """The ids of turns that continue each other, once for all of them; `users` is how many entries are held."""
+
+    ids: array[int]
+    users: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     """A stored turn. `known`: its ids are what the client saw, up to the assistant's end token if `ended`."""
 
     turn: str
     episode: str
-    ids: array[int]
+    run: _Run
+    length: int  # so many of the run's ids
     ended: bool
     known: bool
     prompt: int  # how many of the ids were the prompt
     text: str  # of a turn that was read from the log; "" otherwise
+
+    @property
+    def ids(self) -> array[int]:
+        """Those of its prompt and what it sampled."""
+        return self.run.ids[: self.length]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +161,7 @@ class Sessions:
         episode = asked or (entry.episode if entry is not None else None)
         if conversation.continued:
             ids = tuple(self._renderer.chat(conversation))
-            extends = entry is not None and entry.known and tuple(entry.ids) == ids[: len(entry.ids)]
+            extends = entry is not None and entry.known and tuple(entry.ids) == ids[: entry.length]
             return Prompt(ids=ids, parent=entry.turn if entry is not None and extends else None, episode=episode)
         if entry is not None:
             following = self._follow(entry, conversation, question.known)
@@ -162,15 +176,17 @@ class Sessions:
         question.warmed.clear()
         if turn.finish.trainable:
             whole = replace(answer, text=question.prefill + answer.text)
-            self._put(digest(question.before, *normal(whole)), self._entry(turn))
+            self._put(digest(question.before, *normal(whole)), self._entry(turn, question.entry))
 
     def restore(self, turn: Turn) -> None:
         """Index a turn that was read from the log."""
         if not turn.finish.trainable:
             return
-        entry = self._entry(turn, text=turn.text)
         arm = turn.arm if turn.auto is None else AUTO
-        self._cold[_place(turn.tenant, turn.user, arm)].append(entry)
+        cold = self._cold[_place(turn.tenant, turn.user, arm)]
+        before = next((entry for entry in reversed(cold[-_GUESSES:]) if entry.turn == turn.parent), None)
+        entry = self._entry(turn, before, text=turn.text)
+        cold.append(entry)
         self._hold(entry)
 
     # ------------------------------------------------------------ finding
@@ -253,12 +269,21 @@ class Sessions:
         fits = whole[: len(opened)] == opened and whole[len(whole) - len(rest) :] == rest
         return closing if fits and len(closing) == 1 and closing[0] in self._stop_ids else None
 
-    def _entry(self, turn: Turn, text: str = "") -> _Entry:
+    def _entry(self, turn: Turn, before: _Entry | None, text: str = "") -> _Entry:
+        """A turn, its ids behind those of the turn that it continues, unless another turn continues that already."""
         ended = bool(turn.sampled_ids) and turn.sampled_ids[-1] in self._stop_ids
+        ids = turn.prompt_ids + turn.sampled_ids
+        if before is not None and turn.parent == before.turn and before.length == len(before.run.ids):
+            run = before.run
+            run.ids.extend(ids[before.length :])
+            self._held += len(ids) - before.length if run.users else 0
+        else:
+            run = _Run(array("i", ids))
         return _Entry(
             turn=turn.id,
             episode=turn.episode,
-            ids=array("i", turn.prompt_ids + turn.sampled_ids),
+            run=run,
+            length=len(ids),
             ended=ended,
             # a stop string was sampled, and nobody has seen it; or the tokens are another model's
             known=bool(turn.sampled_ids) and (ended or turn.finish is Finish.LENGTH),
@@ -272,27 +297,32 @@ class Sessions:
         place = (key, entry.episode)
         old = self._entries.pop(place, None)
         if old is not None:
-            self._held -= _size(old)
+            self._release(old)
         self._entries[place] = entry
         self._latest[key] = entry.episode
         self._hold(entry)
 
     def _hold(self, entry: _Entry) -> None:
-        self._held += _size(entry)
+        self._held += _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
+        entry.run.users += 1
         while self._held > self._budget and (self._cold or self._entries):
             self._forget()
+
+    def _release(self, entry: _Entry) -> None:
+        entry.run.users -= 1
+        self._held -= _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
 
     def _forget(self) -> None:
         """Drop the oldest: of what was read from the log first, of which most is never asked for again."""
         if self._cold:
             place = next(iter(self._cold))
             entries = self._cold[place]
-            self._held -= _size(entries.pop(0))
+            self._release(entries.pop(0))
             if not entries:
                 del self._cold[place]
             return
         (key, episode), entry = self._entries.popitem(last=False)
-        self._held -= _size(entry)
+        self._release(entry)
         if self._latest.get(key) == episode:
             del self._latest[key]
 
@@ -310,10 +340,6 @@ def _made_by(message: Message, turn: str) -> bool:
 def _first(conversation: Conversation, count: int) -> Conversation:
     """The first messages of a conversation."""
     return Conversation(messages=conversation.messages[:count], tools=conversation.tools)
-
-
-def _size(entry: _Entry) -> int:
-    return len(entry.ids) + _OVERHEAD
 
 
 def _chain(scope: Scope, conversation: Conversation) -> list[bytes]:
