@@ -164,6 +164,12 @@ def test_prompts_come_alone_or_in_a_list_of_one():
         assert caught.value.field.startswith("prompt")
 
 
+def test_an_answer_of_reasoning_alone_has_no_text():
+    thought = {"role": "assistant", "content": None, "reasoning_content": "Hm."}
+    got = parse_chat(ASK | {"messages": [*ASK["messages"], thought]}).conversation.messages[-1]
+    assert got == Message(role=Role.ASSISTANT, reasoning="Hm.")
+
+
 def test_a_name_is_taken_and_nobody_is_nobody():
     named = parse_chat(ASK | {"messages": [{"role": "user", "content": "hi", "name": "ann"}], "user": ""})
     assert named.conversation.messages == (Message(role=Role.USER, text="hi"),)

@@ -50,11 +50,11 @@ def _message(message: Mapping[str, Any], where: str) -> Message:
             raise BadRequest(f"{where}.{name} belongs to role {owner}, not {role}.", field=f"{where}.{name}")
     _text_of(message, "name", where, longest=256)  # templates render no name: it is checked and left out
     calls = tuple(_calls(message.get("tool_calls") or [], f"{where}.tool_calls"))
-    content = message.get("content")
+    content, reasoning = message.get("content"), _text_of(message, "reasoning_content", where)
     return Message(
         role=role,
-        text="" if content is None and role is Role.ASSISTANT and calls else _content(content, f"{where}.content"),
-        reasoning=_text_of(message, "reasoning_content", where),
+        text="" if content is None and (calls or reasoning) else _content(content, f"{where}.content"),
+        reasoning=reasoning,
         calls=calls,
         answers=_answered(message, where) if role is Role.TOOL else "",
     )
