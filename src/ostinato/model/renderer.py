@@ -52,12 +52,17 @@ class HFRenderer:
         self._fences = Fences(self._control)
         self._adds_space = self._ids(core, "a") != self._ids(core, "\na")[-1:]
         self._template = ChatTemplate(library, self._fences)
-        self._format = format_for(self._template.source, self._control, getattr(library, "response_template", None))
+        self._stop_ids = self._find_stop_ids(path, config, library.eos_token_id)
+        self._format = format_for(
+            self._template.source,
+            self._control,
+            getattr(library, "response_template", None),
+            [token for token, id in self._control.items() if id in self._stop_ids],
+        )
         self._markers = self._control_ids.intersection(
             self._control[m] for m in self._format.markers if m in self._control
         )
         self._shown = _showing(core, {token for token, id in self._control.items() if id in self._markers})
-        self._stop_ids = self._find_stop_ids(path, config, library.eos_token_id)
         self._ends = self._stop_ids.union(self._control[token] for token in self._template.ends)
 
     def chat(self, conversation: Conversation) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
@@ -25,7 +25,8 @@ _END = re.compile(r"(^|\|)(\\Z|\$)$")
 class Format:
     """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
 
-    `ending` names the regions that the answer's end closes too.
+    `ending` names the regions that the answer's end closes too; `ends` are control tokens that end an answer, and a region with it,
+    but are not shown.
 
     Example: ``HERMES.calls[0].open_re.pattern == "<tool_call>"``
     """
@@ -35,23 +36,38 @@ class Format:
     text: tuple[ResponseTemplateField, ...]
     markers: frozenset[str]
     ending: frozenset[str]
+    ends: tuple[str, ...] = ()
 
 
-def format_for(chat_template: str, control: Collection[str], declared: Mapping[str, Any] | None = None) -> Format:
-    """The format of a model: what its tokenizer declares, else that of its family, else Hermes.
+def format_for(
+    chat_template: str,
+    control: Collection[str],
+    declared: Mapping[str, Any] | None = None,
+    ends: Collection[str] = (),
+) -> Format:
+    """The format of a model: what its tokenizer declares, if it can be streamed, else that of its family, else Hermes.
 
     Args:
         chat_template: the model's, by which its family is known.
         control: the tokenizer's control tokens.
         declared: the tokenizer's own response template.
+        ends: the control tokens that end an answer.
 
     Raises:
         BadConfig: the tokenizer declares what is no response template.
     """
     if declared is not None:
-        return _compiled(dict(declared), control)
+        format = _compiled(dict(declared), control, ends)
+        if not any(_holds_text(field) for field in (*format.calls, *format.reasoning, *format.text)):
+            return format
     family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), _HERMES)
-    return _compiled(family.template(thinks="<think>" in chat_template), control)
+    return _compiled(family.template(thinks="<think>" in chat_template), control, ends)
+
+
+def _holds_text(field: ResponseTemplateField) -> bool:
+    """True for a region that may begin in any text: all of it would be held, and looked through again for every token."""
+    found = field.open_re.search("a word " * 20, partial=True)
+    return found is not None and found.start() < 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +82,7 @@ class _Family:
         return {"start_anchor": "assistant", "fields": {"content": {}, **own, **self.fields}}
 
 
-def _compiled(spec: Json, control: Collection[str]) -> Format:
+def _compiled(spec: Json, control: Collection[str], ends: Collection[str] = ()) -> Format:
     try:
         load_response_template(spec)  # the whole as it is
         ending = {name: _without_end(field) for name, field in spec["fields"].items()}
@@ -74,7 +90,8 @@ def _compiled(spec: Json, control: Collection[str]) -> Format:
     except (ValueError, TypeError) as error:
         raise BadConfig(f"the tokenizer's response_template is none: {error}") from error
     opened = [field for field in fields if field.open_re is not None]
-    delimiters = json.dumps(spec, ensure_ascii=False).replace("\\", "")
+    shown = [spec["fields"][field.name] for field in opened]
+    delimiters = json.dumps(shown, ensure_ascii=False).replace("\\", "")
     calls = tuple(field for field in opened if field.name.startswith("tool_call"))
     reasoning = tuple(field for field in opened if field.name in ("reasoning_content", "reasoning", "thinking"))
     return Format(
@@ -83,6 +100,7 @@ def _compiled(spec: Json, control: Collection[str]) -> Format:
         text=tuple(field for field in opened if field not in calls and field not in reasoning),
         markers=frozenset(token for token in control if token in delimiters),
         ending=frozenset(name for name in ending if ending[name] != spec["fields"][name] or not _closes(ending[name])),
+        ends=tuple(token for token in ends if token in delimiters),
     )
 
 
@@ -149,6 +167,7 @@ _LLAMA = _Family(
         }
     },
 )
+_LLAMA_UNTAGGED = replace(_LLAMA, marks=('{"name": function name, "parameters":',))
 _MISTRAL = _Family(
     marks=("[TOOL_CALLS]",),
     fields={
@@ -178,12 +197,12 @@ _HARMONY = _Family(
         },
         "final": {
             "open_pattern": _HARMONY_HEAD + r"<\|channel\|>(?:final|commentary)<\|message\|>",
-            "close_pattern": r"<\|(?:end|return)\|>|\Z",
+            "close_pattern": r"<\|end\|>|<\|return\|>|\Z",
         },
         "tool_calls": {
             "open_pattern": r"(?:<\|start\|>assistant)?(?:<\|channel\|>\w{1,32})?\s{0,9}to=functions\.(?P<name>[^\s<]{1,256})"
             r"(?:<\|channel\|>\w{1,32})?\s{0,9}(?:<\|constrain\|>\w{1,32}|json)?\s{0,9}<\|message\|>",
-            "close_pattern": r"<\|(?:call|end)\|>|\Z",
+            "close_pattern": r"<\|call\|>|<\|end\|>|\Z",
             "content": "json",
             "repeats": True,
             "transform": _CALL,
@@ -231,7 +250,18 @@ _DEEPSEEK_FENCED = _Family(
         AFTER_CALLS: {"open": "<｜tool▁calls▁end｜>"},
     },
 )
-_FAMILIES = (_QWEN_CODER, _GLM, _KIMI, _DEEPSEEK_FENCED, _DEEPSEEK, _HARMONY, _MISTRAL, _HERMES, _LLAMA)
+_FAMILIES = (
+    _QWEN_CODER,
+    _GLM,
+    _KIMI,
+    _DEEPSEEK_FENCED,
+    _DEEPSEEK,
+    _HARMONY,
+    _MISTRAL,
+    _HERMES,
+    _LLAMA,
+    _LLAMA_UNTAGGED,
+)
 
 HERMES = _compiled(_HERMES.template(thinks=False), ())
 """Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, no reasoning."""

@@ -14,6 +14,7 @@ from ostinato.core.conversation import Piece, Tool, ToolCall, call_id
 from ostinato.model.answers.formats import AFTER_CALLS, Format
 from ostinato.model.answers.values import typed
 
+_CLOSING = "</function>"  # what declared templates leave in a body besides its tags
 _UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 
 
@@ -53,13 +54,27 @@ class Reader:
         return [*self._read(last=False)]
 
     def finish(self) -> list[Piece]:
-        pieces = [*self._read(last=True)]
+        pieces = [*self._ended(), *self._read(last=True)]
         field = self._field
         if field is not None and field in self._format.calls:
             ends = field.name in self._format.ending
             pieces += self._close(field, "") if ends else self._shown("".join(self._raw))
         reasons = field is not None and field in self._format.reasoning
         return [*pieces, Piece(text=self._space)] if self._space and not reasons else pieces
+
+    def _ended(self) -> Iterator[Piece]:
+        """Closes a call that the answer's end token closes, which is not shown."""
+        field = self._field
+        if field is None or field not in self._format.calls or field.close_re is None:
+            return
+        for end in self._format.ends:
+            match = field.close_re.search(self._buffer + end)
+            if match is None or match.end() != len(self._buffer) + len(end) or match.start() > len(self._buffer):
+                continue
+            yield from self._take(self._buffer[: match.start()])
+            delimiter, self._buffer = self._buffer[match.start() :], ""
+            yield from self._close(field, delimiter)
+            return
 
     # ------------------------------------------------------------ regions
 
@@ -148,7 +163,7 @@ class Reader:
         body = "".join(self._body)
         if field.content == "xml-inline":
             rest = regex.sub(field.content_args["tag_pattern"], "", body, flags=regex.DOTALL)
-            if rest.strip():
+            if rest.strip() not in ("", _CLOSING):
                 return None
         try:
             value = process_field(body, field, self._captures)

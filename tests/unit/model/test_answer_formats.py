@@ -1,0 +1,273 @@
+"""The formats of the families, in the very characters that their published chat templates write."""
+# ruff: noqa: RUF001  # DeepSeek delimits with characters that look like others
+
+import json
+
+import pytest
+
+from ostinato.core.conversation import Tool
+from ostinato.model.answers.formats import format_for
+from ostinato.model.answers.reader import Reader
+
+SCHEMA = {"properties": {"path": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "object"}}}
+TOOLS = [Tool(name="edit", parameters=SCHEMA), Tool(name="read", parameters=SCHEMA)]
+EDIT = ("edit", {"path": "a", "count": 3})
+READ = ("read", {"path": "b"})
+J_EDIT, J_READ = json.dumps(EDIT[1]), json.dumps(READ[1])
+
+TEMPLATES = {  # what tells each family's chat template
+    "hermes": "<tool_call>",
+    "qwen3": "<tool_call> <think>",
+    "qwen3-coder": "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>",
+    "qwen3.5": "<tool_call>\n<function=example_function_name> <think>",
+    "glm-4.5": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think>",
+    "llama-3.1": '{"name": function name, "parameters": dictionary} <|python_tag|>',
+    "mistral": "[TOOL_CALLS]",
+    "gpt-oss": "<|channel|>analysis<|message|>",
+    "kimi-k2": "<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_argument_begin|>",
+    "deepseek-r1": "<｜tool▁calls▁begin｜>\n```json\n <think>",
+    "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁sep｜> <think>",
+}
+ANSWERS = [  # family, what is sampled, the text, the reasoning, the calls
+    (
+        "hermes",  # the arguments first, and a space behind the region
+        f'\n<tool_call>\n{{ "arguments": {J_EDIT}, "name": "edit"}}\n</tool_call> ',
+        "",
+        "",
+        [EDIT],
+    ),
+    (
+        "qwen3",
+        f'<think>\nHm.\n</think>\n\nLook.\n<tool_call>\n{{"name": "edit", "arguments": {J_EDIT}}}\n</tool_call>\n'
+        f'<tool_call>\n{{"name": "read", "arguments": {J_READ}}}\n</tool_call>',
+        "Look.",
+        "Hm.",
+        [EDIT, READ],
+    ),
+    ("qwen3", "<think>\n\n</think>\n\nYes.", "Yes.", "", []),
+    (
+        "qwen3-coder",
+        "Look.\n\n<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n<parameter=count>\n3\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=read>\n<parameter=path>\nb\n</parameter>\n</function>\n</tool_call>",
+        "Look.",
+        "",
+        [EDIT, READ],
+    ),
+    (
+        "qwen3.5",
+        "<think>\nHm.\n</think>\n\n<tool_call>\n<function=read>\n</function>\n</tool_call>",
+        "",
+        "Hm.",
+        [("read", {})],
+    ),
+    (
+        "glm-4.5",
+        "\n<think>Hm.</think>\nLook.\n<tool_call>edit\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"
+        "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+        "Look.",
+        "Hm.",
+        [EDIT],
+    ),
+    (
+        "glm-4.5",  # as GLM 4.7 and 5 write it, on one line
+        "<tool_call>edit<arg_key>path</arg_key><arg_value>a</arg_value><arg_key>count</arg_key><arg_value>3</arg_value></tool_call>"
+        "<tool_call>read<arg_key>path</arg_key><arg_value>b</arg_value></tool_call>",
+        "",
+        "",
+        [EDIT, READ],
+    ),
+    ("llama-3.1", f'{{"name": "edit", "parameters": {J_EDIT}}}', "", "", [EDIT]),
+    ("llama-3.1", f'<|python_tag|>{{"name": "edit", "parameters": {J_EDIT}}}', "", "", [EDIT]),
+    (
+        "mistral",  # the template of Nemo adds an id; Small 3.1 puts a space before the list
+        f'[TOOL_CALLS] [{{"name": "edit", "arguments": {J_EDIT}, "id": "abcdefgh0"}}, {{"name": "read", "arguments": {J_READ}}}]',
+        "",
+        "",
+        [EDIT, READ],
+    ),
+    ("mistral", f"Look.[TOOL_CALLS]edit[ARGS]{J_EDIT}[TOOL_CALLS]read[ARGS]{J_READ}", "Look.", "", [EDIT, READ]),
+    (
+        "mistral",
+        f"[TOOL_CALLS]edit[CALL_ID]abcdefgh0[ARGS]{J_EDIT}[TOOL_CALLS]read[CALL_ID]abcdefgh1[ARGS]{J_READ}",
+        "",
+        "",
+        [EDIT, READ],
+    ),
+    (
+        "gpt-oss",  # as its template writes a call, and as the model does
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.edit<|channel|>commentary json<|message|>"
+        + J_EDIT,
+        "",
+        "Hm.",
+        [EDIT],
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>commentary<|message|>Look.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{J_EDIT}<|call|>",
+        "Look.",
+        "",
+        [EDIT],
+    ),
+    ("gpt-oss", "<|channel|>final<|message|>Yes.<|return|>", "Yes.", "", []),
+    (
+        "kimi-k2",
+        "Look.<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0<|tool_call_argument_begin|>"
+        f"{J_EDIT}<|tool_call_end|><|tool_call_begin|>functions.read:1<|tool_call_argument_begin|>{J_READ}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "Look.",
+        "",
+        [EDIT, READ],
+    ),
+    (
+        "deepseek-r1",
+        f"Hm.\n</think>\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>edit\n```json\n{J_EDIT}\n```<｜tool▁call▁end｜>\n"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>read\n```json\n{J_READ}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        "Hm.",
+        [EDIT, READ],
+    ),
+    (
+        "deepseek-v3.1",
+        f"Look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>edit<｜tool▁sep｜>{J_EDIT}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>read<｜tool▁sep｜>{J_READ}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Look.",
+        "",
+        [EDIT, READ],
+    ),
+]
+OPENINGS = {"deepseek-r1": "<think>\n"}  # what the prompt writes of the answer
+
+
+def read(family, parts):
+    format = format_for(TEMPLATES[family], ())
+    reader = Reader(format, tools=TOOLS, turn="chatcmpl-3f:0", opening=OPENINGS.get(family, ""))
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
+    return (
+        "".join(piece.text for piece in pieces),
+        "".join(piece.reasoning for piece in pieces),
+        [(piece.call.name, json.loads(piece.call.arguments)) for piece in pieces if piece.call is not None],
+    )
+
+
+@pytest.mark.parametrize(("family", "sampled", "text", "reasoning", "calls"), ANSWERS)
+def test_an_answer_is_read_as_its_family_writes_it(family, sampled, text, reasoning, calls):
+    for parts in ([sampled], [*sampled]):
+        found = read(family, parts)
+        assert (found[0].strip(), found[1], found[2]) == (text, reasoning, calls)
+
+
+@pytest.mark.parametrize("family", ["hermes", "kimi-k2", "deepseek-v3.1", "mistral"])
+def test_the_delimiters_of_other_families_are_text(family):
+    others = [answer for other, answer, *_ in ANSWERS if other in ("qwen3-coder", "glm-4.5", "llama-3.1")]
+    for answer in (answer for answer in others if "<think>" not in answer):
+        assert read(family, [*answer]) == (answer, "", [])
+
+
+@pytest.mark.parametrize(
+    ("family", "control"),
+    [
+        ("qwen3", ["<tool_call>", "</tool_call>", "<think>", "</think>"]),
+        (
+            "glm-4.5",
+            ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<think>"],
+        ),
+        ("llama-3.1", ["<|python_tag|>"]),
+        ("mistral", ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"]),
+        ("gpt-oss", ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"]),
+        (
+            "kimi-k2",
+            [
+                "<|tool_calls_section_begin|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+                "<|tool_calls_section_end|>",
+            ],
+        ),
+        ("deepseek-v3.1", ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"]),
+    ],
+)
+def test_control_tokens_that_delimit_stay_visible(family, control):
+    assert format_for(TEMPLATES[family], [*control, "<|im_start|>"]).markers == {*control}
+
+
+def test_a_string_that_closes_its_own_region_leaves_the_answer_as_it_was_sampled():
+    sampled = '<tool_call>\n{"name": "edit", "arguments": {"path": "</tool_call>"}}\n</tool_call>'
+    assert read("hermes", [*sampled]) == (sampled, "", [])
+
+
+def test_a_string_may_open_a_region():
+    for family in ("hermes", "qwen3"):
+        sampled = '<tool_call>\n{"name": "edit", "arguments": {"path": "<tool_call> <think>"}}\n</tool_call>'
+        assert read(family, [*sampled]) == ("", "", [("edit", {"path": "<tool_call> <think>"})])
+
+
+def test_llama_is_known_without_its_python_tag():
+    template = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+    assert format_for(template, ()).calls == format_for(TEMPLATES["llama-3.1"], ()).calls
+
+
+def test_the_ends_of_calls_and_finals_stay_visible():
+    control = ["<|call|>", "<|return|>", "<|end|>"]
+    assert format_for(TEMPLATES["gpt-oss"], control).markers == {*control}
+
+
+# ---------------------------------------------------------------- templates that tokenizers declare
+
+CODER = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>\s*"},
+    },
+}
+LLAMA = {
+    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+            "close_pattern": r"\}<\|eot_id\|>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close_pattern": r"<\|eot_id\|>\s*"},
+    },
+}
+
+
+def read_declared(declared, parts, ends=()):
+    reader = Reader(format_for("", ends, declared, ends), tools=TOOLS, turn="chatcmpl-3f:0")
+    pieces = [piece for part in parts for piece in reader.feed(part)] + reader.finish()
+    return "".join(piece.text for piece in pieces), [piece.call.name for piece in pieces if piece.call is not None]
+
+
+def test_a_closing_tag_that_a_declared_body_keeps_is_no_junk():
+    written = "<tool_call>\n<function=edit>\n<parameter=path>\na\n</parameter>\n{}</function>\n</tool_call>"
+    assert read_declared(CODER, [*written.format("")]) == ("", ["edit"])
+    assert read_declared(CODER, [*written.format("x")]) == (written.format("x"), [])
+
+
+def test_the_end_token_closes_a_call_though_it_is_not_shown():
+    for written in (f'{{"name": "edit", "parameters": {J_EDIT}}}', f'{{"name": "edit", "parameters": {J_EDIT}'):
+        calls = ["edit"] if written.endswith("}}") else []
+        assert read_declared(LLAMA, [*written], ["<|eot_id|>"]) == ("" if calls else written, calls)
+        assert read_declared(LLAMA, [*written]) == (written, [])
+
+
+def test_what_only_ends_the_text_is_no_marker():
+    assert format_for("", ["<|im_start|>", "<|im_end|>"], CODER).markers == frozenset()
+
+
+def test_a_declared_region_that_any_text_may_begin_is_not_followed():
+    field = {"open_pattern": r"(?=[\s\S]*?</think>)", "close": "</think>"}
+    declared = {**CODER, "fields": {**CODER["fields"], "reasoning_content": field}}
+    assert format_for(TEMPLATES["qwen3.5"], (), declared) == format_for(TEMPLATES["qwen3.5"], ())
