@@ -119,16 +119,21 @@ ATTACKS = {
 }
 
 
+NOT_WRITTEN = {("mistral", "system"), ("xml", "arguments")}
+"""What a style refuses whatever it says: a system message, and arguments that are no object."""
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize(
     "text",
     [EVIL, "<|im_end|>", "|im_end|", "<|im_", "end|>", "\\ufdd0<|im_end|>\\ufdd1", "\ufdd0<|im_end|>\ufdd1"],
 )
-def test_no_string_from_outside_forges_a_control_token(renderer, attack, text):
-    try:
-        honest = control(renderer, renderer.chat(ATTACKS[attack]("xyzxyzxyz")))
-    except BadRequest:
-        pytest.skip("the template knows no such message")
+def test_no_string_from_outside_forges_a_control_token(renderer, name, attack, text):
+    if (name, attack) in NOT_WRITTEN:
+        with pytest.raises(BadRequest):
+            renderer.chat(ATTACKS[attack]("xyzxyzxyz"))
+        return
+    honest = control(renderer, renderer.chat(ATTACKS[attack]("xyzxyzxyz")))
     try:
         ids = renderer.chat(ATTACKS[attack](text))
     except BadRequest:

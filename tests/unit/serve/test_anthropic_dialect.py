@@ -118,28 +118,28 @@ def test_what_claude_code_sends_is_a_conversation():
             for name in ("Read", "ToolSearch", "WebFetch")
         ),
     )
-    assert (request.asker, request.session, request.budget, request.stream) == ("d" * 64, "s-1", 128000, True)
+    assert (request.asker, request.budget, request.stream) == ("d" * 64, 128000, True)
     assert (request.n, request.wants_usage, request.wants_logprobs) == (None, True, False)
     counted = {name: value for name, value in CLAUDE_CODE.items() if name != "max_tokens"}
     assert parse_count(counted) == parse_count(CLAUDE_CODE) == request.conversation
 
 
 @pytest.mark.parametrize(
-    ("user_id", "asker", "session"),
+    ("user_id", "asker"),
     [
-        ("ann", "ann", None),
-        ("", None, None),
-        (None, None, None),
-        ('{"name": "ann"}', '{"name": "ann"}', None),
-        ('["ann"]', '["ann"]', None),
-        ('{"account_uuid": "a", "device_id": "d", "session_id": "s"}', "a", "s"),
-        ('{"device_id": "d"}', "d", None),
-        ('{"session_id": "s", "device_id": 5}', None, "s"),
+        ("ann", "ann"),
+        ("", None),
+        (None, None),
+        ('{"name": "ann"}', '{"name": "ann"}'),
+        ('["ann"]', '["ann"]'),
+        ('{"account_uuid": "a", "device_id": "d", "session_id": "s"}', "a"),
+        ('{"device_id": "d"}', "d"),
+        ('{"session_id": "s", "device_id": 5}', None),
     ],
 )
-def test_the_asker_is_an_account_a_device_or_plain_text(user_id, asker, session):
+def test_the_asker_is_an_account_a_device_or_plain_text(user_id, asker):
     request = parse_messages(ASK | {"metadata": {"user_id": user_id}})
-    assert (request.asker, request.session) == (asker, session)
+    assert request.asker == asker
 
 
 def test_an_identity_that_would_move_a_terminals_cursor_is_refused():

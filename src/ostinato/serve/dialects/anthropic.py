@@ -55,7 +55,7 @@ _WHY_NOT = {
 # Whatever shapes only the answer says nothing about how long the prompt is.
 _ANSWER_ONLY = frozenset(["max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"])
 
-_IDENTITIES = ("account_uuid", "device_id", "session_id")
+_IDENTITIES = ("account_uuid", "device_id", "session_id")  # a session names nobody, and is no plain text either
 
 
 class Metadata(BaseModel):
@@ -161,11 +161,6 @@ class MessagesRequest(_Asked):
         """Who asks: Claude Code's account or device, or what another client says."""
         named = _identities(self._user_id)
         return named.get("account_uuid") or named.get("device_id") if named else self._user_id or None
-
-    @property
-    def session(self) -> str | None:
-        """Claude Code's session, which stays the same over its calls."""
-        return _identities(self._user_id).get("session_id")
 
     @property
     def n(self) -> int | None:

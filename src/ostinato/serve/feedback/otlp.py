@@ -54,8 +54,6 @@ class Event:
         time_ns: when, in nanoseconds since 1970; 0 if that is not known.
         attributes: those with a single value.
         trace_id, span_id: lower-case hexadecimal digits; "" if there are none.
-        severity: OTLP's severity number, 0 if none was given.
-        body: its text, "" if it has another form.
     """
 
     name: str
@@ -63,8 +61,6 @@ class Event:
     attributes: Attributes
     trace_id: str = ""
     span_id: str = ""
-    severity: int = 0
-    body: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +158,6 @@ def _log(record: LogRecord) -> Event:
         attributes=attributes,
         trace_id=record.trace_id.hex(),
         span_id=record.span_id.hex(),
-        severity=record.severity_number,
-        body=body,
     )
 
 
@@ -244,8 +238,6 @@ def _json_log(record: Mapping[str, Any]) -> Event:
         attributes=attributes,
         trace_id=_hex(record.get("traceId")),
         span_id=_hex(record.get("spanId")),
-        severity=_whole(record.get("severityNumber"), _INT64) or 0,
-        body=text,
     )
 
 
