@@ -141,16 +141,27 @@ class Asker:
         return reply.status_code, reply.json()
 
     def _call(self, path: str, body, headers: dict, patient: bool) -> httpx2.Response:
+        return self._until_let(lambda: self.http.post(path, json=body, headers=headers), patient)
+
+    def _until_let(self, post, patient: bool = True) -> httpx2.Response:
+        """The answer that is not about a patient caller's own quota."""
         deadline = time.monotonic() + PATIENT_S
         while True:
-            reply = self.http.post(path, json=body, headers=headers)
-            if not (patient and self._patient) or reply.status_code != 429 or time.monotonic() > deadline:
+            reply = post()
+            if not (patient and self._must_wait(reply, deadline)):
                 return reply
-            time.sleep(int(reply.headers.get("retry-after-ms", 100)) / 1000)
+
+    def _must_wait(self, reply: httpx2.Response, deadline: float) -> bool:
+        """Whether a patient caller's quota was used up; it has waited then, and may call again."""
+        if not self._patient or reply.status_code != 429 or time.monotonic() > deadline:
+            return False
+        time.sleep(int(reply.headers.get("retry-after-ms", 100)) / 1000)
+        return True
 
     def send(self, path: str, body: bytes, headers: dict | None = None) -> httpx2.Response:
         """A body as it is, said to be JSON."""
-        return self.http.post(path, content=body, headers={"content-type": "application/json"} | (headers or {}))
+        headers = {"content-type": "application/json"} | (headers or {})
+        return self._until_let(lambda: self.http.post(path, content=body, headers=headers))
 
     def say(self, target, name="accepted", value=True, **fields) -> str:
         """What became of one event."""
@@ -162,9 +173,13 @@ class Asker:
     def stream(self, *, headers=None, **fields):
         """A streamed call that goes on while the block runs: its lines, and the turn's id from the head."""
         body = {"model": self.model, "messages": talk("go on"), "max_tokens": 400, "stream": True, **fields}
-        with self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
-            assert reply.status_code == 200, reply.read()
-            yield reply.headers["x-ostinato-turn"].split(",")[0], reply.iter_lines()
+        deadline = time.monotonic() + PATIENT_S
+        while True:
+            with self.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
+                if not self._must_wait(reply, deadline):
+                    assert reply.status_code == 200, reply.read()
+                    yield reply.headers["x-ostinato-turn"].split(",")[0], reply.iter_lines()
+                    return
 
 
 class Siege:
