@@ -26,7 +26,7 @@ from ostinato.model.renderer import HFRenderer
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.calls.routes import ROUTES
 from ostinato.serve.calls.sessions import Scope, Sessions
-from ostinato.serve.dialects.dialect import Counts, Heading, Whole
+from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.wire.body import parse_json
 
 SIZES = (3_000, 80_000)
@@ -98,7 +98,7 @@ def one_call(number: int, route: Any, sessions: Sessions, renderer: HFRenderer, 
     heading = Heading(
         id=turn.id.removesuffix(":0"), created=0.0, model="m", choices=1, prompt_tokens=counts.prompt, count_usage=False
     )
-    whole = Whole(message=reading.message(), ids=ids, logprobs=turn.logprobs, finish=turn.finish)
+    whole = Whole(message=reading.message(), tokens=Tokens(ids, turn.logprobs), finish=turn.finish)
     body = route.writer(request, heading, None).body([whole], counts, {"turns": [turn.id]})
     sessions.remember(question, turn, reading.message())
     return body, turn

@@ -37,6 +37,7 @@ from ostinato.testing.engine import FakeEngine
 from ostinato.testing.records import a_delivery, a_signal, a_turn
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.train.batch.admission import Admission
+from ostinato.train.batch.edits import AnswerEdits
 
 DAY = 86_400.0
 V0 = PolicyVersion(number=0, hash=f"{0:064x}")
@@ -244,6 +245,10 @@ async def test_a_run_without_its_folds_starts_from_what_is_left(config: Config, 
         await desk.close()
 
 
+def no_grammars():
+    raise AssertionError("no turn has one")
+
+
 class NoExperts:
     """Of a dense model."""
 
@@ -277,7 +282,8 @@ async def test_learning_goes_on_when_a_person_was_forgotten(tmp_path: Path, now:
         replayed = [batch async for batch in again.history(CHECKPOINT)]
         assert [batch.row for batch in replayed] == [batch.row for batch in before.replayed]
         for batch in replayed:
-            admitted, counts = Admission(None, refuse_foreign=False, experts=NoExperts()).admit(batch.samples)
+            admission = Admission(None, refuse_foreign=False, experts=NoExperts(), edits=AnswerEdits(no_grammars))
+            admitted, counts = admission.admit(batch.samples)
             assert [sample.turn.user for sample in admitted] == ["u0", "u2", "u3"]
             assert counts["turns_empty"] == 1
         kept = await account(run.log, run.folds, run.config.reward)

@@ -4,6 +4,7 @@ Needs vLLM's environment: `python -m benchmarks.peers vllm`.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 from itertools import pairwise
@@ -13,11 +14,13 @@ import pytest
 from tests.e2e.test_vllm_follower import perturbed
 from tests.fakes.vllm import VllmServer
 
+from ostinato.core.conversation import Conversation, Demand
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, Sampling
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.vllm.engine import open_vllm
+from ostinato.model.answers.demands import grammar_of
 from ostinato.weights.follow.drive import VllmFollower
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.publish.publisher import VersionPublisher
@@ -26,6 +29,14 @@ from ostinato.weights.store.directory import DirectoryStore
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin" / "python"
 OPTIONS = ["--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+OPTIONS += ["--structured-outputs-config", '{"backend": "guidance"}']
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "founded": {"type": "integer", "maximum": 2000}},
+    "required": ["city", "founded"],
+    "additionalProperties": False,
+}
+GRAMMAR = grammar_of(Conversation(messages=(), demand=Demand(schema=SCHEMA)), None, {}, thinks=False, opening="")
 PROMPT = "The history of the city begins with a small settlement at the river, where"
 
 
@@ -63,7 +74,7 @@ async def told(work):
         policies.append(base)
     story["policies"] = policies
 
-    def ask(seed, n=2, **options):
+    def ask(seed, n=2, tops=0, **options):
         sampling = Sampling(**({"max_tokens": 24, "seed": seed} | options))
         return Generate(
             id=f"r{seed}",
@@ -72,6 +83,7 @@ async def told(work):
             sampling=sampling,
             n=n,
             cache_salt="acme",
+            tops=tops,
         )
 
     with VllmServer(PYTHON, path, source=ROOT, work=work, log=work / "vllm.log", options=OPTIONS) as server:
@@ -81,12 +93,14 @@ async def told(work):
             config, renderer, lambda url: VllmFollower(url, Follower(store), {"url": str(root)}, kv="keep")
         )
         try:
-            story["context"] = engine.capabilities().context
+            story["can"] = engine.capabilities()
             await engine.start()
             await engine.load("live", Snapshot(policy=policies[0], weights=first))
             # alone: what is computed beside other rows may differ in the last bits
             story["twice"] = [await collect(engine, ask(7, n=1)) for _ in range(2)]
             story["warm"] = await collect(engine, ask(8, temperature=0.5))
+            story["demanded"] = await collect(engine, ask(10, n=4, max_tokens=120, grammar=GRAMMAR, tops=3))
+            story["biased"] = await collect(engine, ask(11, n=1, max_tokens=5, logit_bias=((260, 100.0),)))
             text = "".join(chunk.text for chunk in story["twice"][0] if chunk.index == 0)
             story["text"], story["stop"] = text, text[20:24]
             story["stopped"] = await collect(engine, ask(7, n=1, stop=(text[20:24],)))
@@ -126,6 +140,22 @@ def test_every_token_comes_with_its_logprob_and_the_budget_is_kept(story):
         assert [chunk.finish for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
+def test_an_answer_follows_its_grammar_and_its_logprobs_are_under_the_mask(story):
+    for index in range(4):
+        _, logprobs, chunks = joined(story["demanded"], index)
+        assert chunks[-1].finish is Finish.STOP
+        value = json.loads("".join(chunk.text for chunk in chunks))
+        assert {*value} == {"city", "founded"}
+        assert logprobs[-1] == 0.0, "nothing but the end was allowed"
+        tops = [each for chunk in chunks for each in chunk.tops]
+        assert len(tops) == len(logprobs)
+        assert all([value for _, value in each] == sorted((value for _, value in each), reverse=True) for each in tops)
+        assert all(1 <= len(each) <= 3 for each in tops)
+    ids, logprobs, _ = joined(story["biased"])
+    assert ids == [260] * 5
+    assert min(logprobs) > -1e-3
+
+
 def test_a_stop_string_is_never_shown(story):
     _, _, chunks = joined(story["stopped"])
     text = story["text"]
@@ -155,4 +185,4 @@ def test_across_a_swap_every_stream_lives_and_the_server_confirms_each_tokens_ve
 
 def test_what_is_closed_runs_no_more(story):
     assert story["running"] == 0
-    assert story["context"] == 2048
+    assert (story["can"].context, story["can"].follows_grammars) == (2048, True)

@@ -21,7 +21,7 @@ from ostinato.weights.follow.staging import Staged
 
 _KNOWN = {
     *("n", "max_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs"),
-    *("prompt_logprobs", "detokenize"),
+    *("prompt_logprobs", "detokenize", "presence_penalty", "frequency_penalty", "logit_bias", "structured_outputs"),
 }
 _FORBIDDEN = frozenset("@/\\\x00")  # in a cache salt
 
@@ -56,9 +56,11 @@ class TokenVllm(FakeVllm):
         async with serving(fake.app) as url: ...
     """
 
-    def __init__(self, script: str, *, context: int = 512, mode: str = "processed_logprobs") -> None:
+    def __init__(
+        self, script: str, *, context: int = 512, mode: str = "processed_logprobs", backend: str = "guidance"
+    ) -> None:
         super().__init__(AnyVersion())  # pyright: ignore[reportArgumentType]
-        self.script, self.context, self.mode = script, context, mode
+        self.script, self.context, self.mode, self.backend = script, context, mode, backend
         self.slow_s, self.cut_after, self.lie = 0.0, -1, ""
         self.requests: list[dict[str, Any]] = []
         self.open = 0
@@ -80,7 +82,8 @@ class TokenVllm(FakeVllm):
         return JSONResponse({"object": "list", "data": [{"id": "model", "max_model_len": self.context}]})
 
     async def _server_info(self, request: Request) -> JSONResponse:
-        return JSONResponse({"vllm_config": {"model_config": {"logprobs_mode": self.mode}}, "vllm_env": {}})
+        config = {"model_config": {"logprobs_mode": self.mode}, "structured_outputs_config": {"backend": self.backend}}
+        return JSONResponse({"vllm_config": config, "vllm_env": {}})
 
     async def _generate(self, request: Request) -> JSONResponse | StreamingResponse:
         body = await request.json()
@@ -131,7 +134,13 @@ class _Sample:
             self.finish = "stop"
         elif len(self._ids) == self._sampling["max_tokens"]:
             self.finish = "length"
-        entry = {"token_id": token, "logprob": logprob(token), "rank": 1, "top_logprobs": []}
+        # the sampled token first, wherever it stands, then the best ones
+        others = [
+            {"token_id": token + i, "logprob": logprob(token) / (i + 1)}
+            for i in range(1, self._sampling["logprobs"] + 1)
+        ]
+        own = {"token_id": token, "logprob": logprob(token)}
+        entry = {**own, "rank": 1, "top_logprobs": [own, *reversed(others)] if others else []}
         choice = {
             "index": self._index,
             "finish_reason": self.finish,
@@ -177,6 +186,10 @@ def _refusal(body: dict[str, Any]) -> str:
         (
             sampling.get("prompt_logprobs") is None or not body.get("stream"),
             lambda: "`prompt_logprobs` are not available",
+        ),
+        (
+            "no grammar" not in (sampling.get("structured_outputs") or {}).get("grammar", ""),
+            lambda: "Invalid grammar specification",
         ),
         (sampling.get("max_tokens", 16) >= 1, lambda: "max_tokens must be at least 1"),
     ]

@@ -71,6 +71,10 @@ turns = st.builds(
         top_p=real,
         stop=st.lists(text, max_size=3).map(tuple),
         seed=st.none() | st.integers(0, 2**64),
+        presence_penalty=real,
+        frequency_penalty=real,
+        logit_bias=st.lists(st.tuples(st.integers(0, 2**31), real), max_size=2).map(tuple),
+        grammar=st.just("") | text,
     ),
     finish=st.sampled_from(Finish),
     text=text,
@@ -251,7 +255,7 @@ def test_ids_take_as_few_bytes_as_they_need_and_come_back(some: tuple[int, ...])
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(tuple))
 def test_logprobs_come_back_to_the_bit(logprobs: tuple[float, ...]):
     packed = pack_logprobs(logprobs)
-    assert struct.pack(f"{len(logprobs)}f", *unpack_logprobs(packed)) == struct.pack(f"{len(logprobs)}f", *logprobs)
+    assert struct.pack(f"{len(logprobs)}f", *unpack_logprobs(packed)[0]) == struct.pack(f"{len(logprobs)}f", *logprobs)
 
 
 @given(st.lists(st.integers(0, 2), max_size=20), st.lists(st.integers(0, 2), max_size=20))

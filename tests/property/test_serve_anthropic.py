@@ -11,7 +11,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.anthropic import MessagesRequest, parse_count, parse_messages
 from ostinato.serve.dialects.anthropic_reply import Messages
-from ostinato.serve.dialects.dialect import Counts, Heading, Whole
+from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -130,10 +130,10 @@ def test_a_stream_and_a_body_tell_the_same_answer_and_it_can_be_sent_back(chunks
         reasoning="".join(piece.reasoning for piece in pieces),
         calls=tuple(piece.call for piece in pieces if piece.call is not None),
     )
-    whole = Whole(message=message, ids=[1], logprobs=[0.0], finish=Finish.STOP)
+    whole = Whole(message=message, tokens=Tokens([1], [0.0]), finish=Finish.STOP)
     body = json.loads(Messages(head).body([whole], counts, {}))["content"]
     out = Messages(head)
-    data = out.opening() + "".join(out.delta(0, chunk, [1], [0.0]) for chunk in chunks)
+    data = out.opening() + "".join(out.delta(0, chunk, Tokens([1], [0.0])) for chunk in chunks)
     data += out.ending(0, Finish.STOP, (counts, {}))
     for content in (body, streamed(data)):
         said = [

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
@@ -18,6 +19,9 @@ from ostinato.release.auto.folding import FoldedRouter
 from ostinato.serve.gateway import GatewayApp, Page, create_app
 from ostinato.weights.follow.drive import Kv, VllmFollower
 from ostinato.weights.follow.follower import Follower
+
+if TYPE_CHECKING:  # a process that serves imports it on a thread
+    from ostinato.model.renderer import HFRenderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ def _router(run: Run) -> FoldedRouter | None:
     return FoldedRouter(run.log, run.folds, wall_clock, arms, run.config.release.auto) if arms else None
 
 
-async def _embedded(config: Config, model: Path, renderer: Renderer) -> Engine:
+async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
     """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
     from ostinato.engine.embedded.engine import TorchEngine
     from ostinato.model.config import compute_dtype
@@ -76,7 +80,8 @@ async def _embedded(config: Config, model: Path, renderer: Renderer) -> Engine:
     contract = await asyncio.to_thread(engine_contract, config)
     weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
     wide = await asyncio.to_thread(threads_agree, config)
-    return TorchEngine(weights, renderer, config.engine, contract=contract, wide=wide)
+    grammars = await asyncio.to_thread(lambda: renderer.grammars)
+    return TorchEngine(weights, renderer, config.engine, contract=contract, wide=wide, grammars=grammars)
 
 
 async def _vllm(config: Config, renderer: Renderer) -> Engine:

@@ -57,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool that the model may call. `parameters` is a JSON schema.
+    """A tool that the model may call. `parameters` is a JSON schema; `strict`: a call whose arguments break it is worth nothing.
 
     Example: ``Tool(name="read", description="Read a file.", parameters={"type": "object", "properties": {"path": {"type": "string"}}})``
     """
@@ -65,11 +65,28 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What an answer must be: a JSON text of `schema`, or calls of tools with these names; either, where both are given.
+
+    `several`: more than one call may be made.
+
+    Example: ``Demand(calls=("read", "write"))``
+    """
+
+    schema: Mapping[str, Any] | None = None
+    calls: tuple[str, ...] = ()
+    several: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """The messages so far, oldest first, and the tools that may be called. `continued`: the model goes on with the last message.
+
+    `demand`: what the next answer must be; None: anything.
 
     Example: ``Conversation(messages=(Message(role=Role.USER, text="hi"),))``
     """
@@ -77,6 +94,7 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     continued: bool = False
+    demand: Demand | None = None
 
     @property
     def chars(self) -> int:

@@ -11,6 +11,8 @@ from ostinato.core.records import Finish, PolicyVersion, Sampling
 class Generate:
     """A request to the engine: exact prompt ids, how to sample, how many samples, from which slot (a ref name: live, ...).
 
+    `tops`: so many of the likeliest tokens are told with each sampled one.
+
     What an engine computed of one request's prompt may serve another request only if both have the same `cache_salt`: how long
     a prompt takes then says nothing about the prompts of others.
 
@@ -23,6 +25,11 @@ class Generate:
     sampling: Sampling
     n: int = 1
     cache_salt: str = ""
+    tops: int = 0
+
+
+Tops = tuple[tuple[int, float], ...]
+"""The likeliest tokens in one token's place, best first, each with its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +47,9 @@ class Usage:
 class Chunk:
     """New tokens of one sample. `finish` is set on the sample's last chunk only. `text` is what may be shown.
 
-    `ids`, `logprobs` have one entry per token, all made by `policy`. Text that could still become part of a stop string is
-    withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`. `routes` is set on the
-    sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
+    `ids`, `logprobs` have one entry per token, all made by `policy`; so has `tops`, where they were asked for. Text that could still
+    become part of a stop string is withheld until it cannot; a stop string itself is never shown, though its tokens are in `ids`.
+    `routes` is set on the sample's last chunk only: the encoded expert ids of its prompt and sampled tokens (see `Turn.routes`).
 
     What a model outside says has a text, and neither ids nor a `policy`; its last chunk may have the `usage` that it counted.
     """
@@ -56,17 +63,20 @@ class Chunk:
     seed: int = 0
     routes: bytes = b""
     usage: Usage | None = None
+    tops: tuple[Tops, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What an engine can do. `context`: the most tokens of prompt and answer together; prompt ids lie in [0, `vocab_size`).
 
-    `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit.
+    `scores_exactly`: `score` gives the log-probabilities that sampling the same tokens would have given, to the bit. `follows_grammars`:
+    an answer can be held to a grammar.
 
-    Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True)``
+    Example: ``Capabilities(context=8192, vocab_size=49152, scores_exactly=True, follows_grammars=True)``
     """
 
     context: int
     vocab_size: int
     scores_exactly: bool
+    follows_grammars: bool

@@ -1,7 +1,8 @@
 """The records that pass between rooms: frozen, slotted, keyword-only.
 
 Identifiers are strings chosen by the writer; times are Unix seconds (float); token ids are plain ints; log-probabilities are
-natural logs of the distribution that was sampled from (logits divided by the temperature, before any top-p cut).
+natural logs of the distribution that was sampled from (logits, with biases, penalties and what a grammar forbids, divided by the
+temperature, before any top-p cut).
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ class Span:
 class Sampling:
     r"""How tokens are drawn. `temperature` 0 is greedy; `seed` None lets the engine choose one and record it.
 
+    `logit_bias` adds to the logits of token ids; `presence_penalty` and `frequency_penalty` are taken from those of tokens that the
+    answer holds already, once and once per occurrence. `grammar` is what the answer must follow, in llguidance's Lark; "": anything.
+
     Example: ``Sampling(temperature=1.0, top_p=1.0, max_tokens=64, stop=("\n\n",), seed=7)``.
     """
 
@@ -78,6 +82,15 @@ class Sampling:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
+
+    @property
+    def edits_logits(self) -> bool:
+        """True if tokens are not drawn from the model's own logits."""
+        return bool(self.grammar or self.logit_bias or self.presence_penalty or self.frequency_penalty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

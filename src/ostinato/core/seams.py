@@ -215,6 +215,10 @@ class Renderer(Protocol):
         """
         ...
 
+    def grammar(self, conversation: Conversation) -> str:
+        """What the answer must follow (`Sampling.grammar`); "" where the conversation demands nothing. Raises BadRequest."""
+        ...
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         """Reads the answer to a conversation; its calls get ids that name the turn (`core.conversation.call_id`)."""
         ...

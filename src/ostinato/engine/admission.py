@@ -8,6 +8,10 @@ from ostinato.core.records import Sampling
 
 MAX_SAMPLES = 128
 MAX_STOPS = 16
+MAX_TOPS = 20
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
 
 
 def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
@@ -33,7 +37,9 @@ def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
         raise BadRequest(f"n is {request.n}; it must be at least 1.", field="n")
     if request.n > MAX_SAMPLES:
         raise TooLarge(f"n is {request.n}; at most {MAX_SAMPLES} samples are made per request.", field="n")
-    _check_sampling(request.sampling)
+    if not 0 <= request.tops <= MAX_TOPS:
+        raise BadRequest(f"top_logprobs is {request.tops}; send 0 to {MAX_TOPS}.", field="top_logprobs")
+    _check_sampling(request.sampling, vocab_size)
     if length + request.sampling.max_tokens > context:
         raise BadRequest(
             f"{length} prompt tokens and max_tokens={request.sampling.max_tokens} exceed the context of {context}; "
@@ -42,7 +48,7 @@ def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
         )
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
     if sampling.max_tokens < 1:
         raise BadRequest(f"max_tokens is {sampling.max_tokens}; it must be at least 1.", field="max_tokens")
     if sampling.temperature != 0.0 and not 0.001 <= sampling.temperature <= 100.0:  # logits / 1e-38 would overflow
@@ -51,3 +57,14 @@ def _check_sampling(sampling: Sampling) -> None:
         raise BadRequest(f"top_p is {sampling.top_p}; it must lie in (0, 1].", field="top_p")
     if len(sampling.stop) > MAX_STOPS or "" in sampling.stop:
         raise BadRequest(f"stop takes at most {MAX_STOPS} strings, none of them empty.", field="stop")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -MAX_PENALTY <= getattr(sampling, name) <= MAX_PENALTY:
+            raise BadRequest(f"{name} is {getattr(sampling, name)}; it must lie in [-2, 2].", field=name)
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise BadRequest(f"logit_bias takes at most {MAX_BIASES} tokens.", field="logit_bias")
+    for token, value in sampling.logit_bias:
+        if not 0 <= token < vocab_size or not -MAX_BIAS <= value <= MAX_BIAS:
+            raise BadRequest(
+                f"logit_bias takes token ids in [0, {vocab_size}) and values in [-100, 100], not {token}: {value}.",
+                field="logit_bias",
+            )

@@ -16,7 +16,7 @@ from ostinato.model.threads import team
 
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
-_LIBRARIES = ("transformers", "numba", "llvmlite")
+_LIBRARIES = ("transformers", "numba", "llvmlite", "llguidance")
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
 _ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe; rows that every row rule divides
 _SWITCHES = (

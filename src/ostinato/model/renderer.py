@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from ostinato.core.conversation import Conversation
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
+from ostinato.model.answers.demands import grammar_of
 from ostinato.model.answers.formats import format_for
 from ostinato.model.answers.reader import Reader
+from ostinato.model.logit_edits import Grammars
 from ostinato.model.rendering.fences import Fences, encodable
 from ostinato.model.rendering.template import ChatTemplate
 from ostinato.model.token_bytes import TokenBytes
@@ -79,6 +82,11 @@ class HFRenderer:
             return ids[end + 1 :]
         return ids
 
+    def grammar(self, conversation: Conversation) -> str:
+        thinks = bool(self._format.reasoning)
+        opening = self._template.opening
+        return grammar_of(conversation, self._format.wording, self._control, thinks=thinks, opening=opening)
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         opening = "" if conversation.continued else self._template.opening
         return Reader(self._format, tools=conversation.tools, turn=turn, opening=opening)
@@ -96,6 +104,11 @@ class HFRenderer:
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this tokenizer. Takes half a second to make."""
+        return Grammars(self._core, self.vocab_size, self._stop_ids)
 
     # ------------------------------------------------------------ text -> ids
 

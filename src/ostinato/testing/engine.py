@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import numpy as np
 
 from ostinato.core.errors import BadRequest, BadWeights, NotFound, Unavailable
-from ostinato.core.generation import Capabilities, Chunk, Generate
+from ostinato.core.generation import Capabilities, Chunk, Generate, Tops
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Snapshot, Swap, WeightArray
@@ -128,6 +128,7 @@ class FakeEngine:
                         text=text,
                         finish=finish,
                         seed=seed,
+                        tops=tuple(_tops(i, request.tops) for i in ids) if request.tops else (),
                     )
         finally:
             self.running -= request.n
@@ -168,8 +169,8 @@ class FakeEngine:
         return CONTRACT
 
     def capabilities(self) -> Capabilities:
-        """As given; made-up log-probabilities are always the same."""
-        return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, scores_exactly=True)
+        """As given; made-up log-probabilities are always the same, and a script is what it is."""
+        return Capabilities(context=self.context, vocab_size=VOCAB_SIZE, scores_exactly=True, follows_grammars=True)
 
     def stats(self) -> dict[str, float]:
         """The counters that the real engine also has."""
@@ -222,6 +223,11 @@ def _withheld(text: str, stops: tuple[str, ...]) -> int:
 
 def _logprob(token: int) -> float:
     return -0.1 - (token % 7) / 10
+
+
+def _tops(token: int, count: int) -> Tops:
+    """The token itself and those that follow it in the vocabulary."""
+    return tuple((token + i, _logprob(token) - i) for i in range(count))
 
 
 def _finite(array: WeightArray) -> bool:

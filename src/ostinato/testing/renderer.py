@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.seams import AnswerReader
+from ostinato.model.answers.demands import grammar_of
 from ostinato.model.answers.formats import HERMES
 from ostinato.model.answers.reader import Reader
 from ostinato.model.rendering.tool_text import spoken, with_described_tools
@@ -36,6 +37,9 @@ class ByteRenderer:
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
         return self._written(conversation.messages[known:], continued=conversation.continued)
+
+    def grammar(self, conversation: Conversation) -> str:
+        return grammar_of(conversation, HERMES.wording, {}, thinks=False, opening="")
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         return Reader(HERMES, tools=conversation.tools, turn=turn, opening="")

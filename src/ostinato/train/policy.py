@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ostinato.model.attention import hidden, logits
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import empty_model, load_model
+from ostinato.model.logit_edits import Edit
 from ostinato.model.tensors import named_tensors
 from ostinato.train.batch.packing import Packed
 from ostinato.train.config import TrainConfig
@@ -45,15 +47,21 @@ class Policy:
         head = cast("nn.Linear", self.model.get_output_embeddings())
         self._row_bytes = head.out_features * head.weight.element_size()
 
-    def logprobs(self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor) -> Tensor:
-        """[M], fp32: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on."""
+    def logprobs(
+        self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Mapping[int, Edit] | None = None
+    ) -> Tensor:
+        """[M], fp32: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
+
+        `edits`: what the sampler did to the logits of some of the tokens.
+        """
         ids_N, positions_N = torch.from_numpy(packed.ids_N), torch.from_numpy(packed.positions_N)
         for layer in self._layers:
             layer.training = packed.tokens > self._recompute_tokens
         states_ND = hidden(self.model, ids_N, positions_N, attend, rows=self._rows)
         rows_MD = states_ND.index_select(0, torch.from_numpy(packed.rows_M))
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
-        return token_logprobs(self._head, rows_MD, torch.from_numpy(packed.targets_M), temperatures_M, keep=keep)
+        targets_M = torch.from_numpy(packed.targets_M)
+        return token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep)
 
 
 def _served_dtypes(

@@ -23,7 +23,9 @@ from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
 from ostinato.model.experts import DEFAULT_ROWS
+from ostinato.model.renderer import HFRenderer
 from ostinato.train.batch.admission import Admission
+from ostinato.train.batch.edits import AnswerEdits
 from ostinato.train.batch.microbatch import Microbatch, make_microbatches, temperatures, token_turns
 from ostinato.train.batch.packing import microbatches, pack
 from ostinato.train.batch.replay import Experts
@@ -71,7 +73,13 @@ class PolicyTrainer:
         rows = DEFAULT_ROWS if contract is None else contract.rows
         self._policy = Policy(model_path, _arithmetic(config), config, rows)
         self._experts = Experts(routing.of(self._policy.model), config)
-        self._admission = Admission(contract, refuse_foreign=config.foreign_numerics == "refuse", experts=self._experts)
+        self._edits = AnswerEdits(lambda: HFRenderer(model_path).grammars)
+        self._admission = Admission(
+            contract,
+            refuse_foreign=config.foreign_numerics == "refuse",
+            experts=self._experts,
+            edits=self._edits,
+        )
         self._masters = Masters(self._policy.model, config, self._policy.served)
         sum_gradients_into(self._policy.model, self._masters.sums)
         self._passes = Passes(self._policy, self._masters, self._experts, contract, config)
@@ -101,6 +109,7 @@ class PolicyTrainer:
                 self.config.largest_microbatch,
                 self._admission.foreign,
                 self._experts.lay_out,
+                self._edits.replay,
                 check,
             )
             laps.end("prepare")
@@ -135,9 +144,11 @@ class PolicyTrainer:
         tokens = token_turns([turns[index] for index in known])
         for chosen in microbatches(tokens, self.config.microbatch_tokens, largest=self.config.largest_microbatch):
             packed = pack([tokens[index] for index in chosen])
-            heat_M = temperatures([turns[known[i]] for i in chosen])
+            asked = [turns[known[i]] for i in chosen]
             with torch.no_grad():
-                scored = self._policy.logprobs(packed, TreeAttention(packed), heat_M).numpy()
+                scored = self._policy.logprobs(
+                    packed, TreeAttention(packed), temperatures(asked), self._edits.replay(asked)
+                ).numpy()
             for place, index in enumerate(chosen):
                 results[known[index]] = tuple(scored[packed.turns_M == place].tolist())
         return results
@@ -149,7 +160,7 @@ class PolicyTrainer:
 
         @torch.no_grad()
         def forward(item: Microbatch) -> Tensor:
-            return self._policy.logprobs(item.packed, item.attend, item.temperatures_M)
+            return self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits())
 
         under = reader(references.fetch, self._masters, forward)
         return consult(work, references, under, step=self.step_count, config=self.config)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.vllm_engine import vllm_engine
-from tests.fakes.vllm_tokens import TokenVllm
+from tests.fakes.vllm_tokens import TokenVllm, logprob
 
-from ostinato.core.errors import BadConfig, Conflict, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, Conflict, Unavailable
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
@@ -29,13 +29,14 @@ def version(number):
     return Snapshot(policy=PolicyVersion(number=number, hash=f"hash{number}"), weights=weights)
 
 
-def ask(*, slot="live", salt="", n=1, **sampling):
+def ask(*, slot="live", salt="", n=1, tops=0, **sampling):
     return Generate(
         id="r",
         slot=slot,
         prompt_ids=tuple(b"some prompt"),
         n=n,
         cache_salt=salt,
+        tops=tops,
         sampling=Sampling(**({"max_tokens": 100} | sampling)),
     )
 
@@ -204,6 +205,41 @@ async def test_a_server_that_reports_other_logprobs_is_refused_with_the_flag_to_
     with pytest.raises(BadConfig, match="--logprobs-mode processed_logprobs"):
         async with vllm_engine(TokenVllm(SCRIPT, mode="raw_logprobs")):
             pass
+
+
+async def test_what_edits_the_logits_is_asked_of_the_server():
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        await collect(engine, ask(max_tokens=3))
+        edits = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": ((7, -100.0),)}
+        await collect(engine, ask(max_tokens=3, grammar='start: "x"', **edits))
+    plain, edited = (body["sampling_params"] for body in fake.requests)
+    asked = {name: value for name, value in edited.items() if plain.get(name) != value and name != "seed"}
+    bias = {"logit_bias": {"7": -100.0}}
+    assert asked == {**edits, **bias, "structured_outputs": {"grammar": 'start: "x"'}}
+
+
+async def test_what_the_server_refuses_is_the_callers_fault_and_not_an_outage():
+    async with vllm_engine(TokenVllm(SCRIPT)) as engine:
+        await engine.load("live", version(1))
+        with pytest.raises(BadRequest, match="Invalid grammar"):
+            await collect(engine, ask(grammar="no grammar"))
+
+
+async def test_the_likeliest_tokens_are_told_best_first_wherever_the_sampled_one_stands():
+    async with vllm_engine(TokenVllm("az")) as engine:
+        await engine.load("live", version(1))
+        told = [top for chunk in await collect(engine, ask(tops=2)) for top in chunk.tops]
+        assert [[token for token, _ in top] for top in told[:2]] == [[99, 98], [124, 123]]
+        assert told[0] == ((99, logprob(97) / 3), (98, logprob(97) / 2))
+        assert [chunk.tops for chunk in await collect(engine, ask())] == [()] * 3
+
+
+@pytest.mark.parametrize(("backend", "follows"), [("guidance", True), ("auto", False), ("xgrammar", False)])
+async def test_grammars_are_followed_where_llguidance_reads_them(backend, follows):
+    async with vllm_engine(TokenVllm(SCRIPT, backend=backend)) as engine:
+        assert engine.capabilities().follows_grammars is follows
 
 
 async def test_a_server_that_never_answers_is_named():

@@ -22,7 +22,7 @@ def test_the_same_call_gives_the_same_id():
     assert made().dtype == "bfloat16"
     assert made().torch == torch.__version__
     assert made().quantisation == "none"
-    assert re.fullmatch(r"ostinato \d+ transformers \S+ numba \S+ llvmlite \S+", made().kernels)
+    assert re.fullmatch(r"ostinato \d+ transformers \S+ numba \S+ llvmlite \S+ llguidance \S+", made().kernels)
 
 
 def test_every_argument_counts():

@@ -1,5 +1,6 @@
 """What people wrote lies encrypted if asked; a forgotten key makes it unreadable for ever, and nobody else's."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,9 @@ def turn(i: int, user: str, tenant: str = "acme", **changed: Any) -> Turn:
     ids = tuple(range(1000 * (i + 1), 1000 * (i + 1) + 60))
     made = a_turn(f"t{i}:0", user=user, prompt=ids, sampled=tuple(reversed(ids)), routes=b"ROUTES of " + user.encode())
     logprobs = tuple(-(i + len(user) + at) / 64 for at in range(60))  # float32 numbers
-    return replace(made, tenant=tenant, text=f"{user} said: {WORDS}", logprobs=logprobs, **changed)
+    asked = replace(made.sampling, grammar=f'start: "what {user} may say"')
+    said = f"{user} said: {WORDS}"
+    return replace(made, tenant=tenant, text=said, logprobs=logprobs, sampling=asked, **changed)
 
 
 def told(i: int, about: Turn, **changed: Any) -> Signal:
@@ -55,11 +58,13 @@ def traces(path: Path, *plain: bytes) -> list[tuple[str, bytes]]:
 def written(one: Turn) -> list[bytes]:
     """What a turn looks like on the disk where it lies open."""
     ids = [narrow(flat(ids))[1] for ids in (one.sampled_ids, one.prompt_ids)]
-    return [one.text.encode()[:30], *ids, pack_logprobs(one.logprobs), one.routes]
+    grammar = zlib.compress(one.sampling.grammar.encode())
+    return [one.text.encode()[:30], *ids, pack_logprobs(one.logprobs), grammar, one.routes]
 
 
 def redacted(one: Turn) -> Turn:
-    return replace(one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"")
+    asked = replace(one.sampling, grammar="")
+    return replace(one, prompt_ids=(), sampled_ids=(), logprobs=(), text="", routes=b"", sampling=asked)
 
 
 @pytest.fixture(autouse=True)

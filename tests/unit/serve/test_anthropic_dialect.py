@@ -7,7 +7,7 @@ from ostinato.core.errors import BadRequest, NotFound, OstinatoError, TooLarge, 
 from ostinato.core.records import Finish
 from ostinato.serve.dialects.anthropic import parse_count, parse_messages
 from ostinato.serve.dialects.anthropic_reply import ERRORS, SIGNATURE, Messages
-from ostinato.serve.dialects.dialect import Counts, Heading, Whole
+from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 
 ASK = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
 READ = {"name": "Read", "description": "Read a file.", "input_schema": {"type": "object", "properties": {}}}
@@ -220,15 +220,17 @@ def test_harmless_and_inert_fields_are_taken():
         ({"top_k": 5}, "top_k"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"output_format": {"type": "json_schema"}}, "output_format"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
+        ({"output_config": {"format": {"type": "json_object", "schema": {}}}}, "output_config.format.type"),
         ({"output_config": {"task_budget": {"total": 5}}}, "output_config.task_budget"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
-        ({"tool_choice": {"type": "tool", "name": "Read"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "Write"}, "tools": [READ]}, "tool_choice"),
+        ({"tool_choice": {"type": "tool"}, "tools": [READ]}, "tool_choice"),
+        ({"tool_choice": {"type": "auto", "name": "Read"}, "tools": [READ]}, "tool_choice"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]}, "tools[0].type"),
         ({"tools": [READ, {"type": "bash_20250124", "name": "bash"}]}, "tools[1].type"),
-        ({"tools": [READ | {"strict": True}]}, "tools[0].strict"),
+        ({"tools": [READ | {"strict": True}]}, "tools"),
         ({"tools": [READ | {"input_examples": [{}]}]}, "tools[0].input_examples"),
         ({"tools": [READ | {"parameters": {}}]}, "tools[0].parameters"),
         ({"tools": [{"name": "Read"}]}, "tools[0].input_schema"),
@@ -280,13 +282,13 @@ def writer():
 
 
 def body(finish=Finish.STOP, **message):
-    answer = Whole(message=Message(role=Role.ASSISTANT, **message), ids=[1], logprobs=[0.0], finish=finish)
+    answer = Whole(message=Message(role=Role.ASSISTANT, **message), tokens=Tokens([1], [0.0]), finish=finish)
     return json.loads(writer().body([answer], COUNTS, OURS))
 
 
 def events(*pieces, finish=Finish.STOP):
     out = writer()
-    data = out.opening() + "".join(out.delta(0, [piece], [1], [0.0]) for piece in pieces)
+    data = out.opening() + "".join(out.delta(0, [piece], Tokens([1], [0.0])) for piece in pieces)
     data += out.ending(0, finish, (COUNTS, OURS))
     blocks = [event.split("\n") for event in data.removesuffix("\n\n").split("\n\n")]
     values = [json.loads(line.removeprefix("data: ")) for _, line in blocks]

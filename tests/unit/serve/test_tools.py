@@ -247,7 +247,7 @@ async def test_each_choice_has_its_own_calls():
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
             "tools[0].function.parameters",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools"),
         ({"tools": [READ] * 1025}, "tools"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]}, "messages[0].tool_call_id"),

@@ -25,6 +25,7 @@ from ostinato.engine.embedded.kv import Store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
+from ostinato.model.logit_edits import Grammars, LogitEditor
 from ostinato.model.threads import team
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class TorchEngine:
         prepack: bring models into the engine's form when they are loaded (the same bits, fewer microseconds).
         contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
         wide: a team of `config.threads` torch threads gives the bits of one: small steps may then use them all.
+        grammars: compiles what an answer must follow; None: no request may demand anything.
 
     Example::
 
@@ -61,10 +63,11 @@ class TorchEngine:
         prepack: bool = True,
         contract: Contract | None = None,
         wide: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self._build, self._renderer, self._prepack = build, renderer, prepack
-        self._contract, self._wide = contract, wide
+        self._contract, self._wide, self._grammars = contract, wide, grammars
         self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,15 +114,21 @@ class TorchEngine:
 
         Raises:
             NotFound: nothing is loaded in the slot.
-            TooLarge, BadRequest: the request can never be served (see `check_request`).
+            TooLarge, BadRequest: the request can never be served (see `check_request`), or its grammar is none.
             Unavailable: not started, failed, or too many samples are open.
         """
         worker = self._running()
         self._admit(worker, request)
+        editor = None
+        if request.sampling.edits_logits:  # compiling may take a while: streams go on meanwhile
+            editor = await asyncio.to_thread(LogitEditor.of, request.sampling, self._grammars)
+            self._admit(worker, request)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(48)
         chunks: asyncio.Queue[Chunk] = asyncio.Queue()  # bounded by n * max_tokens
         submitted: list[Stream] = []
-        worker.post(lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait)))  # may raise Unavailable
+        worker.post(
+            lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor))
+        )  # may raise Unavailable
         missing = request.n
         self._open += request.n
         try:
@@ -185,7 +194,12 @@ class TorchEngine:
         """The renderer's context and vocabulary; scores are exact where a contract says so."""
         exact = self._contract is not None and self._contract.mode == "exact"
         renderer = self._renderer
-        return Capabilities(context=renderer.context, vocab_size=renderer.vocab_size, scores_exactly=exact)
+        return Capabilities(
+            context=renderer.context,
+            vocab_size=renderer.vocab_size,
+            scores_exactly=exact,
+            follows_grammars=self._grammars is not None,
+        )
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start. Times in seconds; tokens, blocks and samples are counts."""

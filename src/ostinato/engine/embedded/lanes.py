@@ -149,4 +149,5 @@ def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lane
         tokens=[token for drawn in parts for token in drawn.tokens],
         logprobs=[logprob for drawn in parts for logprob in drawn.logprobs],
         sound=[sound for drawn in parts for sound in drawn.sound],
+        tops=[tops for drawn in parts for tops in drawn.tops],
     )

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.core.generation import Tops
+from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import GREEDY, RowSoftmax
 
 _MASK = (1 << 64) - 1
@@ -33,36 +35,43 @@ def uniform(seed: int, index: int, position: int) -> float:
 class Draw:
     """How one row is drawn. `u` in [0, 1) decides; temperature 0 ignores it.
 
+    `edit`: what is done to its logits first. `tops`: how many of the likeliest tokens are wanted too.
+
     Example: ``Draw(temperature=1.0, top_p=1.0, u=uniform(7, 0, 12))``.
     """
 
     temperature: float
     top_p: float
     u: float
+    edit: Edit | None = None
+    tops: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """One entry per row. `sound` is False where the logits held a NaN or +inf, or nothing but -inf; the token then means nothing.
 
-    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True])``.
+    Example: ``Drawn(tokens=[5], logprobs=[-0.3], sound=[True], tops=[()])``.
     """
 
     tokens: list[int]
     logprobs: list[float]
     sound: list[bool]
+    tops: list[Tops]
 
 
 def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
     """Draw one token per row.
 
     Args:
-        logits_MV: [M, V] in any floating dtype.
+        logits_MV: [M, V] in any floating dtype; edited in place.
         rows: M ways to draw.
 
     Returns:
-        Tokens and their log-probabilities: log_softmax(logits / temperature) before any top-p cut, temperature 1 where greedy.
+        Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, before any top-p cut, temperature 1
+        where greedy.
     """
+    edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
     # dtypes are named: a model that another thread is building changes the process's default meanwhile
     temperatures_M = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
     normal = RowSoftmax.of(logits_MV, temperatures_M)
@@ -72,7 +81,29 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
         scaled_CV = logits_MV[cut].float() / temperatures_M[cut, None]
         kept_CV = _nucleus(scaled_CV.softmax(-1), torch.tensor([rows[i].top_p for i in cut], dtype=torch.float32))
         tokens_M[cut] = _invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).numpy()
-    return Drawn(tokens=tokens_M.tolist(), logprobs=normal.logprobs(tokens_M).tolist(), sound=normal.sound().tolist())
+    return Drawn(
+        tokens=tokens_M.tolist(),
+        logprobs=normal.logprobs(tokens_M).tolist(),
+        sound=normal.sound().tolist(),
+        tops=_tops(logits_MV, normal, [row.tops for row in rows]),
+    )
+
+
+def _tops(logits_MV: Tensor, normal: RowSoftmax, wanted: Sequence[int]) -> list[Tops]:
+    """Of each row, so many of its likeliest tokens that are possible at all."""
+    most = min(max(wanted), logits_MV.shape[1])
+    if not most:
+        return [()] * len(wanted)
+    best_MK = logits_MV.topk(most, dim=-1).indices.numpy()
+    found_KM = [normal.logprobs(np.ascontiguousarray(best_M)).tolist() for best_M in best_MK.T]
+    return [
+        tuple(
+            (token, row[i])
+            for token, row in zip(best_MK[i, :count].tolist(), found_KM, strict=False)
+            if row[i] > -np.inf
+        )
+        for i, count in enumerate(wanted)
+    ]
 
 
 def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:

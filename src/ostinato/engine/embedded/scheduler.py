@@ -19,6 +19,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.engine.embedded.blocks import BlockPool, chain_key
 from ostinato.engine.embedded.waiting import WaitingSamples
 from ostinato.engine.prefix import prefix_key
+from ostinato.model.logit_edits import LogitEditor
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class Generation:
     keys: list[bytes] = field(default_factory=list)
     routes: list[NDArray[np.integer[Any]]] = field(default_factory=list)  # experts [L, k] per computed position, if any
     pure: bool = True  # all of its KV was made by `policy`, so its full blocks may be found by others
+    editor: LogitEditor | None = None  # where tokens are not drawn from the model's own logits
 
     @property
     def asker(self) -> str:

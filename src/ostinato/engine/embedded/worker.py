@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ostinato.core import routes
 from ostinato.core.errors import BadRoutes, BadWeights, Unavailable
-from ostinato.core.generation import Chunk, Generate
+from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Swap
 from ostinato.engine.embedded.kv import KVShape, Store
@@ -28,6 +28,7 @@ from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.engine.text import shown
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
+from ostinato.model.logit_edits import LogitEditor
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.paged import WholeAttend
 from ostinato.model.stream import TextStream
@@ -103,8 +104,13 @@ class EngineThread(threading.Thread):
 
     # ---- orders
 
-    def submit(self, request: Generate, seed: int, deliver: Callable[[Chunk], None]) -> Stream:
-        """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied meanwhile."""
+    def submit(
+        self, request: Generate, seed: int, deliver: Callable[[Chunk], None], editor: LogitEditor | None = None
+    ) -> Stream:
+        """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied meanwhile.
+
+        `editor`, at the answer's beginning, makes the edits that its sampling asks for.
+        """
         policy = self.policies.get(request.slot)
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
         samples = [
@@ -113,6 +119,9 @@ class EngineThread(threading.Thread):
         ]
         for sample in samples[1:]:
             sample.leader = samples[0]
+        if editor is not None:
+            for sample in samples:
+                sample.editor = editor.copy()
         texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
         stream = Stream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
@@ -256,24 +265,29 @@ class EngineThread(threading.Thread):
                 temperature=sample.request.sampling.temperature,
                 top_p=sample.request.sampling.top_p,
                 u=uniform(sample.seed, sample.index, sample.sampled),
+                edit=None if sample.editor is None else sample.editor.edit(),
+                tops=sample.request.tops,
             )
             for sample, _ in drawing
         ]
         states_MD = torch.stack([state for _, state in drawing])
         drawn = draw_rows(model, states_MD, rows, self._lanes, self._rows)
-        for (sample, _), token, logprob, sound in zip(drawing, drawn.tokens, drawn.logprobs, drawn.sound, strict=True):
-            if sound:
-                self._take(sample, token, logprob)
+        for i, (sample, _) in enumerate(drawing):
+            if drawn.sound[i]:
+                self._take(sample, drawn.tokens[i], drawn.logprobs[i], drawn.tops[i])
             else:
                 self._spoiled(sample)
 
-    def _take(self, sample: Generation, token: int, logprob: float) -> None:
+    def _take(self, sample: Generation, token: int, logprob: float, tops: Tops) -> None:
         sample.ids.append(token)
         self.counters["tokens"] += 1
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        self._emit(sample, (token,), (logprob,), text, finish)
+        if finish is None and sample.editor is not None and (why := sample.editor.take(token)):
+            _LOG.error("request %s: its grammar cannot go on: %s", sample.request.id, why)
+            finish = Finish.ERROR
+        self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else ())
 
     def _spoiled(self, sample: Generation) -> None:
         _LOG.error("request %s: the logits are not finite; the stream ends", sample.request.id)
@@ -282,7 +296,13 @@ class EngineThread(threading.Thread):
         self._emit(sample, (), (), "", Finish.ERROR)
 
     def _emit(
-        self, sample: Generation, ids: tuple[int, ...], logprobs: tuple[float, ...], text: str, finish: Finish | None
+        self,
+        sample: Generation,
+        ids: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        text: str,
+        finish: Finish | None,
+        tops: tuple[Tops, ...] = (),
     ) -> None:
         chunk = Chunk(
             index=sample.index,
@@ -293,6 +313,7 @@ class EngineThread(threading.Thread):
             finish=finish,
             seed=sample.seed,
             routes=b"" if finish is None else self._routes(sample),
+            tops=tops,
         )
         self._outbox.append((self._streams[sample].deliver, chunk))
         if finish is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence, Set
 
-from ostinato.core.generation import Chunk, Generate
+from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.engine.text import shown
 from ostinato.engine.vllm.wire import WireChoice
@@ -68,7 +68,8 @@ class OpenAnswer:
         if finish is not None and not self._as_told(sample, choice):
             finish = Finish.ERROR
         sample.ended = finish is not None
-        return self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish)
+        tops = choice.tops(self._request.tops)[:used]
+        return self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
 
     def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
         """A last chunk for every sample that has none."""
@@ -109,6 +110,7 @@ class OpenAnswer:
         policy: PolicyVersion,
         text: str,
         finish: Finish | None,
+        tops: tuple[Tops, ...] = (),
     ) -> Chunk:
         return Chunk(
             index=index,
@@ -118,4 +120,5 @@ class OpenAnswer:
             text=text,
             finish=finish,
             seed=self._seed,
+            tops=tops,
         )

@@ -204,9 +204,14 @@ class VllmEngine:
         return None
 
     def capabilities(self) -> Capabilities:
-        """The smallest of the renderer's and the servers' contexts."""
+        """The smallest of the renderer's and the servers' contexts. Grammars are followed if every server does."""
         context = min(self._context, self._renderer.context)
-        return Capabilities(context=context, vocab_size=self._renderer.vocab_size, scores_exactly=False)
+        return Capabilities(
+            context=context,
+            vocab_size=self._renderer.vocab_size,
+            scores_exactly=False,
+            follows_grammars=all(server.follows_grammars for server in self._servers),
+        )
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start. `steps` counts the servers' events. Raises Unavailable when closed."""
@@ -347,6 +352,10 @@ class VllmEngine:
 
 def _body(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> dict[str, Any]:
     sampling = request.sampling
+    edits: dict[str, Any] = {"logit_bias": {str(token): value for token, value in sampling.logit_bias}}
+    edits |= {"presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty}
+    if sampling.grammar:
+        edits["structured_outputs"] = {"grammar": sampling.grammar}
     return {
         "request_id": request.id,
         "token_ids": list(request.prompt_ids),
@@ -360,7 +369,8 @@ def _body(request: Generate, seed: int, stop_ids: frozenset[int], salt: str) -> 
             "stop": list(sampling.stop),
             "stop_token_ids": sorted(stop_ids),
             "ignore_eos": True,  # the renderer's stop tokens are the ones that count
-            "logprobs": 0,  # the sampled token's only
+            "logprobs": request.tops,  # beside the sampled token's
             "detokenize": bool(sampling.stop),
+            **(edits if sampling.edits_logits else {}),
         },
     }

@@ -10,14 +10,15 @@ import aiohttp
 
 from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.records import PolicyVersion
-from ostinato.engine.vllm.wire import WireChoice, read_context, read_event, read_logprobs_mode, read_scores
+from ostinato.engine.vllm.wire import WireChoice, read_context, read_event, read_scores, read_settings
 
 _PATH = "/inference/v1/generate"
 _MODE = "processed_logprobs"
 _LOOK_S = 1.0
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1, --enable-scale-out, --logprobs-mode processed_logprobs and what "
-    "`ostinato weights drive-vllm --help` says of weights"
+    "`ostinato weights drive-vllm --help` says of weights; for JSON schemas and demanded calls also with "
+    "--structured-outputs-config.backend guidance"
 )
 
 
@@ -46,10 +47,14 @@ class WeightDriver(Protocol):
 
 
 class ServerClient:
-    """A client of one server. `driver` brings it weights; `label` is the version that it serves as far as is known, "" if not."""
+    """A client of one server. `driver` brings it weights; `label` is the version that it serves as far as is known, "" if not.
+
+    `follows_grammars`: it was started so that it reads our grammars; known once `context` was asked.
+    """
 
     def __init__(self, url: str, driver: WeightDriver, *, silence_s: float) -> None:
         self.url, self.driver, self.label = url.rstrip("/"), driver, ""
+        self.follows_grammars = False
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
             connector=aiohttp.TCPConnector(limit=0),  # the server has limits of its own
@@ -73,9 +78,10 @@ class ServerClient:
                 if asyncio.get_running_loop().time() >= ends:
                     raise
                 await asyncio.sleep(_LOOK_S)
-        mode = read_logprobs_mode(await self._ask("/server_info?config_format=json"))
-        if mode != _MODE:
-            raise BadConfig(f"{self.url} reports {mode}, which leave the temperature out: {_START}")
+        settings = read_settings(await self._ask("/server_info?config_format=json"))
+        if settings.logprobs_mode != _MODE:
+            raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
+        self.follows_grammars = settings.reads_lark
         return context
 
     async def tokens(self, body: Mapping[str, Any]) -> AsyncGenerator[WireChoice, None]:
@@ -86,6 +92,8 @@ class ServerClient:
                 async for line in reply.content:
                     for choice in read_event(line):
                         yield choice
+        except BadRequest:  # a ValueError too, but the caller's
+            raise
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._lost(error) from error
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from ostinato.core.errors import Unavailable
+from ostinato.core.generation import Tops
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -26,8 +27,16 @@ class _Logprob(BaseModel):
     logprob: float = Field(allow_inf_nan=False, le=0.0)
 
 
+class _Candidate(_Logprob):
+    token_id: int
+
+
+class _Sampled(_Logprob):
+    top_logprobs: list[_Candidate] = Field(default_factory=list[_Candidate])
+
+
 class _Logprobs(BaseModel):
-    content: list[_Logprob] | None = None
+    content: list[_Sampled] | None = None
 
 
 class WireChoice(BaseModel):
@@ -49,6 +58,12 @@ class WireChoice(BaseModel):
         """The new tokens' log-probabilities."""
         content = self.logprobs.content if self.logprobs is not None else None
         return [entry.logprob for entry in content or []]
+
+    def tops(self, count: int) -> tuple[Tops, ...]:
+        """The likeliest tokens in each new one's place; the server tells the sampled one among them, wherever it stands."""
+        content = self.logprobs.content if self.logprobs is not None else None
+        found = ([(top.token_id, top.logprob) for top in entry.top_logprobs] for entry in content or [])
+        return tuple(tuple(sorted(tops, key=lambda top: -top[1])[:count]) for tops in found) if count else ()
 
 
 class _Error(BaseModel):
@@ -76,12 +91,29 @@ class _ModelConfig(BaseModel):
     logprobs_mode: str
 
 
-class _Settings(BaseModel):
+class _Grammars(BaseModel):
+    backend: str = "auto"
+
+
+class Settings(BaseModel):
+    """How a server was started, as far as it matters here."""
+
     model_config_: _ModelConfig = Field(alias="model_config")
+    structured_outputs_config: _Grammars = Field(default_factory=_Grammars)
+
+    @property
+    def logprobs_mode(self) -> str:
+        """Which log-probabilities it reports."""
+        return self.model_config_.logprobs_mode
+
+    @property
+    def reads_lark(self) -> bool:
+        """True if llguidance reads its grammars: xgrammar, which "auto" prefers, takes the same text and leaves parts of it out."""
+        return self.structured_outputs_config.backend == "guidance"
 
 
 class _About(BaseModel):
-    vllm_config: _Settings
+    vllm_config: Settings
 
 
 def read_event(line: bytes) -> list[WireChoice]:
@@ -113,9 +145,9 @@ def read_context(body: bytes) -> int:
     return _read(_Cards, body).data[0].max_model_len
 
 
-def read_logprobs_mode(body: bytes) -> str:
-    """Which log-probabilities it reports, from its own settings."""
-    return _read(_About, body).vllm_config.model_config_.logprobs_mode
+def read_settings(body: bytes) -> Settings:
+    """Its own settings."""
+    return _read(_About, body).vllm_config
 
 
 def _read(kind: type[M], body: bytes) -> M:

@@ -16,6 +16,7 @@ from typing import Any
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
 
 from ostinato.core.errors import BadConfig
+from ostinato.model.answers.demands import Wording
 
 Json = dict[str, Any]
 _END = re.compile(r"(^|\|)(\\Z|\$)$")
@@ -26,7 +27,7 @@ class Format:
     """The regions that an answer may have. `markers` are the control tokens among their delimiters, which must stay visible.
 
     `ending` names the regions that the answer's end closes too; `ends` are control tokens that end an answer, and a region with it,
-    but are not shown.
+    but are not shown. `wording` is how calls are written, where one can be demanded; None where it is not known.
 
     Example: ``HERMES.calls[0].open_re.pattern == "<tool_call>"``
     """
@@ -37,6 +38,7 @@ class Format:
     markers: frozenset[str]
     ending: frozenset[str]
     ends: tuple[str, ...] = ()
+    wording: Wording | None = None
 
 
 def format_for(
@@ -56,12 +58,13 @@ def format_for(
     Raises:
         BadConfig: the tokenizer declares what is no response template.
     """
+    family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), None)
     if declared is not None:
-        format = _compiled(dict(declared), control, ends)
+        format = _compiled(dict(declared), control, ends, None if family is None else family.wording)
         if not any(_holds_text(field) for field in (*format.calls, *format.reasoning, *format.text)):
             return format
-    family = next((family for family in _FAMILIES if all(mark in chat_template for mark in family.marks)), _HERMES)
-    return _compiled(family.template(thinks="<think>" in chat_template), control, ends)
+    family = family or _HERMES
+    return _compiled(family.template(thinks="<think>" in chat_template), control, ends, family.wording)
 
 
 def _holds_text(field: ResponseTemplateField) -> bool:
@@ -76,13 +79,16 @@ class _Family:
 
     marks: tuple[str, ...]
     fields: Json
+    wording: Wording | None = None
 
     def template(self, *, thinks: bool) -> Json:
         own = {"reasoning_content": _THINK} if thinks and "reasoning_content" not in self.fields else {}
         return {"start_anchor": "assistant", "fields": {"content": {}, **own, **self.fields}}
 
 
-def _compiled(spec: Json, control: Collection[str], ends: Collection[str] = ()) -> Format:
+def _compiled(
+    spec: Json, control: Collection[str], ends: Collection[str] = (), wording: Wording | None = None
+) -> Format:
     try:
         load_response_template(spec)  # the whole as it is
         ending = {name: _without_end(field) for name, field in spec["fields"].items()}
@@ -101,6 +107,7 @@ def _compiled(spec: Json, control: Collection[str], ends: Collection[str] = ()) 
         markers=frozenset(token for token in control if token in delimiters),
         ending=frozenset(name for name in ending if ending[name] != spec["fields"][name] or not _closes(ending[name])),
         ends=tuple(token for token in ends if token in delimiters),
+        wording=wording,
     )
 
 
@@ -125,6 +132,7 @@ _CALL: Json = {"name": "{name}", "arguments": "{content}"}
 _HERMES = _Family(
     marks=("<tool_call>",),
     fields={"tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True}},
+    wording=Wording(call='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>', several="\n"),
 )
 _QWEN_CODER = _Family(
     marks=("<tool_call>", "<function="),
@@ -166,6 +174,7 @@ _LLAMA = _Family(
             "repeats": True,
         }
     },
+    wording=Wording(call='{"name": "NAME", "parameters": ARGUMENTS}', several=None),
 )
 _LLAMA_UNTAGGED = replace(_LLAMA, marks=('{"name": function name, "parameters":',))
 _MISTRAL = _Family(
@@ -185,6 +194,10 @@ _MISTRAL = _Family(
             "transform": _CALL,
         },
     },
+    wording=Wording(call='{"name": "NAME", "arguments": ARGUMENTS}', several=", ", calls=("[TOOL_CALLS][", "]")),
+)
+_MISTRAL_BY_NAME = replace(
+    _MISTRAL, marks=("[TOOL_CALLS]", "[ARGS]"), wording=Wording(call="[TOOL_CALLS]NAME[ARGS]ARGUMENTS", several="")
 )
 _HARMONY_HEAD = r"(?:<\|start\|>assistant)?"
 _HARMONY = _Family(
@@ -208,6 +221,12 @@ _HARMONY = _Family(
             "transform": _CALL,
         },
     },
+    wording=Wording(
+        call="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS",
+        several=None,
+        text="<|channel|>final<|message|>",
+        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    ),
 )
 _KIMI = _Family(
     marks=("<|tool_call_argument_begin|>",),
@@ -222,6 +241,11 @@ _KIMI = _Family(
         },
         AFTER_CALLS: {"open": "<|tool_calls_section_end|>"},
     },
+    wording=Wording(
+        call="<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>",
+        several=None,  # each call has a number of its own
+        calls=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ),
 )
 _DEEPSEEK = _Family(
     marks=("<｜tool▁calls▁begin｜>",),
@@ -235,6 +259,11 @@ _DEEPSEEK = _Family(
         },
         AFTER_CALLS: {"open": "<｜tool▁calls▁end｜>"},
     },
+    wording=Wording(
+        call="<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>",
+        several="",
+        calls=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
 )
 _DEEPSEEK_FENCED = _Family(
     marks=("<｜tool▁calls▁begin｜>", "```json"),
@@ -249,6 +278,11 @@ _DEEPSEEK_FENCED = _Family(
         },
         AFTER_CALLS: {"open": "<｜tool▁calls▁end｜>"},
     },
+    wording=Wording(
+        call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```<｜tool▁call▁end｜>",
+        several="\n",
+        calls=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
 )
 _FAMILIES = (
     _QWEN_CODER,
@@ -257,11 +291,12 @@ _FAMILIES = (
     _DEEPSEEK_FENCED,
     _DEEPSEEK,
     _HARMONY,
+    _MISTRAL_BY_NAME,
     _MISTRAL,
     _HERMES,
     _LLAMA,
     _LLAMA_UNTAGGED,
 )
 
-HERMES = _compiled(_HERMES.template(thinks=False), ())
+HERMES = _compiled(_HERMES.template(thinks=False), (), (), _HERMES.wording)
 """Calls as <tool_call>{"name": ..., "arguments": {...}}</tool_call>, no reasoning."""

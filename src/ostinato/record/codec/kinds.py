@@ -95,11 +95,25 @@ def _to_credits(turns: Any) -> tuple[Advantages, ...]:
 
 def _sampling(sampling: Sampling) -> list[Any]:
     stop, seed = _texts(sampling.stop), None if sampling.seed is None else whole(sampling.seed)
-    return [whole(sampling.max_tokens), real(sampling.temperature), real(sampling.top_p), stop, seed]
+    plain = [whole(sampling.max_tokens), real(sampling.temperature), real(sampling.top_p), stop, seed]
+    bias = [[whole(token), real(value)] for token, value in sampling.logit_bias]
+    edits = [real(sampling.presence_penalty), real(sampling.frequency_penalty), bias]
+    return [*plain, *edits] if any(edits) else plain
 
 
 def _to_sampling(value: Any) -> Sampling:
-    return Sampling(max_tokens=value[0], temperature=value[1], top_p=value[2], stop=tuple(value[3]), seed=value[4])
+    max_tokens, temperature, top_p, stop, seed, *edits = value
+    presence, frequency, bias = edits or (0.0, 0.0, ())
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        stop=tuple(stop),
+        seed=seed,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias=tuple((token, value) for token, value in bias),
+    )
 
 
 def _pick(pick: Pick) -> list[Any]:
@@ -197,7 +211,7 @@ TURNS = Kind(
         "auto",
     ),
 )
-"""A turn's tokens, text and spans do not lie in its JSON: `codec.turns` packs them."""
+"""A turn's tokens, text, spans and grammar do not lie in its JSON: `codec.turns` packs them."""
 
 SIGNALS = Kind(
     "signals",

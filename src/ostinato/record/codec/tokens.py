@@ -139,10 +139,10 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     return b"".join((write_ints(count), bytes([largest]), packed, far, numbers[2::4], numbers[1::4], numbers[0::4]))
 
 
-def unpack_logprobs(packed: bytes) -> tuple[float, ...]:
-    """The inverse of `pack_logprobs`."""
-    if not packed:
-        return ()
+def unpack_logprobs(packed: bytes) -> tuple[tuple[float, ...], bytes]:
+    """The inverse of `pack_logprobs`, and what stands behind it."""
+    if packed[:1] in (b"", b"\0"):
+        return (), packed[1:]
     (count,), at = read_ints(packed, 1)
     largest, size = packed[at], (count + 1) // 2
     halves = int.from_bytes(packed[at + 1 : at + 1 + size], "big")
@@ -159,7 +159,7 @@ def unpack_logprobs(packed: bytes) -> tuple[float, ...]:
     numbers[3::4] = first
     for plane in range(3):
         numbers[2 - plane :: 4] = packed[at + plane * count : at + (plane + 1) * count]
-    return struct.unpack(f"<{count}f", numbers)
+    return struct.unpack(f"<{count}f", numbers), packed[at + 3 * count :]
 
 
 _FAR = 15

@@ -7,7 +7,8 @@ segment that the turn is written to: what its policies are called there, which e
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ostinato.core.errors import BadRequest
@@ -31,7 +32,7 @@ _TENANT, _USER = TURNS.body.index("tenant"), TURNS.body.index("user")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn that was found storable. `ids`: flat, prompt first. `logprobs`: packed."""
+    """A turn that was found storable. `ids`: flat, prompt first. `logprobs`: packed, with the grammar that they are under behind them."""
 
     head: bytes
     ids: bytes
@@ -88,6 +89,8 @@ def prepare(turn: Turn) -> Prepared:
         ids += flat(turn.sampled_ids)
         field = "logprobs"
         logprobs = pack_logprobs(turn.logprobs)
+        field = "sampling"
+        logprobs = _with_grammar(logprobs, text(turn.sampling.grammar).encode())
         field = "spans"
         for span in turn.spans:
             whole(span.tokens)
@@ -151,11 +154,13 @@ def decode(home: Home, stored: Any) -> Turn:
     try:
         held = _ids(home, seq, secret, tokens)
         sampled = held.ids[4 * held.prompt :]
-        numbers = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
+        numbers, grammar = unpack_logprobs(home.reveal(secret, "logprobs", seq, logprobs))
         words = _text(home, seq, secret, said, sampled)
         ways = b"" if routes is None else home.reveal(secret, "routes", seq, routes)
     except Forgotten:
         return Turn(**fields, prompt_ids=(), sampled_ids=(), logprobs=(), spans=_spans(home, spans, 0), text="")
+    if grammar:  # what a call demands may name what was said, so it is erased with the tokens
+        fields["sampling"] = replace(fields["sampling"], grammar=_unpacked(grammar))
     return Turn(
         **fields,
         prompt_ids=unflat(held.ids[: 4 * held.prompt]),
@@ -165,6 +170,18 @@ def decode(home: Home, stored: Any) -> Turn:
         text=words,
         routes=ways,
     )
+
+
+def _with_grammar(logprobs: bytes, grammar: bytes) -> bytes:
+    """`unpack_logprobs` gives both back; without log-probabilities a zero says that there are none."""
+    return (logprobs or b"\0") + zlib.compress(grammar) if grammar else logprobs
+
+
+def _unpacked(grammar: bytes) -> str:
+    try:
+        return zlib.decompress(grammar).decode()
+    except zlib.error as error:
+        raise ValueError(f"a grammar cannot be read: {error}") from error
 
 
 def _ids(home: Home, seq: Cursor, secret: int | None, blob: bytes) -> Held:

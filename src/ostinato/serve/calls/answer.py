@@ -14,7 +14,7 @@ from ostinato.serve.calls.capture import Capture, EngineFailed, StoreSlow
 from ostinato.serve.calls.pulse import Pulse
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.config import ServeConfig
-from ostinato.serve.dialects.dialect import Counts, Json, Whole, Writer
+from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import ClientGone, Watch
@@ -108,8 +108,7 @@ class Answer:
         answers = [
             Whole(
                 message=reading.message(),
-                ids=choice.ids,
-                logprobs=choice.logprobs,
+                tokens=Tokens(choice.ids, choice.logprobs, choice.tops),
                 finish=choice.finish or Finish.ERROR,
             )
             for choice, reading in zip(capture.choices, self._readings, strict=True)
@@ -151,7 +150,7 @@ class Answer:
 
     def _event_of(self, chunk: Chunk, pieces: Sequence[Piece]) -> str:
         """The events that a chunk gives rise to."""
-        data = self._writer.delta(chunk.index, pieces, chunk.ids, chunk.logprobs)
+        data = self._writer.delta(chunk.index, pieces, Tokens(chunk.ids, chunk.logprobs, chunk.tops))
         finish = self._capture.choices[chunk.index].finish
         if finish is None:
             return data

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ostinato.core.errors import OstinatoError, Unavailable
-from ostinato.core.generation import Chunk, Generate, Usage
+from ostinato.core.generation import Chunk, Generate, Tops, Usage
 from ostinato.core.records import Arm, Finish, Pick, PolicyVersion, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.auto.config import AutoArm
@@ -49,6 +49,7 @@ class Call:
     auto: Pick | None = None
     auto_arm: AutoArm | None = None  # of a call that Auto dealt, which it may cost something
     ruled: str = ""  # what the operator decided of the sampling, as a header says it
+    tops: int = 0
 
     def request(self) -> Generate:
         """The same call in the engine's words."""
@@ -59,6 +60,7 @@ class Call:
             sampling=self.sampling,
             n=self.n,
             cache_salt=self.tenant,
+            tops=self.tops,
         )
 
     def turn_ids(self) -> list[str]:
@@ -103,6 +105,7 @@ class Choice:
     seed: int | None = None
     routes: bytes = b""
     usage: Usage | None = None
+    tops: list[Tops] = field(default_factory=list[Tops])  # told to the client, and not kept
     written: bool = False
 
 
@@ -141,6 +144,7 @@ class Capture:
             raise EngineFailed("The engine sent tokens after the end of a sample; report this as a fault.")
         choice.ids += chunk.ids
         choice.logprobs += chunk.logprobs
+        choice.tops += chunk.tops
         choice.text.append(chunk.text)
         if chunk.policy is not None:
             choice.seed = chunk.seed

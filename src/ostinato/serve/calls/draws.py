@@ -42,6 +42,10 @@ class Draws:
             ("logprobs", request.wants_logprobs),
             ("continue_final_message", request.continue_final_message),
             ("tools", _uses_tools(request.conversation)),
+            ("response_format", request.conversation.demand is not None),
+            ("logit_bias", bool(request.logit_bias)),
+            ("presence_penalty", bool(request.presence_penalty)),
+            ("frequency_penalty", bool(request.frequency_penalty)),
         ):
             if wanted:
                 raise BadRequest(

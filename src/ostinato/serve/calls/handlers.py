@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -79,6 +79,7 @@ class _Question:
     """What goes to the engine; of a conversation, what reads the answer, and who remembers it so that it can be followed up."""
 
     prompt: Prompt
+    grammar: str = ""
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message], None] | None = None
 
@@ -148,8 +149,15 @@ class Calls:
         sessions = self._sessions[tenant]
         question = sessions.look(asked.scope, conversation)
         cost = chars + _MESSAGE_CHARS * len(conversation.messages)
+        grammar = self._grammar(conversation)
         prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
-        return _Question(prompt=prompt, conversation=conversation, remember=partial(sessions.remember, question))
+        remember = partial(sessions.remember, question)
+        return _Question(prompt=prompt, grammar=grammar, conversation=conversation, remember=remember)
+
+    def _grammar(self, conversation: Conversation) -> str:
+        if conversation.demand is not None and not self._parts.engine.capabilities().follows_grammars:
+            raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
+        return self._parts.renderer.grammar(conversation)
 
     async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
         prompt = request.prompt
@@ -238,7 +246,7 @@ class Calls:
         episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
         while True:
             try:
-                call, deal = self._call(asked, attempt.id, episode, question.prompt, failed)
+                call, deal = self._call(asked, attempt.id, episode, question, failed)
             except Unavailable:
                 if not failed:
                     raise
@@ -312,10 +320,10 @@ class Calls:
         return Reading(None if conversation is None else self._parts.renderer.reader(conversation, turn))
 
     def _call(
-        self, asked: _Asked, id: str, episode: str, prompt: Prompt, failed: Collection[str]
+        self, asked: _Asked, id: str, episode: str, question: _Question, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
         """The call, and what Auto dealt it. Whatever can be refused is refused before: every draw is of a call that is made."""
-        request, caller = asked.request, asked.caller
+        request, caller, prompt = asked.request, asked.caller, question.prompt
         room = self._context - len(prompt.ids)
         wanted = request.budget
         least = max(1, min(wanted or 1, self._context // _LEAST_SHARE))
@@ -329,7 +337,7 @@ class Calls:
         if placement is None:
             placement, deal = self._draws.draw(caller.tenant, episode, failed)
         default = asked.route.default_tokens or self._parts.config.default_max_tokens
-        asked_for = request.sampling(min(wanted or default, room))
+        asked_for = replace(request.sampling(min(wanted or default, room)), grammar=question.grammar)
         sampling, decided = ruled(asked_for, caller, self._parts.config.sampling)
         call = Call(
             id=id,
@@ -350,6 +358,7 @@ class Calls:
             auto=None if deal is None else deal.pick,
             auto_arm=None if deal is None else deal.arm,
             ruled=decided,
+            tops=request.tops,
         )
         return call, deal
 

@@ -7,16 +7,17 @@ Every field is taken, refused by name, or known to be harmless; none is silently
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Sampling
-from ostinato.serve.dialects.anthropic_messages import UNCONSTRAINED, read_messages, read_tools
-from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, User, check_stops, printable, take
+from ostinato.serve.dialects.anthropic_messages import read_messages, read_tools
+from ostinato.serve.dialects.demands import AUTO, NONE, REQUIRED, demanded
+from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer, User, check_stops, printable, take
 
 MAX_TOOLS = 1024
 
@@ -43,18 +44,17 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "container": (None,),
     "inference_geo": (None,),
     "mcp_servers": (None, []),
-    "output_format": (None,),
     "thread": (None,),
     "top_k": (None,),
 }
 _WHY_NOT = {
     "mcp_servers": "is not supported: connect to MCP servers yourself and offer their tools under tools",
-    "output_format": UNCONSTRAINED,
     "top_k": "is not supported: tokens are drawn by temperature and top_p",
 }
 # Whatever shapes only the answer says nothing about how long the prompt is.
 _ANSWER_ONLY = frozenset(["max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"])
 
+_CHOICES = {"auto": AUTO, "none": NONE, "any": REQUIRED, "tool": REQUIRED}
 _IDENTITIES = ("account_uuid", "device_id", "session_id")  # a session names nobody, and is no plain text either
 
 
@@ -72,20 +72,21 @@ class Metadata(BaseModel):
         return user_id
 
 
+class JsonFormat(BaseModel):
+    """The JSON that the answer's text must be."""
+
+    model_config = STRICT
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(BaseModel):
     """How the answer is to be. Effort is the model's own affair."""
 
     model_config = STRICT
     effort: str | None = None
-    format: Any = None
+    format: JsonFormat | None = None
     task_budget: Any = None
-
-    @field_validator("format")
-    @classmethod
-    def _check_format(cls, format: Any) -> Any:
-        if format is not None:
-            raise ValueError(f"{UNCONSTRAINED}; leave it out")
-        return format
 
     @field_validator("task_budget")
     @classmethod
@@ -96,20 +97,18 @@ class OutputConfig(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Whether the model may call tools. It may always call several at once."""
+    """Whether the model may call tools, must, or must call the named one."""
 
     model_config = STRICT
-    type: str
+    type: Literal["auto", "none", "any", "tool"]
+    name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, type: str) -> str:
-        if type in ("any", "tool"):
-            raise ValueError(f"{type!r} {UNCONSTRAINED}; send 'auto' or 'none'")
-        if type not in ("auto", "none"):
-            raise ValueError("takes 'auto' or 'none'")
-        return type
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("takes a name with the type 'tool', and with no other")
+        return self
 
 
 class _Asked(BaseModel):
@@ -122,10 +121,11 @@ class _Asked(BaseModel):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # as it was called before
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What was said so far, and the tools that the model may call. Raises BadRequest."""
+        """What was said so far, the tools that the model may call, and what it must. Raises BadRequest."""
         messages = read_messages(self.messages, self.system)
         continued = messages[-1].role is Role.ASSISTANT
         if continued and (messages[-1].calls or messages[-1].reasoning):
@@ -135,19 +135,24 @@ class _Asked(BaseModel):
                 "add the results of its calls, or a user's message.",
                 field=f"{where}.content",
             )
-        tools = read_tools(self.tools or [])
-        offered = self.tool_choice is None or self.tool_choice.type != "none"
-        return Conversation(messages=messages, tools=tools if offered else (), continued=continued)
+        choice = self.tool_choice or ToolChoice(type="auto")
+        tools = () if choice.type == NONE else read_tools(self.tools or [])
+        form = (self.output_config.format if self.output_config else None) or self.output_format
+        demand = demanded(
+            tools,
+            choice=_CHOICES[choice.type],
+            named=choice.name,
+            several=not choice.disable_parallel_tool_use,
+            schema=None if form is None else form.schema_,
+        )
+        return Conversation(messages=messages, tools=tools, continued=continued, demand=demand)
 
 
-class MessagesRequest(_Asked):
+class MessagesRequest(_Asked, OneAnswer):
     """`POST /v1/messages`. An assistant's text at the end is gone on with."""
 
     max_tokens: int = Field(ge=1, le=10_000_000)
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     metadata: Metadata | None = None
 
     @field_validator("stop_sequences")
@@ -163,33 +168,13 @@ class MessagesRequest(_Asked):
         return named.get("account_uuid") or named.get("device_id") if named else self._user_id or None
 
     @property
-    def n(self) -> int | None:
-        """How many answers: this dialect knows one only."""
-        return None
-
-    @property
     def budget(self) -> int | None:
         """The most tokens that the client wants."""
         return self.max_tokens
 
     @property
-    def wants_usage(self) -> bool:
-        """True: each stream ends with the token counts."""
-        return True
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """False: this dialect has no log-probabilities."""
-        return False
-
-    def sampling(self, max_tokens: int) -> Sampling:
-        """How to sample, with this token budget."""
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else float(self.temperature),
-            top_p=1.0 if self.top_p is None else float(self.top_p),
-            stop=tuple(self.stop_sequences or ()),
-        )
+    def stops(self) -> Sequence[str]:
+        return self.stop_sequences or ()
 
     @property
     def _user_id(self) -> str | None:

@@ -13,7 +13,6 @@ from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import STRICT, Name, validate
 from ostinato.serve.dialects.joining import joined
 
-UNCONSTRAINED = "needs constrained decoding, which is not supported yet"
 _TAKEN = {
     Role.SYSTEM: ("text",),
     Role.USER: ("text", "tool_result"),
@@ -185,13 +184,6 @@ class _Tool(BaseModel):
             raise ValueError("is not supported: put the examples into the description")
         return examples
 
-    @field_validator("strict")
-    @classmethod
-    def _check_strict(cls, strict: bool | None) -> bool | None:
-        if strict:
-            raise ValueError(f"{UNCONSTRAINED}; leave it out")
-        return strict
-
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     given = tool.get("type")
@@ -202,4 +194,9 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
             field=f"{where}.type",
         )
     known = validate(_Tool, tool, where)
-    return Tool(name=known.name, description=known.description or "", parameters=known.input_schema)
+    return Tool(
+        name=known.name,
+        description=known.description or "",
+        parameters=known.input_schema,
+        strict=bool(known.strict),
+    )

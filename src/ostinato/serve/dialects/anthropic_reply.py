@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Whole, Writer
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
 
 SIGNATURE = "ostinato"  # clients send thinking back only with a signature; nobody checks it here
 _REASONS = {Finish.STOP: "end_turn", Finish.TOOL_CALLS: "tool_use", Finish.LENGTH: "max_tokens"}
@@ -54,7 +54,7 @@ class Messages(Writer):
         begun: Json = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(counts)}
         return _event("message_start", f'"message":{_text(begun)}') + _event("ping")
 
-    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ostinato.core.conversation import Conversation, Message, Piece
 from ostinato.core.errors import OstinatoError
+from ostinato.core.generation import Tops
 from ostinato.core.records import Finish, Sampling
 
 Json = dict[str, Any]
@@ -52,6 +53,11 @@ class Request(Protocol):
         """True if each token's log-probability is to be returned."""
         ...
 
+    @property
+    def tops(self) -> int:
+        """With how many of the likeliest tokens in its place."""
+        ...
+
     def sampling(self, max_tokens: int) -> Sampling:
         """How to sample, with this token budget."""
         ...
@@ -81,13 +87,21 @@ class Heading:
     count_usage: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
-    """One complete answer. `ids` and `logprobs` are those of all its tokens, in order."""
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Sampled tokens in order, with their log-probabilities; `tops` is as long, where it was asked for, or empty."""
 
-    message: Message
     ids: Sequence[int]
     logprobs: Sequence[float]
+    tops: Sequence[Tops] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """One complete answer, and all its tokens."""
+
+    message: Message
+    tokens: Tokens
     finish: Finish
 
 
@@ -114,7 +128,7 @@ class Writer(ABC):
         """What a stream begins with."""
 
     @abstractmethod
-    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         """New tokens of a choice, and the parts of its answer that they settle, which may be none."""
 
     @abstractmethod

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 from unicodedata import category
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.records import Sampling
 
 MAX_MESSAGES = 4096
 MAX_STOPS = 16
@@ -34,6 +35,49 @@ def _stays(character: str) -> bool:
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 User = Annotated[str, StringConstraints(max_length=512), AfterValidator(printable)]  # some clients send "" for nobody
+
+
+class OneAnswer(BaseModel):
+    """What requests of dialects share that give one answer, without log-probabilities, and always count tokens."""
+
+    model_config = STRICT
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    stream: bool | None = None
+
+    @property
+    def n(self) -> int | None:
+        """How many answers: None is one."""
+        return None
+
+    @property
+    def wants_usage(self) -> bool:
+        """True: each stream ends with the token counts."""
+        return True
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def tops(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """The texts that end the answer."""
+        return ()
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """How to sample, with this token budget."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else float(self.temperature),
+            top_p=1.0 if self.top_p is None else float(self.top_p),
+            stop=tuple(self.stops),
+        )
 
 
 def check_stops(stops: Sequence[str]) -> None:

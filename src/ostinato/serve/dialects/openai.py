@@ -6,14 +6,16 @@ Every field is taken, refused by name, or known to be harmless; none is silently
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
+from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
 from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, User, check_stops, take
 from ostinato.serve.dialects.openai_messages import read_messages, read_tools
 
@@ -29,7 +31,6 @@ _HARMLESS = frozenset(
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
-        "parallel_tool_calls",
     ]
 )
 # Known fields that would change the answer: refused unless they hold one of these values.
@@ -37,23 +38,22 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
     "echo": (None, False),
-    "frequency_penalty": (None, 0),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "moderation": (None,),
     "prediction": (None,),
-    "presence_penalty": (None, 0),
     "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
-    "top_logprobs": (None, 0),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-_NO_TOOLS: dict[str, tuple[Any, ...]] = {"tool_choice": (None, "none"), "tools": (None, [])}
-_WHY_NOT = {"top_logprobs": "is not supported: only the sampled token's own log-probability is computed"}
+_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
+    "parallel_tool_calls": (None, True, False),
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "none"),
+    "tools": (None, []),
+}
 
 
 class StreamOptions(BaseModel):
@@ -78,6 +78,17 @@ class _Request(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: User | None = None
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    logit_bias: dict[str, float] | None = Field(default=None, max_length=1024)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+        for token, value in (bias or {}).items():
+            if not (token.isascii() and token.isdigit() and len(token) < 10) or not -100 <= value <= 100:
+                raise ValueError("takes token ids as text and values in [-100, 100]")
+        return bias
 
     @field_validator("stop")
     @classmethod
@@ -109,7 +120,52 @@ class _Request(BaseModel):
             top_p=1.0 if self.top_p is None else float(self.top_p),
             stop=tuple(stops),
             seed=self.seed,
+            presence_penalty=float(self.presence_penalty or 0.0),
+            frequency_penalty=float(self.frequency_penalty or 0.0),
+            logit_bias=tuple((int(token), float(value)) for token, value in (self.logit_bias or {}).items() if value),
         )
+
+
+class _Named(BaseModel):
+    model_config = STRICT
+    name: Name
+
+
+class NamedTool(BaseModel):
+    """The tool that must be called."""
+
+    model_config = STRICT
+    type: Literal["function"]
+    function: _Named
+
+
+class _JsonSchema(BaseModel):
+    model_config = STRICT
+    name: Name
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict[str, Any], alias="schema")
+    strict: bool | None = None  # it is always kept to
+
+
+class ResponseFormat(BaseModel):
+    """What the answer's text must be."""
+
+    model_config = STRICT
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("takes json_schema with the type 'json_schema', and with no other")
+        return self
+
+    @property
+    def schema_of_text(self) -> Mapping[str, Any] | None:
+        """The schema of its JSON; None for any text."""
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return ANY_OBJECT if self.type == "json_object" else None
 
 
 class ChatRequest(_Request):
@@ -118,28 +174,29 @@ class ChatRequest(_Request):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     safety_identifier: User | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_choice(cls, choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        if choice not in (None, "none", "auto"):
-            raise ValueError("takes 'auto' or 'none': the model cannot be made to call a tool yet")
-        return choice
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What was said so far, and the tools that the model may call. Raises BadRequest."""
-        tools = read_tools(self.tools or [])
-        return Conversation(
-            messages=read_messages(self.messages),
-            tools=() if self.tool_choice == "none" else tools,
-            continued=self.continue_final_message,
+        """What was said so far, the tools that the model may call, and what it must. Raises BadRequest."""
+        choice, form = self.tool_choice or AUTO, self.response_format
+        tools = () if choice == NONE else read_tools(self.tools or [])
+        demand = demanded(
+            tools,
+            choice=choice if isinstance(choice, str) else REQUIRED,
+            named=None if isinstance(choice, str) else choice.function.name,
+            several=self.parallel_tool_calls is not False,
+            schema=None if form is None else form.schema_of_text,
         )
+        continued = self.continue_final_message
+        return Conversation(messages=read_messages(self.messages), tools=tools, continued=continued, demand=demand)
 
     @property
     def budget(self) -> int | None:
@@ -154,12 +211,17 @@ class ChatRequest(_Request):
         """True if each token's log-probability is to be returned."""
         return bool(self.logprobs)
 
+    @property
+    def tops(self) -> int:
+        """With how many of the likeliest tokens in its place."""
+        return self.top_logprobs or 0
+
 
 class CompletionRequest(_Request):
     """`POST /v1/completions`. A prompt is text or token ids."""
 
     prompt: str | list[int]
-    logprobs: int | None = Field(default=None, ge=0, le=1)
+    logprobs: int | None = Field(default=None, ge=0, le=5)
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -178,11 +240,18 @@ class CompletionRequest(_Request):
         """True if each token's log-probability is to be returned."""
         return self.logprobs is not None
 
+    @property
+    def tops(self) -> int:
+        """With how many of the likeliest tokens in its place."""
+        return self.logprobs or 0
+
 
 def parse_chat(body: Any) -> ChatRequest:
     """A chat request. Raises BadRequest naming the field."""
     request = _parse(ChatRequest, body)
     last = len(request.messages) - 1
+    if request.top_logprobs and not request.logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true.", field="top_logprobs")
     if request.continue_final_message == request.add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt must differ: the model either goes on or starts anew.",
@@ -203,5 +272,5 @@ def parse_completion(body: Any) -> CompletionRequest:
 
 
 def _parse(model: type[_Body], body: Any) -> _Body:
-    inert = _INERT if model is ChatRequest else _INERT | _NO_TOOLS
-    return take(model, body, inert=inert, harmless=_HARMLESS, reasons=_WHY_NOT)
+    inert = _INERT if model is ChatRequest else _INERT | _CHAT_ONLY
+    return take(model, body, inert=inert, harmless=_HARMLESS)

@@ -106,9 +106,11 @@ def _tool(tool: Any, where: str) -> Tool:
     parameters = function.get("parameters")
     if not isinstance(parameters, dict | None):
         raise BadRequest(f"{at}.parameters must be a JSON schema.", field=f"{at}.parameters")
-    if function.get("strict"):
-        raise BadRequest(f"{at}.strict is not supported; leave it out.", field=f"{at}.strict")
-    return Tool(name=name, description=_text_of(function, "description", at), parameters=parameters or {})
+    strict = function.get("strict")
+    if not isinstance(strict, bool | None):
+        raise BadRequest(f"{at}.strict must be true or false.", field=f"{at}.strict")
+    description = _text_of(function, "description", at)
+    return Tool(name=name, description=description, parameters=parameters or {}, strict=bool(strict))
 
 
 def _function(holder: Any, where: str) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """The OpenAI dialect, outbound: sampled tokens to response bodies, stream events and error objects.
 
-Only what was sampled is reported: log-probabilities are the sampled tokens' own, alternatives are not computed.
+Log-probabilities are those of the distribution that the tokens were drawn from, under temperature, penalties and grammar.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.core.seams import Renderer
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Whole, Writer
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
 
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
@@ -78,10 +78,10 @@ class Chat(_OpenAI):
         choice = '{{"index":{},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}'
         return "".join(self._event(choice.format(i), self._more) for i in range(self._heading.choices))
 
-    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
-        logged = "null" if self._renderer is None else _text(self._logprobs(ids, logprobs))
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
+        logged = "null" if self._renderer is None else _text(self._logprobs(tokens))
         deltas = [self._delta(index, piece) for piece in pieces]
-        if not deltas and self._renderer is not None and ids:
+        if not deltas and self._renderer is not None and tokens.ids:
             deltas = ['{"content":""}']  # tokens that show nothing yet
         data = ""
         for delta in deltas:
@@ -109,18 +109,17 @@ class Chat(_OpenAI):
             message["reasoning_content"] = said.reasoning
         if said.calls:
             message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
-        logged = self._logprobs(answer.ids, answer.logprobs)
+        logged = self._logprobs(answer.tokens)
         return {"index": index, "message": message, "logprobs": logged, "finish_reason": str(answer.finish)}
 
-    def _logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
-        renderer = self._renderer
-        if renderer is None:
+    def _logprobs(self, tokens: Tokens) -> Json | None:
+        if self._renderer is None:
             return None
         content: list[Json] = []
-        for token, logprob in zip(ids, logprobs, strict=True):
-            raw = renderer.token_bytes(token)  # a part of a character has bytes but no text of its own
-            text = raw.decode(errors="replace")
-            content.append({"token": text, "logprob": max(logprob, _FLOOR), "bytes": list(raw), "top_logprobs": []})
+        for i, (token, logprob) in enumerate(zip(tokens.ids, tokens.logprobs, strict=True)):
+            tops = tokens.tops[i] if tokens.tops else ()
+            told = [_told(self._renderer, top, value) for top, value in tops]
+            content.append({**_told(self._renderer, token, logprob), "top_logprobs": told})
         return {"content": content, "refusal": None}
 
 
@@ -137,11 +136,11 @@ class Completion(_OpenAI):
     def opening(self) -> str:
         return ""
 
-    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         text = "".join(piece.text for piece in pieces)
-        if not text and (self._renderer is None or not ids):
+        if not text and (self._renderer is None or not tokens.ids):
             return ""
-        logged = _text(self._logprobs(index, ids, logprobs))
+        logged = _text(self._logprobs(index, tokens))
         choice = f'{{"index":{index},"text":{_text(text)},"logprobs":{logged},"finish_reason":null}}'
         return self._event(choice, self._more)
 
@@ -149,25 +148,34 @@ class Completion(_OpenAI):
         return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{finish}"}}'
 
     def _choice(self, index: int, answer: Whole) -> Json:
-        logged = self._logprobs(index, answer.ids, answer.logprobs)
+        logged = self._logprobs(index, answer.tokens)
         text = answer.message.text
         return {"index": index, "text": text, "logprobs": logged, "finish_reason": str(answer.finish)}
 
-    def _logprobs(self, index: int, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
+    def _logprobs(self, index: int, tokens: Tokens) -> Json | None:
         renderer = self._renderer
         if renderer is None:
             return None
-        tokens = [renderer.token_bytes(token).decode(errors="replace") for token in ids]
+        texts = [renderer.token_bytes(token).decode(errors="replace") for token in tokens.ids]
         offsets: list[int] = []
-        for token in tokens:
+        for text in texts:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(token)
+            self._offsets[index] += len(text)
+        tops = [
+            {_told(renderer, top, value)["token"]: max(value, _FLOOR) for top, value in each} for each in tokens.tops
+        ]
         return {
-            "tokens": tokens,
-            "token_logprobs": [max(logprob, _FLOOR) for logprob in logprobs],
-            "top_logprobs": None,
+            "tokens": texts,
+            "token_logprobs": [max(logprob, _FLOOR) for logprob in tokens.logprobs],
+            "top_logprobs": tops or None,
             "text_offset": offsets,
         }
+
+
+def _told(renderer: Renderer, token: int, logprob: float) -> Json:
+    """A token and its log-probability. A part of a character has bytes but no text of its own."""
+    raw = renderer.token_bytes(token)
+    return {"token": raw.decode(errors="replace"), "logprob": max(logprob, _FLOOR), "bytes": list(raw)}
 
 
 def _call(call: ToolCall) -> Json:

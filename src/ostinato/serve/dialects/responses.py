@@ -7,14 +7,14 @@ Every field is taken, refused by name, or known to be harmless; none is silently
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Sampling
-from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, User, take
+from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
+from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer, User, take
 from ostinato.serve.dialects.responses_items import Read, read_items, read_tools
 
 # Known fields that change nothing in what is sampled here.
@@ -22,7 +22,6 @@ _HARMLESS = frozenset(
     [
         "client_metadata",
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -51,47 +50,53 @@ _WHY_NOT = {
 _LOGPROBS = "message.output_text.logprobs"
 
 
+class TextFormat(BaseModel):
+    """What the answer's text must be."""
+
+    model_config = STRICT
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None  # a schema is always kept to
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("takes a schema with the type 'json_schema', and with no other")
+        return self
+
+
+class NamedTool(BaseModel):
+    """The tool that must be called."""
+
+    model_config = STRICT
+    type: Literal["function", "custom"]
+    name: Name
+
+
 class Text(BaseModel):
     """How the answer's text is to be."""
 
     model_config = STRICT
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None  # is the model's own affair
 
-    @field_validator("format")
-    @classmethod
-    def _check_format(cls, format: dict[str, Any] | None) -> dict[str, Any] | None:
-        if format is not None and format.get("type") != "text":
-            raise ValueError(
-                "takes {'type': 'text'} only: anything else needs constrained decoding, which is not supported yet"
-            )
-        return format
 
-
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(OneAnswer):
     """`POST /v1/responses`."""
 
-    model_config = STRICT
     model: Name
     input: str | list[Any] = Field(min_length=1, max_length=50_000_000)
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=10_000_000)
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    stream: bool | None = None
     tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     text: Text | None = None
     include: list[str] | None = None
     user: User | None = None
     safety_identifier: User | None = None
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_choice(cls, choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        if choice not in (None, "none", "auto"):
-            raise ValueError("takes 'auto' or 'none': the model cannot be made to call a tool yet")
-        return choice
 
     @field_validator("include")
     @classmethod
@@ -117,11 +122,20 @@ class ResponsesRequest(BaseModel):
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What was said so far, and the tools that the model may call. Raises BadRequest."""
+        """What was said so far, the tools that the model may call, and what it must. Raises BadRequest."""
         messages = self.read.messages()
         if not messages:
             raise BadRequest("input holds nothing to answer; send a message.", field="input")
-        return Conversation(messages=messages, tools=() if self.tool_choice == "none" else tuple(self.read.tools))
+        choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
+        tools = () if choice == NONE else tuple(self.read.tools)
+        demand = demanded(
+            tools,
+            choice=choice if isinstance(choice, str) else REQUIRED,
+            named=None if isinstance(choice, str) else choice.name,
+            several=self.parallel_tool_calls is not False,
+            schema=ANY_OBJECT if form and form.type == "json_object" else form.schema_ if form else None,
+        )
+        return Conversation(messages=messages, tools=tools, demand=demand)
 
     @property
     def custom(self) -> frozenset[str]:
@@ -134,32 +148,9 @@ class ResponsesRequest(BaseModel):
         return self.user or self.safety_identifier or None
 
     @property
-    def n(self) -> int | None:
-        """How many answers: this dialect knows one only."""
-        return None
-
-    @property
     def budget(self) -> int | None:
         """The most tokens that the client wants."""
         return self.max_output_tokens
-
-    @property
-    def wants_usage(self) -> bool:
-        """True: each stream ends with the token counts."""
-        return True
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """False: they are refused."""
-        return False
-
-    def sampling(self, max_tokens: int) -> Sampling:
-        """How to sample, with this token budget."""
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else float(self.temperature),
-            top_p=1.0 if self.top_p is None else float(self.top_p),
-        )
 
 
 def parse_responses(body: Any) -> ResponsesRequest:

@@ -199,12 +199,12 @@ class _Custom(BaseModel):
 
 def _function(tool: Mapping[str, Any], where: str) -> Tool:
     function = validate(_Function, tool, where)
-    if function.strict:
-        raise BadRequest(
-            f"{where}.strict needs constrained decoding, which is not supported yet; leave it out.",
-            field=f"{where}.strict",
-        )
-    return Tool(name=function.name, description=function.description or "", parameters=function.parameters or {})
+    return Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters=function.parameters or {},
+        strict=bool(function.strict),
+    )
 
 
 def _with_input(custom: _Custom) -> Tool:

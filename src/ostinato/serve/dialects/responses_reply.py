@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Finish
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Whole, Writer
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
 from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 
 _CODES = {429: "rate_limit_exceeded"}
@@ -60,7 +60,7 @@ class Responses(Writer):
         begun = self._response("in_progress", None)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
-    def delta(self, index: int, pieces: Sequence[Piece], ids: Sequence[int], logprobs: Sequence[float]) -> str:
+    def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         return "".join(map(self._piece, pieces))
 
     def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:

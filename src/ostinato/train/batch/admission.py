@@ -8,20 +8,24 @@ from ostinato.core.errors import NoSignal
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Turn
 from ostinato.core.samples import Sample
+from ostinato.train.batch.edits import AnswerEdits
 from ostinato.train.batch.replay import Experts
 
 
 class Admission:
-    """Lets a sample in if it has tokens, an arithmetic that may be trained on, and routes that can be replayed.
+    """Lets a sample in if it has tokens, an arithmetic that may be trained on, and edits of its logits and routes that can be replayed.
 
     Args:
         contract: the trainer's; None: nobody measured it, and no turn is foreign.
         refuse_foreign: leave turns of another contract out.
         experts: knows which routes can be replayed.
+        edits: knows which edits of logits can.
     """
 
-    def __init__(self, contract: Contract | None, *, refuse_foreign: bool, experts: Experts) -> None:
-        self._contract, self._refuse, self._experts = contract, refuse_foreign, experts
+    def __init__(
+        self, contract: Contract | None, *, refuse_foreign: bool, experts: Experts, edits: AnswerEdits
+    ) -> None:
+        self._contract, self._refuse, self._experts, self._edits = contract, refuse_foreign, experts, edits
 
     def foreign(self, turn: Turn) -> bool:
         """True if the turn was made under another contract than the trainer's; unknown arithmetic is another one."""
@@ -39,14 +43,18 @@ class Admission:
                 f"{self._contract.id if self._contract else ''}: give engine and trainer the same one (`ostinato status` shows "
                 "both), or set train.foreign_numerics to 'label'"
             )
-        routed = [sample for sample in own if self._experts.admits(sample.turn)]
+        edited = [sample for sample in own if self._edits.admits(sample.turn)]
+        if not edited:
+            raise NoSignal(f"none of {len(own)} turns follows its grammar as this llguidance reads it; see the log")
+        routed = [sample for sample in edited if self._experts.admits(sample.turn)]
         if not routed:
             raise NoSignal(
-                f"none of {len(own)} turns has routes that can be replayed; train.router_replay=false does without"
+                f"none of {len(edited)} turns has routes that can be replayed; train.router_replay=false does without"
             )
         return routed, {
             "turns": float(len(routed)),
             "turns_empty": float(len(samples) - len(full)),
             "refused_turns": float(len(full) - len(own)),
-            "router_refused": float(len(own) - len(routed)),
+            "grammar_refused": float(len(own) - len(edited)),
+            "router_refused": float(len(edited) - len(routed)),
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import Sample
+from ostinato.model.logit_edits import Edit
 from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
 from ostinato.train.batch.replay import Routes
 from ostinato.train.gradients.tree_attention import TreeAttention
@@ -21,8 +23,9 @@ class Microbatch:
     """One micro-batch: the packed tree and, for its M sampled tokens of S turns, what the loss reads; after the pass, what came out.
 
     `turns_M` counts the micro-batch's turns from 0; `weights_S` are their parts of their episodes. `foreign_M`: made under another
-    numerics contract than the trainer's. `routes`: the experts to replay, None for a model without. `release_M` and `anchor_M`: the
-    log-probabilities under the release and under the anchor, where they were asked for. `keep_M`: not left out by the sequence mask.
+    numerics contract than the trainer's. `edits`: what was done to the logits of some of the M tokens. `routes`: the experts to replay,
+    None for a model without. `release_M` and `anchor_M`: the log-probabilities under the release and under the anchor, where they were
+    asked for. `keep_M`: not left out by the sequence mask.
     """
 
     packed: Packed
@@ -34,6 +37,7 @@ class Microbatch:
     weights_S: Tensor
     foreign_M: Tensor
     versions_M: Sequence[PolicyVersion]
+    edits: Callable[[], Mapping[int, Edit]]
     routes: Routes | None = None
     release_M: Tensor | None = None
     anchor_M: Tensor | None = None
@@ -67,11 +71,13 @@ def make_microbatches(
     largest: int,
     foreign: Callable[[Turn], bool],
     routes: Callable[[Packed, Sequence[Turn]], Routes | None],
+    edits: Callable[[Sequence[Turn]], Mapping[int, Edit]],
     on_layer: Callable[[], None],
 ) -> list[Microbatch]:
     """Cut samples into micro-batches of about `budget` packed tokens (`packing.microbatches`).
 
-    `foreign` labels turns, `routes` lays out the experts that they are sent through, `on_layer` is called at each layer of each pass.
+    `foreign` labels turns, `routes` lays out the experts that they are sent through, `edits` replays what was done to their logits,
+    `on_layer` is called at each layer of each pass.
     """
     tokens = token_turns([sample.turn for sample in samples])
     work: list[Microbatch] = []
@@ -91,6 +97,7 @@ def make_microbatches(
                 weights_S=torch.tensor([samples[index].weight for index in chosen], dtype=torch.float32),
                 foreign_M=torch.from_numpy(labels[packed.turns_M]),
                 versions_M=[version for turn in turns for version in turn.versions_T()],
+                edits=partial(edits, turns),  # made at each pass: they may take more memory than all else
                 routes=routes(packed, turns),
             )
         )

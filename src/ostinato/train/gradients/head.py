@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ostinato.model.kernels.gradients import logprob_gradient
+from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.paged import array
 from ostinato.model.threads import split
@@ -18,16 +19,22 @@ _CHUNK = 512  # rows that the head is run on at once
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax(logits / T)[target]. The backward pass makes the gradient where the logits stood."""
+    """log softmax(edited logits / T)[target]. The edits and, in the backward pass, the gradient are made where the logits stand.
+
+    What is added is a constant and what is forbidden has no probability, so the gradient is that of the edited logits.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
+    ) -> Tensor:
+        edit_logits(logits_MV, edits)
         normal = RowSoftmax.of(logits_MV, temperatures_M)
         ctx.save_for_backward(logits_MV, targets_M, temperatures_M, normal.log_totals())
         return normal.logprobs(targets_M.numpy())
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits_MV, targets_M, temperatures_M, totals_M = ctx.saved_tensors
         out_MV = logits_MV if logits_MV.is_contiguous() else logits_MV.contiguous()
         every = (
@@ -38,25 +45,33 @@ class _TokenLogprobs(torch.autograd.Function):
             grads[0].contiguous().numpy(),
         )
         split(len(out_MV), lambda a, b: logprob_gradient(*(x[a:b] for x in every)))
-        return out_MV, None, None
+        return out_MV, None, None, None
 
 
 def token_logprobs(
-    head: Callable[[Tensor], Tensor], hidden_MD: Tensor, targets_M: Tensor, temperatures_M: Tensor, *, keep: bool = True
+    head: Callable[[Tensor], Tensor],
+    hidden_MD: Tensor,
+    targets_M: Tensor,
+    temperatures_M: Tensor,
+    edits: Mapping[int, Edit] | None = None,
+    *,
+    keep: bool = True,
 ) -> Tensor:
     """fp32 log-probability of each sampled token under softmax(head(hidden) / temperature), under autograd; one backward pass.
 
     `head` maps [m, D] to fresh logits [m, V], which the backward pass uses up. With `keep` all logits stand in memory until then;
-    otherwise it runs the head again, and no more than a chunk of them ever does.
+    otherwise it runs the head again, and no more than a chunk of them ever does. `edits`: what was done to the logits of some of the M
+    tokens before they were drawn.
     """
 
-    def chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
-        return _TokenLogprobs.apply(head(hidden), targets, temperatures)  # pyright: ignore[reportReturnType]
+    def chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor, edits: Mapping[int, Edit]) -> Tensor:
+        return _TokenLogprobs.apply(head(hidden), targets, temperatures, edits)  # pyright: ignore[reportReturnType]
 
     parts: list[Tensor] = []
     for start in range(0, len(targets_M), _CHUNK):
         part = slice(start, start + _CHUNK)
-        args = (hidden_MD[part], targets_M[part], temperatures_M[part])
+        own = {row - start: edit for row, edit in (edits or {}).items() if start <= row < start + _CHUNK}
+        args = (hidden_MD[part], targets_M[part], temperatures_M[part], own)
         again = torch.is_grad_enabled() and not keep
         made = checkpoint(chunk, *args, use_reentrant=False, preserve_rng_state=False) if again else chunk(*args)
         parts.append(made)  # pyright: ignore[reportArgumentType]

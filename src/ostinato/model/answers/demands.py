@@ -1,0 +1,135 @@
+"""What is demanded of an answer -> a grammar in llguidance's Lark, which the tokens are then drawn under.
+
+A demand is a JSON text of a schema, or calls of tools, which stand in the model's own format (`Wording`). A model that thinks may do so
+first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.conversation import Conversation, Demand, Tool
+from ostinato.core.errors import BadRequest
+
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""Where free space is allowed between the parts of a JSON text, some models make nothing else."""
+_GAP = r"SPACE: /\s{0,4}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wording:
+    r"""How a family of models writes calls: `calls` around all of them, `call` around the name and the arguments' JSON text.
+
+    `several` stands between two; None: only one can be made. `text` and `thought` stand around an answer's text and, if the model
+    thinks, around what it thinks.
+
+    Example: ``Wording(call='<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>', several="\n")``
+    """
+
+    call: str
+    several: str | None
+    calls: tuple[str, str] = ("", "")
+    text: str = ""
+    thought: tuple[str, str] = ("<think>", "</think>")
+
+
+def grammar_of(
+    conversation: Conversation, wording: Wording | None, control: Mapping[str, int], *, thinks: bool, opening: str
+) -> str:
+    """The grammar of what a conversation demands of its answer; "" if it demands nothing.
+
+    Args:
+        conversation: with the demand.
+        wording: the model's way to write calls; None if nobody knows it.
+        control: the tokenizer's control tokens, which are demanded by id.
+        thinks: the model may think before it answers.
+        opening: what the template begins the answer with.
+
+    Raises:
+        BadRequest: this model cannot be made to.
+    """
+    demand = conversation.demand
+    if demand is None:
+        return ""
+    if wording is None and demand.calls:
+        raise BadRequest(
+            "this model cannot be made to call a tool: how it writes calls is not known well enough; send 'auto'",
+            field="tool_choice",
+        )
+    if conversation.continued:
+        raise BadRequest("nothing can be demanded of an answer that goes on with a message", field="messages")
+    lark = _Lark(wording or Wording(call="", several=None), control)
+    return lark.rules(demand, conversation.tools, thinks=thinks, opening=opening)
+
+
+class _Lark:
+    """Writes rules for one model."""
+
+    def __init__(self, wording: Wording, control: Mapping[str, int]) -> None:
+        self._wording, self._control = wording, control
+        longest_first = sorted(control, key=len, reverse=True)
+        self._token = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def rules(self, demand: Demand, tools: Sequence[Tool], *, thinks: bool, opening: str) -> str:
+        begin, end = self._wording.thought
+        begun = begin in opening
+        thought = "thought" if begun else f"({self._literal(begin)} thought)?" if thinks else ""
+        answers: list[str] = []
+        rules: list[str] = []
+        if demand.schema is not None:
+            answers.append(_row(self._literal(self._wording.text), "value"))
+            rules.append(f"value: {_json(demand.schema)}")
+        if demand.calls:
+            answers.append("calls")
+            rules += self._calls([tool for tool in tools if tool.name in demand.calls], several=demand.several)
+        rules += self._thought(end) if thought else []
+        return "\n".join([_row("start:", thought, "answer"), f"answer: {' | '.join(answers)}", *rules])
+
+    def _thought(self, end: str) -> list[str]:
+        """Any text up to this end."""
+        closing = self._literal(end)
+        if closing.startswith("<["):  # a control token is no text
+            return [f"thought: ANYTHING {closing} SPACE", "ANYTHING: /(.|\\n)*/", _GAP]
+        return ["thought: thinking SPACE", f"thinking[suffix={closing}]: /(.|\\n)*/", _GAP]
+
+    def _calls(self, chosen: Sequence[Tool], *, several: bool) -> list[str]:
+        wording = self._wording
+        before, after = map(self._literal, wording.calls)
+        more = "" if wording.several is None or not several else f"({_row(self._literal(wording.several), 'call')})*"
+        alternatives = " | ".join(f"call{i}" for i in range(len(chosen)))
+        rules = [_row("calls:", before, "call", more, after), f"call: {alternatives}"]
+        head, _, tail = wording.call.partition("ARGUMENTS")
+        left, _, right = head.partition("NAME")
+        for i, tool in enumerate(chosen):
+            name = json.dumps(tool.name, ensure_ascii=False)
+            said = json.dumps(name[1:-1], ensure_ascii=False) if left.endswith('"') else name
+            around = _row(self._literal(left), said, self._literal(right)), self._literal(tail)
+            rules += [f"call{i}: {_row(around[0], f'values{i}', around[1])}", f"values{i}: {_arguments(tool)}"]
+        return rules
+
+    def _literal(self, text: str) -> str:
+        """Text as it is, its control tokens by id; "" for none."""
+        parts: list[str] = []
+        at = 0
+        for match in self._token.finditer(text):
+            parts += [json.dumps(text[at : match.start()], ensure_ascii=False)] if match.start() > at else []
+            parts.append(f"<[{self._control[match[0]]}]>")
+            at = match.end()
+        return _row(*parts, json.dumps(text[at:], ensure_ascii=False) if at < len(text) else "")
+
+
+def _row(*parts: str) -> str:
+    return " ".join(filter(None, parts))
+
+
+def _json(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": {**_ONE_LINE, "lenient": lenient}})
+
+
+def _arguments(tool: Tool) -> str:
+    """What a tool takes; what cannot be held to is left to the model, unless the tool is strict."""
+    return _json(tool.parameters or {"type": "object"}, lenient=not tool.strict)

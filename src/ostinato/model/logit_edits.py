@@ -1,0 +1,151 @@
+"""What a request's sampling does to logits before a token is drawn: what a grammar forbids, biases, penalties.
+
+One definition for the sampler, which goes token by token, and for the trainer, which goes over a stored answer again. So the
+log-probability that was recorded and the one that is trained on are under the same distribution.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import Sampling
+
+MAX_GRAMMAR_CHARS = 1 << 20
+_KEPT = 64  # compiled grammars
+_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=20_000)
+"""One token's mask may take a few milliseconds: every stream of a step waits for it."""
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer; the last ones are kept. Safe to share between threads.
+
+    Args:
+        tokenizer: with its control tokens.
+        vocab_size: how many logits the model has.
+        stop_ids: the tokens that may end an answer once the grammar is satisfied.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: Collection[int]) -> None:
+        self._tokens = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=sorted(stop_ids))
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A matcher at the beginning of an answer. Raises BadRequest for what is no grammar, or one that is too large."""
+        with self._lock:
+            made = self._kept.get(grammar)
+        if made is None:
+            made = self._compile(grammar)
+        with self._lock:
+            self._kept[grammar] = made
+            self._kept.move_to_end(grammar)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return made.deep_copy()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise BadRequest(
+                f"the grammar of the answer has {len(grammar)} characters; send {MAX_GRAMMAR_CHARS} at most"
+            )
+        try:
+            grammar.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(
+                "a tool's name holds half of a surrogate pair, which is not text", field="tools"
+            ) from error
+        made = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
+        if made.is_error():
+            why = " ".join(made.get_error().split())[:500]
+            raise BadRequest(f"The format, or the parameters of a tool that must be called, cannot be held to: {why}")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What is done to the V logits of one token: `values` are added at `ids`; where a bit of `allowed` is 0, none is left.
+
+    `allowed` holds V bits, low ones first, as bytes; None allows all.
+    """
+
+    ids: NDArray[np.int64]
+    values: NDArray[np.float32]
+    allowed: NDArray[np.uint8] | None
+
+
+class LogitEditor:
+    """The edits of one answer, token after token.
+
+    Penalties as OpenAI defines them (API reference, "frequency and presence penalties"): logit - presence * [count > 0] - frequency *
+    count, where count is how often the answer holds the token so far.
+
+    Args:
+        sampling: what was asked for.
+        matcher: of its grammar, at the beginning; None without one.
+    """
+
+    def __init__(self, sampling: Sampling, matcher: LLMatcher | None) -> None:
+        self._bias = dict(sampling.logit_bias)
+        self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
+        self._counts: Counter[int] | None = Counter() if self._presence or self._frequency else None
+        self._matcher = matcher
+
+    @classmethod
+    def of(cls, sampling: Sampling, grammars: Grammars | None) -> LogitEditor | None:
+        """None where tokens are drawn from the model's own logits. Raises BadRequest for a bad grammar, or one without `grammars`."""
+        if not sampling.edits_logits:
+            return None
+        if not sampling.grammar:
+            return cls(sampling, None)
+        if grammars is None:
+            raise BadRequest("this engine cannot hold an answer to a form; send tool_choice 'auto' and no format")
+        return cls(sampling, grammars.matcher(sampling.grammar))
+
+    def copy(self) -> LogitEditor:
+        """Another one at the same place."""
+        made = LogitEditor.__new__(LogitEditor)
+        made._bias, made._presence, made._frequency = self._bias, self._presence, self._frequency
+        made._counts = None if self._counts is None else self._counts.copy()
+        made._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        return made
+
+    def edit(self) -> Edit:
+        """What is done to the next token's logits."""
+        added = dict(self._bias)
+        for token, count in (self._counts or {}).items():
+            added[token] = added.get(token, 0.0) - self._presence - self._frequency * count
+        allowed = None
+        if self._matcher is not None:
+            allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return Edit(np.array([*added], np.int64), np.array([*added.values()], np.float32), allowed)
+
+    def take(self, token: int) -> str:
+        """A token was drawn. Returns why it cannot go on: "" if it can."""
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self._matcher is None or self._matcher.consume_token(token):
+            return ""
+        return self._matcher.get_error() or "the grammar does not allow the token"
+
+
+def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> None:
+    """Edit rows of logits in place, in their own dtype. `edits` by row."""
+    vocab = logits_MV.shape[1]
+    for row, edit in edits.items():
+        logits_V = logits_MV[row]
+        if len(edit.ids):
+            logits_V[torch.from_numpy(edit.ids)] += torch.from_numpy(edit.values).to(logits_V.dtype)
+        if edit.allowed is not None:
+            bits_V = np.unpackbits(edit.allowed, count=vocab, bitorder="little")
+            logits_V.masked_fill_(torch.from_numpy(bits_V == 0), -torch.inf)

@@ -1,0 +1,47 @@
+"""What a request demands of its answer, as every dialect may say it: which tools must be called, or a JSON text of which schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ostinato.core.conversation import Demand, Tool
+from ostinato.core.errors import BadRequest
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+
+
+def demanded(
+    tools: Sequence[Tool], *, choice: str, named: str | None, several: bool, schema: Mapping[str, Any] | None
+) -> Demand | None:
+    """What the answer must be; None: anything.
+
+    Args:
+        tools: those that were offered.
+        choice: one of `AUTO`, `NONE` and `REQUIRED`.
+        named: the one tool that must be called.
+        several: more than one call may be made.
+        schema: of the answer's text, where it is no call.
+
+    Raises:
+        BadRequest: a call is demanded of a tool that there is not.
+    """
+    names = tuple(tool.name for tool in tools)
+    if named is not None:
+        if named not in names:
+            raise BadRequest(f"tool_choice names {named[:100]!r}, which is not among the tools.", field="tool_choice")
+        return Demand(calls=(named,), several=False)
+    if choice == REQUIRED:
+        if not names:
+            raise BadRequest("tool_choice demands a call, and there are no tools.", field="tool_choice")
+        return Demand(calls=names, several=several)
+    callable_names = names if choice == AUTO else ()
+    if schema is not None:
+        return Demand(schema=schema, calls=callable_names, several=several)
+    if any(tool.strict for tool in tools) and callable_names:
+        raise BadRequest(
+            "tools: strict is kept where a call is demanded (tool_choice) or the text has a schema; leave it out, or demand a call.",
+            field="tools",
+        )
+    return None

@@ -1,0 +1,196 @@
+"""Answers whose logits were edited: in form, and the same numbers in engine and trainer, to the bit."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ostinato.core.conversation import Conversation, Demand, Message, Role
+from ostinato.core.errors import BadRequest, NoSignal
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, PolicyVersion, Sampling, Span
+from ostinato.core.samples import Sample
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.model.load import build
+from ostinato.testing.records import a_turn
+from ostinato.testing.tiny_engine import tiny_engine
+from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.head import token_logprobs
+from ostinato.train.trainer import PolicyTrainer
+
+CONFIG = TrainConfig(compute="fp32", publish="fp32", learning_rate=1e-3)
+V0 = PolicyVersion(number=0, hash="seed0")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+ASKED = Conversation(messages=(Message(role=Role.USER, text="A point?"),), demand=Demand(schema=SCHEMA))
+
+
+async def turns_of(tiny, sampling, *, n=1, prompt=ASKED):
+    """The answers to one request as turns."""
+    ids = tuple(tiny.renderer.chat(prompt))
+    request = Generate(id="r", slot="live", prompt_ids=ids, sampling=sampling, n=n)
+    chunks = [chunk async for chunk in tiny.engine.generate(request)]
+    found = []
+    for index in range(n):
+        mine = [chunk for chunk in chunks if chunk.index == index]
+        sampled = tuple(token for chunk in mine for token in chunk.ids)
+        turn = replace(
+            a_turn(f"{sampling.seed}-{index}:0"),
+            prompt_ids=ids,
+            sampled_ids=sampled,
+            logprobs=tuple(value for chunk in mine for value in chunk.logprobs),
+            spans=(Span(policy=V0, tokens=len(sampled)),),
+            sampling=sampling,
+            finish=mine[-1].finish,
+            text="".join(chunk.text for chunk in mine),
+        )
+        found.append(turn)
+    return found
+
+
+def bits(values):
+    return torch.tensor(values, dtype=torch.float32).view(torch.int32).tolist()
+
+
+async def test_answers_keep_their_schema_and_the_trainer_has_the_engines_bits(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        grammar = tiny.renderer.grammar(ASKED)
+        sampling = Sampling(max_tokens=150, grammar=grammar, presence_penalty=0.3, logit_bias=((65, 1.5),))
+        turns = [turn for seed in range(6) for turn in await turns_of(tiny, replace(sampling, seed=seed), n=5)]
+        trainer = PolicyTrainer(tiny.path, CONFIG)
+    for turn in turns:
+        assert turn.finish is Finish.STOP
+        value = json.loads(turn.text)
+        assert {*value} == {"name", "sizes"}
+        assert len(value["name"]) <= 6
+        assert all(0 <= size <= 99 for size in value["sizes"])
+        assert len(value["sizes"]) <= 3
+    assert len({turn.text for turn in turns}) > 25, "a model's own words"
+    assert [bits(found) for found in trainer.score(turns)] == [bits(turn.logprobs) for turn in turns]
+    plain = [replace(turn, sampling=replace(turn.sampling, grammar="")) for turn in turns]
+    assert trainer.score(plain) != [turn.logprobs for turn in turns], "without the mask there are other numbers"
+    samples = [Sample(turn=turn, reward=1.0, advantages=(1.0,) * len(turn.sampled_ids)) for turn in turns]
+    metrics = trainer.step(samples).metrics
+    assert (metrics["mismatch_differing"], metrics["grammar_refused"], metrics["turns"]) == (0, 0, len(turns))
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"presence_penalty": 1.5},
+        {"frequency_penalty": -0.7},
+        {"logit_bias": ((66, 4.0), (258, -100.0))},
+        {"presence_penalty": -1.0, "frequency_penalty": 0.5, "temperature": 0.6},
+    ],
+)
+async def test_penalties_and_biases_are_the_trainers_too(tmp_path, edits):
+    async with tiny_engine(tmp_path) as tiny:
+        sampling = Sampling(max_tokens=40, seed=3, **edits)
+        turns = await turns_of(tiny, sampling, n=3)
+        plain = await turns_of(tiny, Sampling(max_tokens=40, seed=3), n=3)
+        trainer = PolicyTrainer(tiny.path, CONFIG)
+    assert [turn.sampled_ids for turn in turns] != [turn.sampled_ids for turn in plain]
+    assert [bits(found) for found in trainer.score(turns)] == [bits(turn.logprobs) for turn in turns]
+
+
+async def test_a_frequent_token_becomes_rare(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        often = Sampling(max_tokens=200, seed=1, temperature=0.3, logit_bias=((258, -100.0),))
+        (plain,) = await turns_of(tiny, often)
+        (varied,) = await turns_of(tiny, replace(often, frequency_penalty=2.0))
+    assert len({*varied.sampled_ids}) > 2 * len({*plain.sampled_ids})
+
+
+async def test_what_does_not_follow_its_grammar_is_not_trained_on(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        sampling = Sampling(max_tokens=150, seed=1, grammar=tiny.renderer.grammar(ASKED))
+        (turn,) = await turns_of(tiny, sampling)
+        trainer = PolicyTrainer(tiny.path, CONFIG)
+    wrong = replace(turn, id="wrong:0", sampled_ids=(turn.sampled_ids[1], *turn.sampled_ids[1:]))
+    none = replace(turn, id="none:0", sampling=replace(sampling, grammar="no grammar"))
+
+    def samples(*turns):
+        return [Sample(turn=each, reward=1.0, advantages=(1.0,) * len(each.sampled_ids)) for each in turns]
+
+    metrics = trainer.step(samples(turn, wrong, none)).metrics
+    assert (metrics["turns"], metrics["grammar_refused"]) == (1, 2)
+    with pytest.raises(NoSignal, match="follows its grammar"):
+        trainer.step(samples(wrong))
+
+
+def test_the_gradient_is_that_of_the_edited_distribution(tmp_path):
+    torch.manual_seed(0)
+    weight = torch.randn(37, 8, requires_grad=True)
+    states, targets, heat = torch.randn(5, 8), torch.tensor([3, 5, 3, 7, 9]), torch.tensor([1.0, 0.7, 1.0, 2.0, 1.0])
+    import numpy as np
+
+    from ostinato.model.logit_edits import Edit
+
+    may = np.zeros(40, np.uint8)
+    may[[3, 5, 11, 36]] = 1
+    packed = np.packbits(may, bitorder="little")
+    none = np.array([], np.int64), np.array([], np.float32)
+    edits = {
+        1: Edit(*none, packed),
+        2: Edit(np.array([3, 4]), np.array([0.5, -2.0], np.float32), packed),
+        4: Edit(np.array([9]), np.array([-1.0], np.float32), None),
+    }
+    coefficients = torch.tensor([1.0, -2.0, 0.5, 1.0, 3.0])
+
+    def expected():
+        logits = states @ weight.T
+        added, mask = torch.zeros(5, 37), torch.zeros(5, 37, dtype=torch.bool)
+        added[2, 3], added[2, 4], added[4, 9] = 0.5, -2.0, -1.0
+        mask[1], mask[2] = torch.from_numpy(may[:37] == 0), torch.from_numpy(may[:37] == 0)
+        shaped = (logits + added).masked_fill(mask, -torch.inf) / heat[:, None]
+        return shaped.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+    want = expected()
+    (want * coefficients).sum().backward()
+    gradient, weight.grad = weight.grad, None
+    for keep in (True, False):
+        found = token_logprobs(lambda hidden: hidden @ weight.T, states, targets, heat, edits, keep=keep)
+        torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
+        (found * coefficients).sum().backward()
+        torch.testing.assert_close(weight.grad, gradient, atol=1e-5, rtol=1e-5)
+        weight.grad = None
+
+
+async def test_an_engine_without_grammars_refuses_one_before_any_token(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        assert tiny.engine.capabilities().follows_grammars
+        with pytest.raises(BadRequest, match="cannot be held to"):
+            await turns_of(tiny, Sampling(max_tokens=9, grammar="nonsense"))
+        with pytest.raises(BadRequest, match="logit_bias"):
+            await turns_of(tiny, Sampling(max_tokens=9, logit_bias=((9999, 1.0),)))
+        assert tiny.engine.stats()["tokens"] == 0
+        bare = TorchEngine(build(tiny.path), tiny.renderer, EngineConfig(kv_tokens=1024, block=16))
+        assert not bare.capabilities().follows_grammars
+
+
+async def test_the_likeliest_tokens_come_with_each_one_under_the_same_edits(tmp_path):
+    async with tiny_engine(tmp_path) as tiny:
+        sampling = Sampling(max_tokens=60, seed=2, temperature=0.8, grammar=tiny.renderer.grammar(ASKED))
+        request = Generate(id="r", slot="live", prompt_ids=(1, 2, 3), sampling=sampling, n=2, tops=5)
+        chunks = [chunk async for chunk in tiny.engine.generate(request)]
+    assert len(chunks) > 20
+    for chunk in chunks:
+        (token,), (logprob,), (tops,) = chunk.ids, chunk.logprobs, chunk.tops
+        values = [value for _, value in tops]
+        assert values == sorted(values, reverse=True)
+        assert 1 <= len(tops) <= 5
+        assert sum(map(math.exp, values)) <= 1 + 1e-5
+        assert logprob <= values[0]
+        assert dict(tops).get(token, logprob) == logprob
+        assert token in dict(tops) or len(tops) == 5, "who is not among them is less likely than they"
+    assert chunks[0].tops[0] == ((*chunks[0].ids, 0.0),), "only a brace may begin the object"

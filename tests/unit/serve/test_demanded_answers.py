@@ -1,0 +1,204 @@
+"""What a request demands of its answer, in every dialect, and that the answer is so, whatever the model would rather say."""
+
+import json
+
+import pytest
+from tests.unit.serve.gateway_world import events, world
+
+from ostinato.core.conversation import Demand
+from ostinato.core.errors import BadRequest
+from ostinato.core.generation import Capabilities
+from ostinato.core.records import Turn
+from ostinato.serve.dialects.anthropic import parse_messages
+from ostinato.serve.dialects.openai import parse_chat
+from ostinato.serve.dialects.responses import parse_responses
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.tiny_engine import tiny_engine
+
+PATH = {
+    "type": "object",
+    "properties": {"path": {"type": "string", "maxLength": 4}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+TALK = [{"role": "user", "content": "Look."}]
+CHAT = {"model": "m", "messages": TALK}
+MESSAGES = {"model": "m", "messages": TALK, "max_tokens": 200}
+RESPONSES = {"model": "m", "input": "Look."}
+
+
+def chat_tool(name, **more):
+    return {"type": "function", "function": {"name": name, "parameters": PATH, **more}}
+
+
+def flat_tool(name, **more):
+    return {"type": "function", "name": name, "parameters": PATH, **more}
+
+
+def their_tool(name, **more):
+    return {"name": name, "input_schema": PATH, **more}
+
+
+BOTH = [chat_tool("a"), chat_tool("b", strict=True)]
+FLAT = [flat_tool("a"), flat_tool("b", strict=True)]
+THEIRS = [their_tool("a"), their_tool("b", strict=True)]
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "demand"),
+    [
+        (parse_chat, {"response_format": {"type": "text"}}, None),
+        (parse_chat, {"response_format": {"type": "json_object"}}, Demand(schema={"type": "object"})),
+        (parse_chat, {"response_format": JSON_SCHEMA}, Demand(schema=SCHEMA)),
+        (parse_chat, {"response_format": JSON_SCHEMA, "tools": BOTH}, Demand(schema=SCHEMA, calls=("a", "b"))),
+        (parse_chat, {"response_format": JSON_SCHEMA, "tools": BOTH, "tool_choice": "none"}, Demand(schema=SCHEMA)),
+        (parse_chat, {"tools": BOTH[:1], "parallel_tool_calls": False}, None),
+        (parse_chat, {"tools": BOTH, "tool_choice": "none"}, None),
+        (parse_chat, {"tools": BOTH, "tool_choice": "required"}, Demand(calls=("a", "b"))),
+        (
+            parse_chat,
+            {"tools": BOTH, "tool_choice": "required", "parallel_tool_calls": False},
+            Demand(calls=("a", "b"), several=False),
+        ),
+        (
+            parse_chat,
+            {"tools": BOTH, "tool_choice": {"type": "function", "function": {"name": "b"}}},
+            Demand(calls=("b",), several=False),
+        ),
+        (parse_messages, {"tools": THEIRS[:1], "tool_choice": {"type": "auto"}}, None),
+        (parse_messages, {"tools": THEIRS, "tool_choice": {"type": "any"}}, Demand(calls=("a", "b"))),
+        (
+            parse_messages,
+            {"tools": THEIRS, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+            Demand(calls=("a", "b"), several=False),
+        ),
+        (
+            parse_messages,
+            {"tools": THEIRS, "tool_choice": {"type": "tool", "name": "a"}},
+            Demand(calls=("a",), several=False),
+        ),
+        (
+            parse_messages,
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            Demand(schema=SCHEMA),
+        ),
+        (parse_messages, {"output_format": {"type": "json_schema", "schema": SCHEMA}}, Demand(schema=SCHEMA)),
+        (parse_responses, {"text": {"format": {"type": "json_object"}}}, Demand(schema={"type": "object"})),
+        (
+            parse_responses,
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}},
+            Demand(schema=SCHEMA),
+        ),
+        (parse_responses, {"tools": FLAT, "tool_choice": "required"}, Demand(calls=("a", "b"))),
+        (
+            parse_responses,
+            {"tools": FLAT, "tool_choice": {"type": "function", "name": "a"}, "parallel_tool_calls": True},
+            Demand(calls=("a",), several=False),
+        ),
+    ],
+)
+def test_every_dialect_says_the_same(parse, body, demand):
+    base = {parse_chat: CHAT, parse_messages: MESSAGES, parse_responses: RESPONSES}[parse]
+    assert parse(base | body).conversation.demand == demand
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tools": [], "tool_choice": "required"}, "there are no tools"),
+        ({"tools": BOTH, "tool_choice": {"type": "function", "function": {"name": "c"}}}, "not among the tools"),
+        ({"tools": BOTH}, "strict is kept where a call is demanded"),
+        ({"response_format": {"type": "json_schema"}}, "takes json_schema"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+    ],
+)
+def test_a_demand_that_cannot_be_meant_is_refused(body, words):
+    with pytest.raises(BadRequest, match=words):
+        parse_chat(CHAT | body)
+
+
+def test_edits_reach_the_sampling():
+    asked = parse_chat(CHAT | {"presence_penalty": 1, "frequency_penalty": -0.5, "logit_bias": {"7": -100, "8": 0}})
+    sampling = asked.sampling(9)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.logit_bias) == (1.0, -0.5, ((7, -100.0),))
+
+
+async def test_answers_are_as_demanded_and_the_turn_has_the_grammar(tmp_path):
+    async with tiny_engine(tmp_path, context=2048) as tiny, world(engine=tiny.engine, renderer=tiny.renderer) as w:
+
+        async def said(path, body):
+            status, _, reply = await w.post(path, body)
+            assert status == 200, reply
+            return reply
+
+        for _ in range(3):
+            body = await said("/v1/chat/completions", CHAT | {"response_format": JSON_SCHEMA, "n": 3})
+            assert all(json.loads(choice["message"]["content"])["n"] in (1, 2) for choice in body["choices"])
+            body = await said(
+                "/v1/chat/completions", CHAT | {"tools": BOTH, "tool_choice": "required", "parallel_tool_calls": False}
+            )
+            (call,) = body["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] in ("a", "b")
+            assert len(json.loads(call["function"]["arguments"])["path"]) <= 4
+            body = await said(
+                "/v1/messages", MESSAGES | {"tools": THEIRS, "tool_choice": {"type": "tool", "name": "b"}}
+            )
+            (block,) = body["content"]
+            assert (block["type"], block["name"], body["stop_reason"]) == ("tool_use", "b", "tool_use")
+            body = await said(
+                "/v1/responses", RESPONSES | {"tools": FLAT, "tool_choice": {"type": "function", "name": "a"}}
+            )
+            assert [item["name"] for item in body["output"]] == ["a"]
+            body = await said(
+                "/v1/responses",
+                RESPONSES | {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+            )
+            assert json.loads(body["output"][0]["content"][0]["text"])["n"] in (1, 2)
+        told = await said("/v1/chat/completions", CHAT | {"response_format": JSON_SCHEMA, "stream": True})
+        text = "".join(c["delta"].get("content") or "" for e in events(told)[:-1] for c in e["choices"])
+        assert json.loads(text)["n"] in (1, 2)
+        turns = [row for row in w.log.rows if isinstance(row, Turn)]
+        assert len(turns) == 22
+        assert all("%json" in turn.sampling.grammar for turn in turns)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_schema_that_cannot_be_kept_is_a_bad_request_and_no_turn(tmp_path, stream):
+    hostile = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://elsewhere/"}}}
+    async with tiny_engine(tmp_path) as tiny, world(engine=tiny.engine, renderer=tiny.renderer) as w:
+        status, _, body = await w.chat(response_format=hostile, stream=stream)
+        assert (status, "cannot be held to" in body["error"]["message"]) == (400, True)
+        assert [row for row in w.log.rows if isinstance(row, Turn)] == []
+
+
+async def test_an_engine_that_follows_no_grammar_says_so():
+    engine = FakeEngine(lambda request: "hello")
+    engine.capabilities = lambda: Capabilities(
+        context=4096, vocab_size=257, scores_exactly=True, follows_grammars=False
+    )
+    async with world(engine=engine) as w:
+        status, _, body = await w.chat(response_format={"type": "json_object"})
+        assert (status, "cannot be held to a form" in body["error"]["message"]) == (400, True)
+        assert (await w.chat())[0] == 200
+
+
+async def test_the_likeliest_tokens_are_told_in_both_endpoints():
+    async with world("hi") as w:
+        for stream in (False, True):
+            _, _, body = await w.chat(logprobs=True, top_logprobs=2, stream=stream)
+            choices = [c for e in events(body)[:-1] for c in e["choices"]] if stream else body["choices"]
+            content = [token for c in choices for token in (c["logprobs"] or {"content": []})["content"]]
+            assert [token["token"] for token in content] == ["h", "i", ""]
+            assert [top["token"] for top in content[0]["top_logprobs"]] == ["h", "i"]
+            assert content[0]["top_logprobs"][0]["logprob"] == content[0]["logprob"]
+        _, _, body = await w.post("/v1/completions", {"model": "m", "prompt": "x", "logprobs": 2})
+        told = body["choices"][0]["logprobs"]
+        assert [*told["top_logprobs"][0]] == ["h", "i"]
+        _, _, body = await w.post("/v1/completions", {"model": "m", "prompt": "x", "logprobs": 0})
+        assert body["choices"][0]["logprobs"]["top_logprobs"] is None
+        _, _, body = await w.chat(logprobs=True)
+        assert body["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
