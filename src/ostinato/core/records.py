@@ -56,6 +56,26 @@ class Arm(StrEnum):
     OUTSIDE = "outside"
 
 
+class Purpose(StrEnum):
+    """What a call was for. A side call is a chore around the task: a title, a commit message."""
+
+    TASK = "task"
+    SUBAGENT = "subagent"
+    COMPACTION = "compaction"
+    SIDE = "side"
+
+
+class Branch(StrEnum):
+    """Why a turn does not simply go on from the newest turn of its conversation; `NONE`: it does, or it begins one."""
+
+    NONE = ""
+    AGAIN = "again"  # the same question was asked before
+    EDITED = "edited"  # the history is not what was sampled
+    PARALLEL = "parallel"  # another turn goes on from the same one
+    UNSEEN = "unseen"  # the client did not see all tokens of the turn before, so they cannot be used again
+    FRESH = "fresh"  # the episode goes on without what was said in it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A run of sampled tokens made by one policy version.
@@ -129,6 +149,7 @@ class Turn:
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
     without experts. `group` names the rollouts of one task, None for a turn that is compared with nothing but its baseline.
     `verified`: the tenant proved that `user` is who asked; otherwise it is what the caller said.
+    `purpose`: what the call was for. `branch`: why it does not simply go on from the turn before.
     """
 
     id: str
@@ -152,6 +173,8 @@ class Turn:
     group: str | None = None
     verified: bool = False
     auto: Pick | None = None
+    purpose: Purpose = Purpose.TASK
+    branch: Branch = Branch.NONE
 
     @property
     def redacted(self) -> bool:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ostinato.core.records import Purpose
+
 DAY = 86_400.0
 
 Users = Literal["declared", "verified"]
@@ -88,6 +90,10 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.1,
         ge=0,
         description="Turns sampled below this are not learned from: gradients grow as 1 / temperature.",
+    )
+    purposes: tuple[Purpose, ...] = Field(
+        default=(Purpose.TASK, Purpose.SUBAGENT),
+        description="What calls must have been for to be learned from: task, subagent, compaction, side.",
     )
     max_staleness: int = Field(
         default=4, ge=0, description="Optimizer steps that a turn's oldest token may lie behind the trainer."

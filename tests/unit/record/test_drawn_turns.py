@@ -25,7 +25,7 @@ async def test_a_draw_and_an_answer_without_tokens_come_back(tmp_path):
 
 
 def test_a_row_of_before_has_no_draw():
-    body = [name for name in TURNS.body if name != "auto"]
+    body = TURNS.body[: TURNS.body.index("auto")]
     values = [
         "a:0",
         "e",

@@ -168,8 +168,9 @@ def test_a_prefilled_turn_is_found_after_a_restart():
     cold.restore(first)
     cold.restore(other)
     follow = said("write f", "def f():pass", "more")
-    assert ask(cold, follow).parent == "a:0"
-    assert ask(cold, follow) == ask(hot, follow)
+    found = ask(cold, follow)
+    assert found.parent == "a:0"
+    assert found == ask(hot, follow)
     assert ask(cold, said("write f", "def f(): return", "more")).parent is None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Self
 
 from pydantic import TypeAdapter
 
-from ostinato.core.records import Arm, Turn
+from ostinato.core.records import Arm, Purpose, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Context, context_of
@@ -35,13 +35,15 @@ def needs_reward(turn: Turn) -> bool:
     return turn.finish.trainable and turn.arm is not Arm.EVAL
 
 
-def untrainable(turn: Turn, min_temperature: float) -> str | None:
+def untrainable(
+    turn: Turn, min_temperature: float, purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT)
+) -> str | None:
     """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
 
     ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control and evaluation teach nothing. ``empty``: nothing
     was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``:
     the log-probabilities are those of the whole distribution, the tokens were drawn from its head: even praise for everything
-    would then move the policy. ``cold``: sampled below the lowest temperature that is learned from.
+    would then move the policy. ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not the task itself.
     """
     if not turn.finish.trainable:
         return f"finish:{turn.finish}"
@@ -53,7 +55,9 @@ def untrainable(turn: Turn, min_temperature: float) -> str | None:
         return "greedy"
     if turn.sampling.top_p < 1:
         return "top_p"
-    return "cold" if turn.sampling.temperature < min_temperature else None
+    if turn.sampling.temperature < min_temperature:
+        return "cold"
+    return None if turn.purpose in purposes else f"purpose:{turn.purpose}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,7 @@ class Facts:
             oldest=turn.oldest,
             numerics=turn.numerics,
             ended_at=turn.ended_at,
-            hold=untrainable(turn, config.min_temperature),
+            hold=untrainable(turn, config.min_temperature, config.purposes),
             context=context_of(turn, config.users),
         )
 

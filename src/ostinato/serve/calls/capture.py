@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ostinato.core.errors import OstinatoError, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops, Usage
-from ostinato.core.records import Arm, Finish, Pick, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.auto.config import AutoArm
 from ostinato.serve.writes import Writes
@@ -50,6 +50,8 @@ class Call:
     auto_arm: AutoArm | None = None  # of a call that Auto dealt, which it may cost something
     ruled: str = ""  # what the operator decided of the sampling, as a header says it
     tops: int = 0
+    purpose: Purpose = Purpose.TASK
+    branch: Branch = Branch.NONE
 
     def request(self) -> Generate:
         """The same call in the engine's words."""
@@ -222,6 +224,8 @@ class Capture:
             group=call.group,
             verified=call.verified,
             auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
+            purpose=call.purpose,
+            branch=call.branch,
         )
 
     def _cost(self, choice: Choice) -> float | None:
@@ -271,6 +275,8 @@ def again(turns: Sequence[Turn]) -> Call:
         group=first.group,
         verified=first.verified,
         auto=first.auto,
+        purpose=first.purpose,
+        branch=first.branch,
     )
 
 

@@ -24,6 +24,7 @@ from ostinato.serve.calls.answer import Answer
 from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.draws import Draws
+from ostinato.serve.calls.purposes import purpose_of
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.calls.rendering import Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
@@ -359,6 +360,8 @@ class Calls:
             auto_arm=None if deal is None else deal.arm,
             ruled=decided,
             tops=request.tops,
+            purpose=purpose_of(asked.exchange.headers, question.conversation),
+            branch=prompt.branch,
         )
         return call, deal
 

@@ -11,12 +11,12 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Clock, Engine
 from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
 from ostinato.serve.auth import Principal, UserKeys
+from ostinato.serve.calls.purposes import SESSION_HEADERS
 from ostinato.serve.calls.sessions import Scope
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.exchange import Exchange
 
 _LOOK_S = 0.05
-_SESSION_HEADERS = ("X-Claude-Code-Session-Id", "Session-Id", "X-Session-Id")  # Claude Code, Codex, opencode
 
 
 class Loading(Unavailable):
@@ -111,4 +111,4 @@ class Senders:
 
 def _agents_session(exchange: Exchange) -> str | None:
     """The session as coding agents name it by themselves. Raises BadRequest."""
-    return next((session for name in _SESSION_HEADERS if (session := exchange.text(name)) is not None), None)
+    return next((session for name in SESSION_HEADERS if (session := exchange.text(name)) is not None), None)

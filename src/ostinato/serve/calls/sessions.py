@@ -8,14 +8,14 @@ ids, not messages), it is recognised once by rendering it and comparing ids.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ostinato.core.conversation import Conversation, Message, Role, calling_turn
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Finish, Turn
+from ostinato.core.records import Branch, Finish, Purpose, Turn
 from ostinato.core.seams import Renderer
 from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.calls.history import digest, normal, tools_digest
@@ -23,6 +23,7 @@ from ostinato.serve.calls.reading import Reading
 
 AUTO = "auto"  # the arm of all scopes in which Auto deals: a conversation is found whichever of its arms answered
 _OVERHEAD = 32  # what an entry costs besides its ids, in ids
+_QUESTIONS = 16_384  # remembered as asked
 _GUESSES = 8  # turns of a user that are tried where a message may begin with words that the client put there
 
 
@@ -67,6 +68,7 @@ class _Entry:
     known: bool
     prompt: int  # how many of the ids were the prompt
     text: str  # of a turn that was read from the log; "" otherwise
+    task: bool
 
     @property
     def ids(self) -> array[int]:
@@ -83,6 +85,8 @@ class Question:
     chain: list[bytes]
     known: int  # messages that the found turn has
     entry: _Entry | None
+    again: bool = False  # it was asked before
+    begun: bool = False  # its episode has turns already
     warmed: list[tuple[bytes, _Entry]] = field(default_factory=list[tuple[bytes, _Entry]])
 
     @property
@@ -98,7 +102,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The ids to send to the engine and the turn they continue.
+    """The ids to send to the engine and the turn they continue; `branch` says why they do not continue the newest.
 
     Example: ``Prompt(ids=(1, 2, 7, 9, 4), parent="chatcmpl-3f:0", episode="e1")``; `parent` and `episode` are None when new.
     """
@@ -106,6 +110,7 @@ class Prompt:
     ids: tuple[int, ...]
     parent: str | None = None
     episode: str | None = None
+    branch: Branch = Branch.NONE
 
 
 class Sessions:
@@ -132,6 +137,8 @@ class Sessions:
         self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()  # by conversation and episode
         self._latest: dict[bytes, str] = {}  # the newest episode of a conversation
         self._cold: dict[bytes, list[_Entry]] = defaultdict(list)  # read from the log, by scope; newest last
+        self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+        self._turns: Counter[str] = Counter()  # of the task itself, remembered, by episode
         self._stop_ids = renderer.stop_ids()
 
     def __len__(self) -> int:
@@ -140,7 +147,15 @@ class Sessions:
     def look(self, scope: Scope, conversation: Conversation) -> Question:
         """Recognise a conversation."""
         chain = _chain(scope, conversation)
-        question = Question(scope=scope, conversation=conversation, chain=chain, known=0, entry=None)
+        question = Question(
+            scope=scope,
+            conversation=conversation,
+            chain=chain,
+            known=0,
+            entry=None,
+            again=self._ask(chain[-1], scope, conversation),
+            begun=scope.episode is not None and self._turns[scope.episode] > 0,
+        )
         for i in _spoken(conversation.messages) if self._entries else ():
             entry = self._find(chain[i + 1], scope.episode)
             if entry is not None and question.entry is None:
@@ -162,12 +177,14 @@ class Sessions:
         if conversation.continued:
             ids = tuple(self._renderer.chat(conversation))
             extends = entry is not None and entry.known and tuple(entry.ids) == ids[: entry.length]
-            return Prompt(ids=ids, parent=entry.turn if entry is not None and extends else None, episode=episode)
-        if entry is not None:
-            following = self._follow(entry, conversation, question.known)
-            if following is not None:
-                return Prompt(ids=tuple(following), parent=entry.turn, episode=episode)
-        return Prompt(ids=tuple(self._renderer.chat(conversation)), episode=episode)
+            parent = entry.turn if entry is not None and extends else None
+            return Prompt(ids=ids, parent=parent, episode=episode, branch=_branch(question, follows=extends))
+        following = None if entry is None else self._follow(entry, conversation, question.known)
+        if entry is None or following is None:
+            ids = tuple(self._renderer.chat(conversation))
+            return Prompt(ids=ids, episode=episode, branch=_branch(question, follows=False))
+        branch = _branch(question, follows=True)
+        return Prompt(ids=tuple(following), parent=entry.turn, episode=episode, branch=branch)
 
     def remember(self, question: Question, turn: Turn, answer: Message) -> None:
         """Index a turn that answered this question."""
@@ -190,6 +207,18 @@ class Sessions:
         self._hold(entry)
 
     # ------------------------------------------------------------ finding
+
+    def _ask(self, key: bytes, scope: Scope, conversation: Conversation) -> bool:
+        """Remember a question; True if it was asked before. A first word alone says nothing, if no episode was named."""
+        if scope.shared or (scope.episode is None and not _spoken(conversation.messages)):
+            return False
+        place = (key, scope.episode or "")
+        asked = place in self._asked
+        self._asked[place] = None
+        self._asked.move_to_end(place)
+        if len(self._asked) > _QUESTIONS:
+            self._asked.popitem(last=False)
+        return asked
 
     def _find(self, key: bytes, episode: str | None) -> _Entry | None:
         place = (key, episode if episode is not None else self._latest.get(key, ""))
@@ -289,6 +318,7 @@ class Sessions:
             known=bool(turn.sampled_ids) and (ended or turn.finish is Finish.LENGTH),
             prompt=len(turn.prompt_ids),
             text=text,
+            task=turn.purpose is Purpose.TASK,
         )
 
     # ------------------------------------------------------------ memory
@@ -297,8 +327,9 @@ class Sessions:
         place = (key, entry.episode)
         old = self._entries.pop(place, None)
         if old is not None:
-            self._release(old)
+            self._leave(old)
         self._entries[place] = entry
+        self._turns[entry.episode] += entry.task
         self._latest[key] = entry.episode
         self._hold(entry)
 
@@ -312,6 +343,13 @@ class Sessions:
         entry.run.users -= 1
         self._held -= _OVERHEAD + (0 if entry.run.users else len(entry.run.ids))
 
+    def _leave(self, entry: _Entry) -> None:
+        """An entry of a conversation is dropped."""
+        self._release(entry)
+        self._turns[entry.episode] -= entry.task
+        if not self._turns[entry.episode]:
+            del self._turns[entry.episode]
+
     def _forget(self) -> None:
         """Drop the oldest: of what was read from the log first, of which most is never asked for again."""
         if self._cold:
@@ -322,7 +360,7 @@ class Sessions:
                 del self._cold[place]
             return
         (key, episode), entry = self._entries.popitem(last=False)
-        self._release(entry)
+        self._leave(entry)
         if self._latest.get(key) == episode:
             del self._latest[key]
 
@@ -330,6 +368,22 @@ class Sessions:
 def _spoken(messages: Sequence[Message]) -> list[int]:
     """The places of the assistant's messages before the last message, last first."""
     return [i for i in range(len(messages) - 2, -1, -1) if messages[i].role is Role.ASSISTANT]
+
+
+def _branch(question: Question, *, follows: bool) -> Branch:
+    """Why a prompt does not simply go on from the newest turn. `follows`: it goes on from the one that was found."""
+    entry, answered = question.entry, _spoken(question.conversation.messages)
+    if question.again:
+        return Branch.AGAIN
+    if entry is None:
+        if not question.begun:
+            return Branch.NONE
+        return Branch.EDITED if answered else Branch.FRESH
+    if answered and answered[0] >= question.known:
+        return Branch.EDITED
+    if not follows:
+        return Branch.UNSEEN
+    return Branch.PARALLEL if entry.length < len(entry.run.ids) else Branch.NONE
 
 
 def _made_by(message: Message, turn: str) -> bool:
