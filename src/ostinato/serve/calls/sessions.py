@@ -18,12 +18,12 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.records import Branch, Finish, Purpose, Turn
 from ostinato.core.seams import Renderer
 from ostinato.serve.arms import ANONYMOUS
+from ostinato.serve.calls.branches import Questions, branch_of
 from ostinato.serve.calls.history import digest, normal, tools_digest
 from ostinato.serve.calls.reading import Reading
 
 AUTO = "auto"  # the arm of all scopes in which Auto deals: a conversation is found whichever of its arms answered
 _OVERHEAD = 32  # what an entry costs besides its ids, in ids
-_QUESTIONS = 16_384  # remembered as asked
 _GUESSES = 8  # turns of a user that are tried where a message may begin with words that the client put there
 
 
@@ -137,7 +137,7 @@ class Sessions:
         self._entries: OrderedDict[tuple[bytes, str], _Entry] = OrderedDict()  # by conversation and episode
         self._latest: dict[bytes, str] = {}  # the newest episode of a conversation
         self._cold: dict[bytes, list[_Entry]] = defaultdict(list)  # read from the log, by scope; newest last
-        self._asked: OrderedDict[tuple[bytes, str], None] = OrderedDict()
+        self._questions = Questions()
         self._turns: Counter[str] = Counter()  # of the task itself, remembered, by episode
         self._stop_ids = renderer.stop_ids()
 
@@ -147,13 +147,15 @@ class Sessions:
     def look(self, scope: Scope, conversation: Conversation) -> Question:
         """Recognise a conversation."""
         chain = _chain(scope, conversation)
+        # strangers may ask alike, and anybody may begin twice with the same words
+        telling = not scope.shared and (scope.episode is not None or bool(_spoken(conversation.messages)))
         question = Question(
             scope=scope,
             conversation=conversation,
             chain=chain,
             known=0,
             entry=None,
-            again=self._ask(chain[-1], scope, conversation),
+            again=telling and self._questions.again(chain[-1], scope.episode or ""),
             begun=scope.episode is not None and self._turns[scope.episode] > 0,
         )
         for i in _spoken(conversation.messages) if self._entries else ():
@@ -207,18 +209,6 @@ class Sessions:
         self._hold(entry)
 
     # ------------------------------------------------------------ finding
-
-    def _ask(self, key: bytes, scope: Scope, conversation: Conversation) -> bool:
-        """Remember a question; True if it was asked before. A first word alone says nothing, if no episode was named."""
-        if scope.shared or (scope.episode is None and not _spoken(conversation.messages)):
-            return False
-        place = (key, scope.episode or "")
-        asked = place in self._asked
-        self._asked[place] = None
-        self._asked.move_to_end(place)
-        if len(self._asked) > _QUESTIONS:
-            self._asked.popitem(last=False)
-        return asked
 
     def _find(self, key: bytes, episode: str | None) -> _Entry | None:
         place = (key, episode if episode is not None else self._latest.get(key, ""))
@@ -371,19 +361,16 @@ def _spoken(messages: Sequence[Message]) -> list[int]:
 
 
 def _branch(question: Question, *, follows: bool) -> Branch:
-    """Why a prompt does not simply go on from the newest turn. `follows`: it goes on from the one that was found."""
+    """Why the prompt does not simply go on. `follows`: it goes on from the turn that was found."""
     entry, answered = question.entry, _spoken(question.conversation.messages)
-    if question.again:
-        return Branch.AGAIN
-    if entry is None:
-        if not question.begun:
-            return Branch.NONE
-        return Branch.EDITED if answered else Branch.FRESH
-    if answered and answered[0] >= question.known:
-        return Branch.EDITED
-    if not follows:
-        return Branch.UNSEEN
-    return Branch.PARALLEL if entry.length < len(entry.run.ids) else Branch.NONE
+    return branch_of(
+        again=question.again,
+        begun=question.begun,
+        answers=len(answered),
+        unknown=len(answered) if entry is None else sum(place >= question.known for place in answered),
+        follows=follows,
+        alone=entry is None or entry.length == len(entry.run.ids),
+    )
 
 
 def _made_by(message: Message, turn: str) -> bool:
