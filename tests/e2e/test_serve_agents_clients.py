@@ -137,8 +137,9 @@ async def test_anthropics_client_gets_errors_of_its_own_kind(server):
         create = client.messages.create
         with pytest.raises(anthropic.NotFoundError, match="no model"):
             await create(model="claude", max_tokens=9, messages=ASK)
+        choice = {"type": "tool", "name": "none of them"}
         with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
-            await create(model="m", max_tokens=9, messages=ASK, tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"})
+            await create(model="m", max_tokens=9, messages=ASK, tools=[ANTHROPIC_TOOL], tool_choice=choice)
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await create(model="m", max_tokens=9, messages=[{"role": "user", "content": "x" * 5000}])
         with pytest.raises(anthropic.AuthenticationError):
