@@ -6,8 +6,9 @@ log-probability that was recorded and the one that is trained on are under the s
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from threading import Lock
 
@@ -21,10 +22,12 @@ from torch import Tensor
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
 
-MAX_GRAMMAR_CHARS = 1 << 20
+MAX_GRAMMAR_CHARS = 100_000
 _KEPT = 64  # compiled grammars
-_LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=20_000)
-"""One token's mask may take a few milliseconds: every stream of a step waits for it."""
+_LIMITS = LLParserLimits(step_lexer_fuel=20_000, step_max_items=5_000)
+"""What one token's mask may cost: every stream of a step waits for it. 60 tools of eight arguments take 0.2 ms and come nowhere near it;
+what goes beyond has cost up to 40 ms, and its answer ends there.
+"""
 
 
 class Grammars:
@@ -66,8 +69,11 @@ class Grammars:
                 "a tool's name holds half of a surrogate pair, which is not text", field="tools"
             ) from error
         made = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
-        if made.is_error():
-            why = " ".join(made.get_error().split())[:500]
+        tried = made.deep_copy()
+        if not tried.is_error():
+            tried.compute_bitmask()  # the first is often the dearest: here no stream waits for it
+        if tried.is_error():
+            why = " ".join(tried.get_error().split())[:500]
             raise BadRequest(f"The format, or the parameters of a tool that must be called, cannot be held to: {why}")
         return made
 
@@ -84,8 +90,12 @@ class Edit:
     allowed: NDArray[np.uint8] | None
 
 
+Edits = Callable[[int, int], Mapping[int, Edit]]
+"""Makes the edits of tokens [start, stop), by token; only where there are any."""
+
+
 class LogitEditor:
-    """The edits of one answer, token after token.
+    """The edits of one answer, token after token; each costs the same, however long the answer is.
 
     Penalties as OpenAI defines them (API reference, "frequency and presence penalties"): logit - presence * [count > 0] - frequency *
     count, where count is how often the answer holds the token so far.
@@ -96,10 +106,14 @@ class LogitEditor:
     """
 
     def __init__(self, sampling: Sampling, matcher: LLMatcher | None) -> None:
-        self._bias = dict(sampling.logit_bias)
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
-        self._counts: Counter[int] | None = Counter() if self._presence or self._frequency else None
         self._matcher = matcher
+        self._failure = ""
+        self._places: dict[int, int] = {}  # by token, in the arrays
+        self._ids, self._values = np.empty(16, np.int64), np.zeros(16, np.float32)
+        self._met: set[int] = set()
+        for token, value in sampling.logit_bias:
+            self._add(token, value)
 
     @classmethod
     def of(cls, sampling: Sampling, grammars: Grammars | None) -> LogitEditor | None:
@@ -114,29 +128,38 @@ class LogitEditor:
 
     def copy(self) -> LogitEditor:
         """Another one at the same place."""
-        made = LogitEditor.__new__(LogitEditor)
-        made._bias, made._presence, made._frequency = self._bias, self._presence, self._frequency
-        made._counts = None if self._counts is None else self._counts.copy()
+        made = copy(self)
         made._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        made._places, made._met = self._places.copy(), self._met.copy()
+        made._ids, made._values = self._ids.copy(), self._values.copy()
         return made
 
     def edit(self) -> Edit:
         """What is done to the next token's logits."""
-        added = dict(self._bias)
-        for token, count in (self._counts or {}).items():
-            added[token] = added.get(token, 0.0) - self._presence - self._frequency * count
-        allowed = None
-        if self._matcher is not None:
-            allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        return Edit(np.array([*added], np.int64), np.array([*added.values()], np.float32), allowed)
+        count = len(self._places)
+        allowed = None if self._matcher is None else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return Edit(self._ids[:count].copy(), self._values[:count].copy(), allowed)
 
     def take(self, token: int) -> str:
-        """A token was drawn. Returns why it cannot go on: "" if it can."""
-        if self._counts is not None:
-            self._counts[token] += 1
-        if self._matcher is None or self._matcher.consume_token(token):
-            return ""
-        return self._matcher.get_error() or "the grammar does not allow the token"
+        """A token was drawn. Returns why the answer is none that the grammar allows: "" if it can go on, or has ended well."""
+        if self._presence or self._frequency:
+            self._add(token, -self._frequency - (0.0 if token in self._met else self._presence))
+            self._met.add(token)
+        matcher = self._matcher
+        if matcher is None or self._failure:
+            return self._failure
+        # one that gave up while it made the mask takes an end all the same
+        if matcher.is_error() or not matcher.consume_token(token):
+            self._failure = matcher.get_error() or "the grammar does not allow the token"
+        return self._failure
+
+    def _add(self, token: int, value: float) -> None:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._values = np.concatenate([self._values, np.zeros_like(self._values)])
+        self._ids[place] = token
+        self._values[place] += value
 
 
 def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> None:

@@ -85,7 +85,10 @@ class HFRenderer:
     def grammar(self, conversation: Conversation) -> str:
         thinks = bool(self._format.reasoning)
         opening = self._template.opening
-        return grammar_of(conversation, self._format.wording, self._control, thinks=thinks, opening=opening)
+        grammar = grammar_of(conversation, self._format.wording, self._control, thinks=thinks, opening=opening)
+        if grammar:
+            self.grammars.matcher(grammar)  # what cannot be held to is refused now; the engine finds it compiled
+        return grammar
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         opening = "" if conversation.continued else self._template.opening

@@ -93,7 +93,7 @@ class Passes:
         self._masters.clear_grads()
         for number, item in enumerate(work, 1):
             with self._experts.replaying(item.routes):  # the backward pass may recompute activations: routes alike
-                logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits())
+                logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
                 item.logprobs_M = logprobs_M.detach()
                 if promised is not None:
                     self._check_promise(item, promised, step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ostinato.model.attention import hidden, logits
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import empty_model, load_model
-from ostinato.model.logit_edits import Edit
+from ostinato.model.logit_edits import Edits
 from ostinato.model.tensors import named_tensors
 from ostinato.train.batch.packing import Packed
 from ostinato.train.config import TrainConfig
@@ -48,7 +47,7 @@ class Policy:
         self._row_bytes = head.out_features * head.weight.element_size()
 
     def logprobs(
-        self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Mapping[int, Edit] | None = None
+        self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
         """[M], fp32: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
 

@@ -10,6 +10,7 @@ A step either happens or leaves weights, moments and step count as they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +148,7 @@ class PolicyTrainer:
             asked = [turns[known[i]] for i in chosen]
             with torch.no_grad():
                 scored = self._policy.logprobs(
-                    packed, TreeAttention(packed), temperatures(asked), self._edits.replay(asked)
+                    packed, TreeAttention(packed), temperatures(asked), partial(self._edits.replay, asked)
                 ).numpy()
             for place, index in enumerate(chosen):
                 results[known[index]] = tuple(scored[packed.turns_M == place].tolist())
@@ -160,7 +161,7 @@ class PolicyTrainer:
 
         @torch.no_grad()
         def forward(item: Microbatch) -> Tensor:
-            return self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits())
+            return self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
 
         under = reader(references.fetch, self._masters, forward)
         return consult(work, references, under, step=self.step_count, config=self.config)

@@ -159,7 +159,7 @@ def test_the_gradient_is_that_of_the_edited_distribution(tmp_path):
     (want * coefficients).sum().backward()
     gradient, weight.grad = weight.grad, None
     for keep in (True, False):
-        found = token_logprobs(lambda hidden: hidden @ weight.T, states, targets, heat, edits, keep=keep)
+        found = token_logprobs(lambda hidden: hidden @ weight.T, states, targets, heat, lambda a, b: edits, keep=keep)
         torch.testing.assert_close(found, want, atol=1e-5, rtol=0)
         (found * coefficients).sum().backward()
         torch.testing.assert_close(weight.grad, gradient, atol=1e-5, rtol=1e-5)

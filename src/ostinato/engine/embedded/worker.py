@@ -284,7 +284,7 @@ class EngineThread(threading.Thread):
         stream = self._streams[sample].texts[sample.index]
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
-        if finish is None and sample.editor is not None and (why := sample.editor.take(token)):
+        if sample.editor is not None and (why := sample.editor.take(token)):  # an end that is allowed is taken too
             _LOG.error("request %s: its grammar cannot go on: %s", sample.request.id, why)
             finish = Finish.ERROR
         self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else ())

@@ -31,7 +31,7 @@ from ostinato.serve.calls.repeats import Repeats, Try
 from ostinato.serve.calls.routes import CallRoute
 from ostinato.serve.calls.ruling import ruled
 from ostinato.serve.calls.sender import Caller, Placement, Senders
-from ostinato.serve.calls.sessions import AUTO, Prompt, Scope, Sessions
+from ostinato.serve.calls.sessions import AUTO, Prompt, Question, Scope, Sessions
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
 from ostinato.serve.dialects.openai import CompletionRequest
@@ -43,6 +43,7 @@ from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARS = 32  # an empty message costs a template about as much as so much text
+_DEMAND_CHARS = 100_000  # a grammar costs about as much as so long a text, at most
 _LEAST_SHARE = (
     16  # of the context: agents ask for more than there is, and an answer shorter than this is of no use to them
 )
@@ -149,16 +150,18 @@ class Calls:
         self._check_length(chars, asked.route.field)
         sessions = self._sessions[tenant]
         question = sessions.look(asked.scope, conversation)
-        cost = chars + _MESSAGE_CHARS * len(conversation.messages)
-        grammar = self._grammar(conversation)
-        prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
+        cost = chars + _MESSAGE_CHARS * len(conversation.messages) + (conversation.demand is not None) * _DEMAND_CHARS
+        work = partial(self._render, sessions, question)
+        prompt, grammar = await self._rendering.run(tenant, cost, work)
         remember = partial(sessions.remember, question)
         return _Question(prompt=prompt, grammar=grammar, conversation=conversation, remember=remember)
 
-    def _grammar(self, conversation: Conversation) -> str:
+    def _render(self, sessions: Sessions, question: Question) -> tuple[Prompt, str]:
+        """The prompt, and the grammar of the answer. Raises BadRequest."""
+        conversation = question.conversation
         if conversation.demand is not None and not self._parts.engine.capabilities().follows_grammars:
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
-        return self._parts.renderer.grammar(conversation)
+        return sessions.render(question), self._parts.renderer.grammar(conversation)
 
     async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
         prompt = request.prompt

@@ -22,7 +22,7 @@ class AnswerEdits:
 
         edits = AnswerEdits(lambda: HFRenderer(path).grammars)
         usable = [turn for turn in turns if edits.admits(turn)]
-        edits.replay(usable)  # {3: Edit(...), ...}: by sampled token, turn after turn
+        edits.replay(usable, 0, 512)  # {3: Edit(...), ...}: by sampled token, turn after turn
     """
 
     def __init__(self, load: Callable[[], Grammars]) -> None:
@@ -46,17 +46,22 @@ class AnswerEdits:
             editor.take(token)
         return True
 
-    def replay(self, turns: Sequence[Turn]) -> Mapping[int, Edit]:
-        """The edits of the turns' sampled tokens, which are counted through all turns; only where there are any."""
+    def replay(self, turns: Sequence[Turn], start: int, stop: int) -> Mapping[int, Edit]:
+        """The edits of the sampled tokens [start, stop), which are counted through all turns; only where there are any.
+
+        They are made for one part at a time: of long answers, all would take more memory than everything else.
+        """
         made: dict[int, Edit] = {}
-        start = 0
+        first = 0
         for turn in turns:
-            editor = self._editor(turn)
+            end = first + len(turn.sampled_ids)
+            editor = self._editor(turn) if first < stop and end > start else None
             if editor is not None:
-                for place, token in enumerate(turn.sampled_ids, start):
-                    made[place] = editor.edit()
+                for place, token in enumerate(turn.sampled_ids[: stop - first], first):
+                    if place >= start:
+                        made[place] = editor.edit()
                     editor.take(token)
-            start += len(turn.sampled_ids)
+            first = end
         return made
 
     def _editor(self, turn: Turn) -> LogitEditor | None:

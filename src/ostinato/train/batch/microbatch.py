@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.samples import Sample
-from ostinato.model.logit_edits import Edit
+from ostinato.model.logit_edits import Edit, Edits
 from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
 from ostinato.train.batch.replay import Routes
 from ostinato.train.gradients.tree_attention import TreeAttention
@@ -37,7 +37,7 @@ class Microbatch:
     weights_S: Tensor
     foreign_M: Tensor
     versions_M: Sequence[PolicyVersion]
-    edits: Callable[[], Mapping[int, Edit]]
+    edits: Edits
     routes: Routes | None = None
     release_M: Tensor | None = None
     anchor_M: Tensor | None = None
@@ -71,7 +71,7 @@ def make_microbatches(
     largest: int,
     foreign: Callable[[Turn], bool],
     routes: Callable[[Packed, Sequence[Turn]], Routes | None],
-    edits: Callable[[Sequence[Turn]], Mapping[int, Edit]],
+    edits: Callable[[Sequence[Turn], int, int], Mapping[int, Edit]],
     on_layer: Callable[[], None],
 ) -> list[Microbatch]:
     """Cut samples into micro-batches of about `budget` packed tokens (`packing.microbatches`).
@@ -97,7 +97,7 @@ def make_microbatches(
                 weights_S=torch.tensor([samples[index].weight for index in chosen], dtype=torch.float32),
                 foreign_M=torch.from_numpy(labels[packed.turns_M]),
                 versions_M=[version for turn in turns for version in turn.versions_T()],
-                edits=partial(edits, turns),  # made at each pass: they may take more memory than all else
+                edits=partial(edits, turns),
                 routes=routes(packed, turns),
             )
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ostinato.model.kernels.gradients import logprob_gradient
-from ostinato.model.logit_edits import Edit, edit_logits
+from ostinato.model.logit_edits import Edit, Edits, edit_logits
 from ostinato.model.logprobs import RowSoftmax
 from ostinato.model.paged import array
 from ostinato.model.threads import split
@@ -53,7 +53,7 @@ def token_logprobs(
     hidden_MD: Tensor,
     targets_M: Tensor,
     temperatures_M: Tensor,
-    edits: Mapping[int, Edit] | None = None,
+    edits: Edits | None = None,
     *,
     keep: bool = True,
 ) -> Tensor:
@@ -64,14 +64,14 @@ def token_logprobs(
     tokens before they were drawn.
     """
 
-    def chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor, edits: Mapping[int, Edit]) -> Tensor:
-        return _TokenLogprobs.apply(head(hidden), targets, temperatures, edits)  # pyright: ignore[reportReturnType]
+    def chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor, start: int) -> Tensor:
+        own = {} if edits is None else {at - start: edit for at, edit in edits(start, start + len(targets)).items()}
+        return _TokenLogprobs.apply(head(hidden), targets, temperatures, own)  # pyright: ignore[reportReturnType]
 
     parts: list[Tensor] = []
     for start in range(0, len(targets_M), _CHUNK):
         part = slice(start, start + _CHUNK)
-        own = {row - start: edit for row, edit in (edits or {}).items() if start <= row < start + _CHUNK}
-        args = (hidden_MD[part], targets_M[part], temperatures_M[part], own)
+        args = (hidden_MD[part], targets_M[part], temperatures_M[part], start)
         again = torch.is_grad_enabled() and not keep
         made = checkpoint(chunk, *args, use_reentrant=False, preserve_rng_state=False) if again else chunk(*args)
         parts.append(made)  # pyright: ignore[reportArgumentType]
