@@ -9,6 +9,7 @@ from ostinato.core.records import Sampling
 MAX_SAMPLES = 128
 MAX_STOPS = 16
 MAX_TOPS = 20
+MAX_TOPS_OF_ALL = 128  # with each token of n answers: they are held until the answers are sent
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_BIASES = 1024
@@ -37,8 +38,11 @@ def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
         raise BadRequest(f"n is {request.n}; it must be at least 1.", field="n")
     if request.n > MAX_SAMPLES:
         raise TooLarge(f"n is {request.n}; at most {MAX_SAMPLES} samples are made per request.", field="n")
-    if not 0 <= request.tops <= MAX_TOPS:
-        raise BadRequest(f"top_logprobs is {request.tops}; send 0 to {MAX_TOPS}.", field="top_logprobs")
+    if not 0 <= request.tops <= MAX_TOPS or request.tops * request.n > MAX_TOPS_OF_ALL:
+        raise BadRequest(
+            f"top_logprobs is {request.tops}; send 0 to {MAX_TOPS}, and at most {MAX_TOPS_OF_ALL} with n answers.",
+            field="top_logprobs",
+        )
     _check_sampling(request.sampling, vocab_size)
     if length + request.sampling.max_tokens > context:
         raise BadRequest(

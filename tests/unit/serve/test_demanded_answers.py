@@ -202,3 +202,10 @@ async def test_the_likeliest_tokens_are_told_in_both_endpoints():
         assert body["choices"][0]["logprobs"]["top_logprobs"] is None
         _, _, body = await w.chat(logprobs=True)
         assert body["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+async def test_many_answers_may_not_each_have_many_alternatives():
+    async with world("hi") as w:
+        assert (await w.chat(logprobs=True, top_logprobs=20, n=6))[0] == 200
+        status, _, body = await w.chat(logprobs=True, top_logprobs=20, n=7)
+        assert (status, body["error"]["param"]) == (400, "top_logprobs")
