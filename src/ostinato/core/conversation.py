@@ -31,14 +31,19 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+    _read: list[dict[str, Any] | None] = field(
+        default_factory=list[dict[str, Any] | None], init=False, repr=False, compare=False
+    )
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments; None if the text is not a JSON object."""
-        try:
-            values = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            return None
-        return values if isinstance(values, dict) else None
+        """The arguments, not to be changed; None if the text is not a JSON object. Read once."""
+        if not self._read:
+            try:
+                values = json.loads(self.arguments)
+            except (ValueError, RecursionError):
+                values = None
+            self._read.append(values if isinstance(values, dict) else None)
+        return self._read[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     session_tokens: int = Field(
         default=4_000_000, ge=0, description="Tokens of past turns kept in memory so that follow-ups reuse their ids."
     )
+    previous_chars: int = Field(
+        default=64_000_000,
+        ge=0,
+        description="Characters of answers and their inputs kept in memory, so that calls may name them (previous_response_id).",
+    )
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
     )

@@ -123,7 +123,6 @@ def test_items_become_messages_that_take_turns():
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -39,6 +39,7 @@ class Reader:
         self._watched = (*format.reasoning, *format.text, *(format.calls if tools else ()))
         self._buffer = ""  # not yet read
         self._field: ResponseTemplateField | None = None  # the open region
+        self._first = self._outside = _first_characters([field.open_literals for field in self._watched])
         self._captures: dict[str, str] = {}
         self._raw: list[str] = []  # of the open region, its opening included
         self._body: list[str] = []
@@ -50,6 +51,8 @@ class Reader:
     def feed(self, text: str) -> list[Piece]:
         if not self._watched:
             return [Piece(text=text)] if text else []
+        if not self._buffer and self._first is not None and self._first.isdisjoint(text):  # most tokens
+            return [*self._take(text)]
         self._buffer += text
         return [*self._read(last=False)]
 
@@ -115,7 +118,7 @@ class Reader:
         return best, certain
 
     def _open(self, field: ResponseTemplateField, match: regex.Match[str]) -> None:
-        self._field = field
+        self._field, self._first = field, _first_characters([field.close_literals])
         self._captures = {name: text for name, text in match.groupdict().items() if text is not None}
         self._raw, self._body = [match[0]], []
         if field not in self._format.calls:
@@ -132,7 +135,7 @@ class Reader:
             yield from self._shown(text)
 
     def _close(self, field: ResponseTemplateField, delimiter: str) -> Iterator[Piece]:
-        self._field = None
+        self._field, self._first = None, self._outside
         if field not in self._format.calls:
             self._space, self._skips = "", True
             return
@@ -188,6 +191,12 @@ class Reader:
         except UnicodeEncodeError:  # half a surrogate pair stays an escape
             arguments = json.dumps(shaped, allow_nan=False)
         return ToolCall(id=call_id(self._turn, self._calls + place), name=name.strip(), arguments=arguments)
+
+
+def _first_characters(literals: Sequence[Sequence[str] | None]) -> frozenset[str] | None:
+    """What the delimiters may begin with; None if that cannot be told."""
+    found = [text for texts in literals for text in texts or ("",)]
+    return frozenset(text[0] for text in found) if all(found) else None
 
 
 def _may_grow(field: ResponseTemplateField, match: regex.Match[str], *, opens: bool) -> bool:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.model.rendering.fences import HOLE, Fences, encodable
-from ostinato.model.rendering.tool_text import as_text, function_schema
+from ostinato.model.rendering.tool_text import as_text, function_schema, place_as_text
 
 Json = dict[str, Any]
 _PROBE = Conversation(
@@ -114,13 +114,13 @@ class ChatTemplate:
 
         Raises BadRequest, also where the template writes the conversation's beginning in another way once more follows.
         """
-        upto = replace(conversation, messages=conversation.messages[:known], continued=False)
-        if not 0 < known <= len(conversation.messages) or upto.messages[-1].role is not Role.ASSISTANT:
+        if not 0 < known <= len(conversation.messages) or conversation.messages[known - 1].role is not Role.ASSISTANT:
             raise BadRequest("a stored turn can only be followed after an assistant message", field="messages")
-        settled, upto = self._settled(conversation), self._settled(upto)
-        at = len(upto.messages) - 1
-        if not upto.messages[at].calls:
+        settled = self._settled(conversation)
+        at = known - 1 if self.knows_tools else place_as_text(conversation, known - 1)
+        if not settled.messages[at].calls:
             return self._around(settled, at, speak=True)[1]
+        upto = replace(conversation, messages=conversation.messages[:known], continued=False)
         whole = self._render(settled, speak=True)
         with suppress(BadRequest):  # some templates want a call before a result
             tail = self._around(settled, at, speak=True)[1]

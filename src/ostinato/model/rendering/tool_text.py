@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from ostinato.core.conversation import Conversation, Message, Role, Tool, ToolCall
@@ -44,6 +45,14 @@ def as_text(conversation: Conversation) -> Conversation:
             messages.append(Message(role=Role.USER, text=_result(message)))
         after_result = is_result
     return replace(conversation, messages=tuple(messages), tools=())
+
+
+def place_as_text(conversation: Conversation, place: int) -> int:
+    """Where the message at `place`, which is no result, stands in what `as_text` returns."""
+    messages = conversation.messages
+    made = bool(conversation.tools) and messages[0].role is not Role.SYSTEM
+    results = [message.role is Role.TOOL for message in messages[:place]]
+    return made + place - sum(one and other for one, other in pairwise(results))
 
 
 def with_described_tools(conversation: Conversation) -> Sequence[Message]:

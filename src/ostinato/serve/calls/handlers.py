@@ -24,6 +24,7 @@ from ostinato.serve.calls.answer import Answer
 from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.draws import Draws
+from ostinato.serve.calls.previous import Previous
 from ostinato.serve.calls.purposes import purpose_of
 from ostinato.serve.calls.reading import Reading
 from ostinato.serve.calls.rendering import Rendering
@@ -114,6 +115,7 @@ class Calls:
         self._senders = Senders(parts.engine, config, parts.clock, parts.arms)
         budget = config.session_tokens // len(tenants)
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
+        self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._rendering = Rendering()
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
@@ -142,10 +144,11 @@ class Calls:
     async def _ask(self, asked: _Asked) -> _Question:
         if isinstance(asked.request, CompletionRequest):
             return await self._ask_completion(asked, asked.request)
-        return await self._ask_chat(asked, cast("ConversationRequest", asked.request).conversation)
+        return await self._ask_chat(asked, cast("ConversationRequest", asked.request))
 
-    async def _ask_chat(self, asked: _Asked, conversation: Conversation) -> _Question:
-        tenant = asked.caller.tenant
+    async def _ask_chat(self, asked: _Asked, request: ConversationRequest) -> _Question:
+        tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
+        conversation = previous.conversation(request)
         chars = conversation.chars
         self._check_length(chars, asked.route.field)
         sessions = self._sessions[tenant]
@@ -153,7 +156,11 @@ class Calls:
         cost = chars + _MESSAGE_CHARS * len(conversation.messages) + (conversation.demand is not None) * _DEMAND_CHARS
         work = partial(self._render, sessions, question)
         prompt, grammar = await self._rendering.run(tenant, cost, work)
-        remember = partial(sessions.remember, question)
+
+        def remember(turn: Turn, answer: Message) -> None:
+            sessions.remember(question, turn, answer)
+            previous.keep(request, turn, answer)
+
         return _Question(prompt=prompt, grammar=grammar, conversation=conversation, remember=remember)
 
     def _render(self, sessions: Sessions, question: Question) -> tuple[Prompt, str]:

@@ -6,6 +6,7 @@ Every field is taken, refused by name, or known to be harmless; none is silently
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -15,6 +16,7 @@ from ostinato.core.conversation import Conversation, Message, Role
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.demands import ANY_OBJECT, AUTO, NONE, REQUIRED, demanded
 from ostinato.serve.dialects.fields import MAX_MESSAGES, STRICT, Name, OneAnswer, User, take
+from ostinato.serve.dialects.joining import joined
 from ostinato.serve.dialects.responses_items import Read, read_items, read_tools
 
 # Known fields that change nothing in what is sampled here.
@@ -27,7 +29,6 @@ _HARMLESS = frozenset(
         "prompt_cache_retention",
         "reasoning",  # how long the model thinks is its own affair
         "service_tier",
-        "store",
         "stream_options",  # padding against traffic analysis: asked for or not, none is sent
     ]
 )
@@ -38,15 +39,11 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "conversation": (None,),
     "max_tool_calls": (None,),
     "moderation": (None,),
-    "previous_response_id": (None,),
     "prompt": (None,),
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
-_WHY_NOT = {
-    "conversation": "is not supported: nothing is kept for the next call; send the whole input",
-    "previous_response_id": "is not supported: nothing is kept for the next call; send the whole input",
-}
+_WHY_NOT = {"conversation": "is not supported; send previous_response_id, or the whole input"}
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -95,6 +92,8 @@ class ResponsesRequest(OneAnswer):
     parallel_tool_calls: bool | None = None
     text: Text | None = None
     include: list[str] | None = None
+    previous_response_id: Name | None = None
+    store: bool | None = None
     user: User | None = None
     safety_identifier: User | None = None
 
@@ -109,8 +108,6 @@ class ResponsesRequest(OneAnswer):
     def read(self) -> Read:
         """What the input and the tools say. Raises BadRequest."""
         read = Read()
-        if self.instructions:
-            read.parts.append(Message(role=Role.SYSTEM, text=self.instructions))
         read_tools(self.tools or [], read)
         if isinstance(self.input, str):
             read.parts.append(Message(role=Role.USER, text=self.input))
@@ -122,10 +119,15 @@ class ResponsesRequest(OneAnswer):
 
     @cached_property
     def conversation(self) -> Conversation:
-        """What was said so far, the tools that the model may call, and what it must. Raises BadRequest."""
-        messages = self.read.messages()
-        if not messages:
+        """What this call says, the tools that the model may call, and what it must. Raises BadRequest."""
+        return self.after(())
+
+    def after(self, earlier: Sequence[Message]) -> Conversation:
+        """The same behind what was said before. Instructions come first, and are this call's alone. Raises BadRequest."""
+        if not self.read.parts:
             raise BadRequest("input holds nothing to answer; send a message.", field="input")
+        told = [Message(role=Role.SYSTEM, text=self.instructions)] if self.instructions else []
+        messages = tuple(joined([*told, *earlier, *self.read.parts]))
         choice, form = self.tool_choice or AUTO, self.text.format if self.text else None
         tools = () if choice == NONE else tuple(self.read.tools)
         demand = demanded(

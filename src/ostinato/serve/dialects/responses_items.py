@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest
 from ostinato.serve.dialects.fields import Name, validate
-from ostinato.serve.dialects.joining import joined
 
 MAX_TOOLS = 1024
 _TEXTS = ("input_text", "output_text", "text")
@@ -30,10 +29,6 @@ class Read:
     parts: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
     custom: set[str] = field(default_factory=set[str])
-
-    def messages(self) -> tuple[Message, ...]:
-        """The parts as messages that take turns."""
-        return tuple(joined(self.parts))
 
 
 def read_items(items: Sequence[Any], read: Read) -> None:

@@ -1,0 +1,98 @@
+"""A session of 300 turns, in each dialect: what a turn costs at its beginning and at its end, and how many tokens training computes of it.
+
+    python -m benchmarks.serving.long_session [--turns 300]
+
+One thread, without HTTP, engine and log, as in `benchmarks.serving.dialects`. Each call carries the whole session, as agents send it, so
+reading its JSON grows with it; what Ostinato adds is shown beside that. "packed" is what the trainer computes of all turns, over the
+tokens of their tree. Writes benchmarks/results/long_session.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contender import RESULTS, machine
+from benchmarks.serving.dialects import LINE, SHAPES, one_call
+
+from ostinato.core.records import Turn
+from ostinato.model.load import resolve
+from ostinato.model.renderer import HFRenderer
+from ostinato.serve.calls.routes import ROUTES
+from ostinato.serve.calls.sessions import Sessions
+from ostinato.serve.wire.body import parse_json
+from ostinato.train.batch.packing import TokenTurn, microbatches, pack
+from ostinato.train.config import TrainConfig
+
+READ = LINE * 12
+PARTS = 5
+
+
+def packed_over_tree(turns: list[Turn]) -> float:
+    """Tokens that are computed of these turns, in all micro-batches, over those of their tree."""
+    paths = [TokenTurn(prompt=turn.prompt_ids, sampled=turn.sampled_ids) for turn in turns]
+    config = TrainConfig()
+    batches = microbatches(paths, config.microbatch_tokens, largest=config.largest_microbatch)
+    computed = sum(pack([paths[index] for index in batch]).tokens for batch in batches)
+    return computed / pack(paths).tokens
+
+
+def session(path: str, count: int, renderer: HFRenderer) -> dict[str, Any]:
+    """Milliseconds of a call and of reading its JSON, by fifths of the session; the tokens that it has, and that training computes."""
+    route = next(route for route in ROUTES if route.path == path)
+    make, more = SHAPES[path]
+    sessions = Sessions(renderer, budget=10_000_000)
+    history: list[dict[str, Any]] = [{"role": "user", "content": LINE}]
+    turns: list[Turn] = []
+    taken: list[tuple[float, float]] = []
+    data = b""
+    for number in range(count):
+        data = json.dumps(make(history)).encode()
+        began = time.perf_counter()
+        parse_json(data, depth=64, values=1_000_000)
+        read = time.perf_counter()
+        answer, turn = one_call(number, route, sessions, renderer, data)
+        taken.append((time.perf_counter() - read, read - began))
+        turns.append(turn)
+        history += more(json.loads(answer))
+        history.append({"role": "user", "content": f"Go on with part {number}.\n{READ}"})
+    fifth = count // PARTS
+    middle = [
+        [1e3 * statistics.median(part) for part in zip(*taken[i * fifth : (i + 1) * fifth], strict=True)]
+        for i in range(PARTS)
+    ]
+    return {
+        "call_ms": [round(whole, 2) for whole, _ in middle],
+        "json_ms": [round(read, 2) for _, read in middle],
+        "body_kb": len(data) // 1024,
+        "tokens": len(turns[-1].prompt_ids) + len(turns[-1].sampled_ids),
+        "continued": sum(turn.parent == before.id for before, turn in pairwise(turns)),
+        "turns": count,
+        "packed_over_tree": round(packed_over_tree(turns), 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "ostinato")
+    parser.add_argument("--out", type=Path, default=RESULTS / "long_session.json")
+    args = parser.parse_args()
+    renderer = HFRenderer(resolve("smollm2", args.cache))
+    table: dict[str, Any] = {"machine": machine()}
+    for path in SHAPES:
+        row = table[path] = session(path, args.turns, renderer)
+        print(
+            f"{path:22} {row['tokens']:6} tokens, {row['body_kb']} KB: call {row['call_ms']} ms, of it JSON {row['json_ms']}; "
+            f"{row['continued']} of {row['turns'] - 1} continued; packed {row['packed_over_tree']}x the tree"
+        )
+    args.out.write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
