@@ -370,6 +370,7 @@ class WrittenFacts:
             decided_at=NOW - 20,
             advantage=0.42,
             released=an_event(),
+            parts={"kept lines": 0.5, "tool errors": -0.1},
         )
 
     async def learning(self):

@@ -9,9 +9,10 @@ The functions here run inside the reward desk, so each must be seen to end: a lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Annotated
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -19,6 +20,11 @@ from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
 
 ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
+KEPT = ("lines_kept_24h", "lines_kept_commit", "lines_kept_1h", "lines_kept_5m")
+"""Which share of the lines that a turn wrote still stands, the most telling first."""
+_MOST_ERRORS = 3  # of a turn's calls that count against it
+
+Weight = Annotated[float, Field(ge=0, le=1)]
 
 
 def considered(signals: Iterable[Signal], deadline: float) -> list[Signal]:
@@ -103,3 +109,123 @@ def tab(
     if now < deadline:
         return Pending(until=deadline)
     return Reward(turn=turn.id, value=0.0, function="tab@1", signals=(), at=deadline)
+
+
+@dataclass(frozen=True)
+class AgentWeights:
+    """What the parts of `agent` are worth; see `agent_parts`.
+
+    Example: ``AgentWeights(tests=1.0)``
+    """
+
+    t: float = 0.5
+    kept: float = 1.0
+    tests: float = 0.5
+    said: float = 0.5
+    dissatisfied: float = 0.5
+    refused: float = 0.5
+    interrupted: float = 0.3
+    error: float = 0.1
+
+
+def agent(
+    turn: Turn,
+    signals: Sequence[Signal],
+    now: float,
+    *,
+    window: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 7200.0,
+    silence: Annotated[float, Field(ge=-1, le=1)] | None = None,
+    t: Weight = AgentWeights.t,
+    kept: Weight = AgentWeights.kept,
+    tests: Weight = AgentWeights.tests,
+    said: Weight = AgentWeights.said,
+    dissatisfied: Weight = AgentWeights.dissatisfied,
+    refused: Weight = AgentWeights.refused,
+    interrupted: Weight = AgentWeights.interrupted,
+    error: Weight = AgentWeights.error,
+) -> Reward | Pending | NoReward:
+    """For a turn of a coding agent: the sum of `agent_parts`, within -1 and 1, `window` seconds after the turn ended.
+
+    A turn about which nothing was said gets `silence`; None: `NoReward`, since whoever watches nothing hears nothing. Praise, a call that
+    ran and a conversation that goes on are worth 0: something was heard, and nobody is paid for being liked.
+
+    Example: half of its lines stand after an hour, and the tests passed -> 0.0 + 0.5
+    """
+    deadline = turn.ended_at + window
+    if now < deadline:
+        return Pending(until=deadline)
+    heard = considered(signals, deadline)
+    if not heard and silence is None:
+        return NoReward(reason="silence")
+    weights = AgentWeights(t, kept, tests, said, dissatisfied, refused, interrupted, error)
+    value = _bounded(agent_parts(heard, weights)) if heard or silence is None else silence
+    names = tuple(signal.id for signal in heard)
+    return Reward(turn=turn.id, value=value, function="agent@1", signals=names, at=deadline)
+
+
+def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, float]:
+    """What each part of `agent` is worth, of signals that count, in order; parts that nothing was said of are left out.
+
+    ====================  ======================================================================================================
+    Part                  Worth
+    ====================  ======================================================================================================
+    `kept lines`          kept x (share of its lines that stand - t), after a day, else at the commit, an hour, five minutes: the
+                          mean over its calls. A share, so that more lines are not worth more
+    `tests`               + tests if the last run after its edit passed, - tests if it failed
+    `said`                + said if somebody accepted it, - said if they rejected or undid it, whichever was last
+    `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
+    `refused`             - refused if somebody refused one of its calls
+    `interrupted`         - interrupted if somebody stopped it
+    `tool errors`         - error for each of its calls that failed, three at most
+    ====================  ======================================================================================================
+
+    Example: ``agent_parts([half_kept, passed], AgentWeights()) == {"kept lines": 0.0, "tests": 0.5}``
+    """
+    values: dict[str, list[float]] = {}
+    for signal in heard:
+        values.setdefault(signal.name, []).append(signal.value)
+    parts: dict[str, float] = {}
+    shares = next((values[name] for name in KEPT if name in values), None)
+    if shares is not None:
+        parts["kept lines"] = weights.kept * (
+            sum(max(0.0, min(1.0, share)) for share in shares) / len(shares) - weights.t
+        )
+    runs = _happened(heard, "tests_passed", "tests_failed")
+    if runs:
+        parts["tests"] = weights.tests if runs[-1] == "tests_passed" else -weights.tests
+    words = [
+        signal.name == ACCEPTED and signal.value > 0  # accepted, worth 0, is a rejection
+        for signal in heard
+        if signal.name == ACCEPTED or (signal.name in REJECTED and signal.value > 0)
+    ]
+    if words:
+        parts["said"] = weights.said if words[-1] else -weights.said
+    if _happened(heard, "dissatisfied"):
+        parts["dissatisfied"] = -weights.dissatisfied
+    if _happened(heard, "tool_rejected"):
+        parts["refused"] = -weights.refused
+    if _happened(heard, "interrupted"):
+        parts["interrupted"] = -weights.interrupted
+    errors = _happened(heard, "tool_error")
+    if errors:
+        parts["tool errors"] = -weights.error * min(len(errors), _MOST_ERRORS)
+    return parts
+
+
+def parts_of(reward: Reward, signals: Iterable[Signal], options: Mapping[str, Any]) -> dict[str, float]:
+    """What a reward is made of, where it is `agent`'s under these options; {} if it is another's, or was given under others."""
+    if not reward.function.startswith("agent@"):
+        return {}
+    known = {field.name for field in fields(AgentWeights)}
+    weights = AgentWeights(**{name: value for name, value in options.items() if name in known})
+    parts = agent_parts(considered(signals, reward.at), weights)
+    return parts if math.isclose(_bounded(parts), reward.value, abs_tol=1e-9) else {}
+
+
+def _happened(heard: Sequence[Signal], *names: str) -> list[str]:
+    """The names of the signals, among these, that say that something happened."""
+    return [signal.name for signal in heard if signal.name in names and signal.value > 0]
+
+
+def _bounded(parts: Mapping[str, float]) -> float:
+    return max(-1.0, min(1.0, sum(parts.values())))

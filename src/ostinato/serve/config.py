@@ -128,6 +128,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         ge=0,
         description="Characters of answers and their inputs kept in memory, so that calls may name them (previous_response_id).",
     )
+    next_message: bool = Field(
+        default=False,
+        description="Make signals of what people say next, by rules for English: dissatisfied (a retry, correction or complaint), "
+        "praised, followed_up, interrupted.",
+    )
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
     )

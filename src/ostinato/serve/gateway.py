@@ -33,6 +33,7 @@ from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects import anthropic_reply, openai_reply
 from ostinato.serve.feedback.handlers import Feedback
 from ostinato.serve.feedback.intake import Intake
+from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
@@ -119,7 +120,7 @@ class GatewayApp(Starlette):
         self._parts = parts
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
-        self._calls = Calls(parts, stored=self._intake.turn)
+        self._calls = Calls(parts, stored=self._intake.turn, overheard=Overheard(parts, self._intake))
         self._endpoints = self._all_endpoints(
             About(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )

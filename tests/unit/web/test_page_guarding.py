@@ -300,3 +300,10 @@ async def test_what_ends_with_its_cause_has_no_form():
         assert "nobody can accept it" in page
         assert '<form class="act"' not in page
         assert (await w.get("/monitors/none")).status_code == 404
+
+
+async def test_a_turn_shows_what_its_reward_is_made_of():
+    async with page_world(api_keys=KEYS) as w:
+        text = (await w.get("/turns/chatcmpl-3f:0", ACME)).text
+        assert "kept lines +0.50" in text
+        assert "tool errors -0.10" in text

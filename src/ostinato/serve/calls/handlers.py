@@ -17,7 +17,7 @@ from typing import Any, cast
 from ostinato.core.conversation import Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Turn
+from ostinato.core.records import Arm, Purpose, Signal, Turn
 from ostinato.serve.auto.deals import Deal
 from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
 from ostinato.serve.calls.answer import Answer
@@ -37,6 +37,7 @@ from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
 from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
+from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange, Headers
@@ -82,6 +83,7 @@ class _Question:
     """What goes to the engine; of a conversation, what reads the answer, and who remembers it so that it can be followed up."""
 
     prompt: Prompt
+    purpose: Purpose = Purpose.TASK
     grammar: str = ""
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message], None] | None = None
@@ -103,9 +105,9 @@ class _Both(TurnObserver):
 
 
 class Calls:
-    """Answers calls. `stored` is told of each turn in the log."""
+    """Answers calls. `stored` is told of each turn in the log, `overheard` of what people say next."""
 
-    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None]) -> None:
+    def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: Overheard) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
         self._observer = _Both(parts.metrics, stored)
@@ -116,6 +118,7 @@ class Calls:
         budget = config.session_tokens // len(tenants)
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
+        self._overheard = overheard
         self._rendering = Rendering()
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
@@ -135,6 +138,7 @@ class Calls:
             async with asyncio.timeout(longest_s):
                 await self._parts.writes.drain()
                 await self._deliveries.close()
+                await self._overheard.close()
         except TimeoutError:
             _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
         self._rendering.close()
@@ -154,21 +158,24 @@ class Calls:
         sessions = self._sessions[tenant]
         question = sessions.look(asked.scope, conversation)
         cost = chars + _MESSAGE_CHARS * len(conversation.messages) + (conversation.demand is not None) * _DEMAND_CHARS
-        work = partial(self._render, sessions, question)
-        prompt, grammar = await self._rendering.run(tenant, cost, work)
+        purpose = purpose_of(asked.exchange.headers, conversation)
+        work = partial(self._render, tenant, question, purpose)
+        prompt, grammar, heard = await self._rendering.run(tenant, cost, work)
+        self._overheard.note(heard)
 
         def remember(turn: Turn, answer: Message) -> None:
             sessions.remember(question, turn, answer)
             previous.keep(request, turn, answer)
 
-        return _Question(prompt=prompt, grammar=grammar, conversation=conversation, remember=remember)
+        return _Question(prompt=prompt, purpose=purpose, grammar=grammar, conversation=conversation, remember=remember)
 
-    def _render(self, sessions: Sessions, question: Question) -> tuple[Prompt, str]:
-        """The prompt, and the grammar of the answer. Raises BadRequest."""
+    def _render(self, tenant: str, question: Question, purpose: Purpose) -> tuple[Prompt, str, list[Signal]]:
+        """The prompt, the grammar of the answer, and what the person says about the answer before. Raises BadRequest."""
         conversation = question.conversation
         if conversation.demand is not None and not self._parts.engine.capabilities().follows_grammars:
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
-        return sessions.render(question), self._parts.renderer.grammar(conversation)
+        prompt = self._sessions[tenant].render(question)
+        return prompt, self._parts.renderer.grammar(conversation), self._overheard.signals(tenant, question, purpose)
 
     async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
         prompt = request.prompt
@@ -180,7 +187,8 @@ class Calls:
             raise BadRequest("prompt is empty; send at least one token.", field="prompt")
         if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
             raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
-        return _Question(prompt=Prompt(ids=tuple(prompt)))
+        purpose = purpose_of(asked.exchange.headers, None)
+        return _Question(prompt=Prompt(ids=tuple(prompt)), purpose=purpose)
 
     # ------------------------------------------------------------ before the engine
 
@@ -370,7 +378,7 @@ class Calls:
             auto_arm=None if deal is None else deal.arm,
             ruled=decided,
             tops=request.tops,
-            purpose=purpose_of(asked.exchange.headers, question.conversation),
+            purpose=question.purpose,
             branch=prompt.branch,
         )
         return call, deal

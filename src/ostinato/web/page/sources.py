@@ -238,7 +238,7 @@ class TurnList:
 class TurnDetail:
     """One turn, whole. `prompt` and `sampled` are the bytes of each token, b"" for a control token. `advantage` is its first token's.
 
-    `released`: the first release whose training had the turn in it.
+    `released`: the first release whose training had the turn in it. `parts`: what the reward is made of, where that is known.
     """
 
     line: TurnLine
@@ -250,6 +250,7 @@ class TurnDetail:
     decided_at: float | None
     advantage: float | None
     released: LedgerEvent | None
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.record.config import Encrypt
 from ostinato.record.log import SqlLog
 from ostinato.release.monitors.accepting import acceptable
+from ostinato.reward.functions import parts_of
 from ostinato.web.page.sources import (
     AlarmDetail,
     AlarmLine,
@@ -149,7 +150,8 @@ class RunFacts:
         said = (await self._ask(lambda: self._questions.signals([id])))[id]
         theirs = [(who, signal) for who, signal, _ in said if who == turn.tenant]
         signals = await self._find(Signal, theirs)
-        decided = [*await self._find(Reward, [(id,)]), *await self._find(Quarantine, [(id,)])]
+        rewards = await self._find(Reward, [(id,)])
+        decided = [*rewards, *await self._find(Quarantine, [(id,)])]
         batches = await self._find(Batch, [] if row.step is None else [(row.step,)])
         return TurnDetail(
             line=_line(row, turn, [(who, name) for who, _, name in said]),
@@ -157,12 +159,13 @@ class RunFacts:
             sampled=tuple(map(self._pieces, turn.sampled_ids)),
             signals=tuple(signals),
             retracted=frozenset(signal.retracts for signal in signals if signal.retracts is not None),
-            function=next((each.function for each in decided if isinstance(each, Reward)), None),
+            function=rewards[0].function if rewards else None,
             decided_at=decided[0].at if decided else None,
             advantage=_advantage(batches, id),
             released=None
             if row.step is None
             else await self._ask(lambda: self._questions.shipped_since(row.step or 0)),
+            parts=parts_of(rewards[0], signals, self._run.config.reward.options) if rewards else {},
         )
 
     async def learning(self) -> LearningNow:
