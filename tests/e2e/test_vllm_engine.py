@@ -29,6 +29,7 @@ from ostinato.weights.store.directory import DirectoryStore
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("OSTINATO_PEERS", ROOT / ".peers")) / "vllm" / "bin" / "python"
 OPTIONS = ["--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+OPTIONS += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
 OPTIONS += ["--structured-outputs-config", '{"backend": "guidance"}']
 SCHEMA = {
     "type": "object",

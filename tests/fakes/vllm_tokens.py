@@ -66,6 +66,7 @@ class TokenVllm(FakeVllm):
         self.open = 0
         self.cached: list[tuple[int, ...]] = []
         self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
+        self.device = "cuda"
         self.app.routes[:0] = [
             Route("/inference/v1/generate", self._generate, methods=["POST"]),
             Route("/v1/models", self._models),
@@ -82,7 +83,12 @@ class TokenVllm(FakeVllm):
         return JSONResponse({"object": "list", "data": [{"id": "model", "max_model_len": self.context}]})
 
     async def _server_info(self, request: Request) -> JSONResponse:
-        config = {"model_config": {"logprobs_mode": self.mode}, "structured_outputs_config": {"backend": self.backend}}
+        config = {
+            "model_config": {"logprobs_mode": self.mode},
+            "structured_outputs_config": {"backend": self.backend},
+            "device_config": {"device": self.device},
+            "scheduler_config": {"enable_chunked_prefill": True},
+        }
         return JSONResponse({"vllm_config": config, "vllm_env": {}})
 
     async def _generate(self, request: Request) -> JSONResponse | StreamingResponse:

@@ -207,6 +207,14 @@ async def test_a_server_that_reports_other_logprobs_is_refused_with_the_flag_to_
             pass
 
 
+async def test_a_server_that_a_long_prompt_with_a_seed_would_end_is_refused_with_the_flags_to_set():
+    fake = TokenVllm(SCRIPT)
+    fake.device = "cpu"
+    with pytest.raises(BadConfig, match="--no-enable-chunked-prefill"):
+        async with vllm_engine(fake):
+            pass
+
+
 async def test_what_edits_the_logits_is_asked_of_the_server():
     fake = TokenVllm(SCRIPT)
     async with vllm_engine(fake) as engine:

@@ -217,3 +217,32 @@ async def test_errors_have_the_dialects_shape():
         assert blocks[-1].startswith(b"event: response.failed\n")
         failed = EVENT.validate_json(blocks[-1].partition(b"data: ")[2])
         assert (failed.response.status, failed.response.error.code) == ("failed", "server_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_repeats_what_was_asked(stream):
+    asked = {
+        "instructions": "Be short.",
+        "max_output_tokens": 50,
+        "metadata": {"run": "7"},
+        "parallel_tool_calls": False,
+        "store": False,
+        "temperature": 0.5,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tool_choice": "none",
+        "tools": [READ | {"strict": False}],
+        "top_p": 1.0,
+        "user": "ann",
+    }
+    async with world("hello") as w:
+        _, _, body = await ask(w, stream=stream, **asked)
+        for response in (
+            [body] if not stream else [event.response.model_dump() for event in (told(body)[0], told(body)[-1])]
+        ):
+            Response.model_validate(response, strict=False)
+            assert {name: response[name] for name in asked if name != "text"} == {
+                n: v for n, v in asked.items() if n != "text"
+            } | ({"tools": response["tools"]})
+            assert response["text"]["verbosity"] == "low"
+            assert response["tools"][0]["name"] == "read"
+            assert response["previous_response_id"] is None

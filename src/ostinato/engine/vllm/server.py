@@ -81,6 +81,11 @@ class ServerClient:
         settings = read_settings(await self._ask("/server_info?config_format=json"))
         if settings.logprobs_mode != _MODE:
             raise BadConfig(f"{self.url} reports {settings.logprobs_mode}, which leave the temperature out: {_START}")
+        if settings.dies_of_seeds:
+            raise BadConfig(
+                f"{self.url} runs on a CPU with chunked prefill, where one long prompt with a seed ends it; start it with "
+                f"--no-enable-chunked-prefill --max-num-batched-tokens {context} (its context)"
+            )
         self.follows_grammars = settings.reads_lark
         return context
 

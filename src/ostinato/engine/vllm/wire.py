@@ -95,10 +95,20 @@ class _Grammars(BaseModel):
     backend: str = "auto"
 
 
+class _Device(BaseModel):
+    device: str = ""
+
+
+class _Scheduler(BaseModel):
+    enable_chunked_prefill: bool = False
+
+
 class Settings(BaseModel):
     """How a server was started, as far as it matters here."""
 
     model_config_: _ModelConfig = Field(alias="model_config")
+    device_config: _Device = Field(default_factory=_Device)
+    scheduler_config: _Scheduler = Field(default_factory=_Scheduler)
     structured_outputs_config: _Grammars = Field(default_factory=_Grammars)
 
     @property
@@ -110,6 +120,11 @@ class Settings(BaseModel):
     def reads_lark(self) -> bool:
         """True if llguidance reads its grammars: xgrammar, which "auto" prefers, takes the same text and leaves parts of it out."""
         return self.structured_outputs_config.backend == "guidance"
+
+    @property
+    def dies_of_seeds(self) -> bool:
+        """True if a prompt that is computed in parts ends it where the request has a seed: a CPU's generator has no offset to set back."""
+        return self.device_config.device.startswith("cpu") and self.scheduler_config.enable_chunked_prefill
 
 
 class _About(BaseModel):

@@ -57,7 +57,7 @@ ROUTES = (
         kind="resp",
         field="input",
         parse=responses.parse_responses,
-        writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.custom),
+        writer=lambda request, heading, renderer: responses_reply.Responses(heading, request.custom, request.echo),
         errors=responses_reply.ERRORS,
     ),
     CallRoute(

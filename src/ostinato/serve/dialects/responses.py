@@ -23,7 +23,6 @@ from ostinato.serve.dialects.responses_items import Read, read_items, read_tools
 _HARMLESS = frozenset(
     [
         "client_metadata",
-        "metadata",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -92,6 +91,7 @@ class ResponsesRequest(OneAnswer):
     parallel_tool_calls: bool | None = None
     text: Text | None = None
     include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
     user: User | None = None
@@ -138,6 +138,29 @@ class ResponsesRequest(OneAnswer):
             schema=ANY_OBJECT if form and form.type == "json_object" else form.schema_ if form else None,
         )
         return Conversation(messages=messages, tools=tools, demand=demand)
+
+    @property
+    def echo(self) -> dict[str, Any]:
+        """What an answer repeats of its request."""
+        choice, asked = (
+            self.tool_choice or AUTO,
+            self.text.model_dump(by_alias=True, exclude_none=True) if self.text else {},
+        )
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "store": self.store is not False,
+            "temperature": self.temperature,
+            "text": {"format": {"type": "text"}} | asked,
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": self.tools or [],
+            "top_p": self.top_p,
+            "truncation": "disabled",
+            "user": self.user,
+        }
 
     @property
     def custom(self) -> frozenset[str]:

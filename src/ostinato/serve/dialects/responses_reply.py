@@ -18,6 +18,17 @@ from ostinato.serve.dialects.openai_reply import error_body, json_bytes
 _CODES = {429: "rate_limit_exceeded"}
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
+_NOTHING_ASKED: Json = {
+    "instructions": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+}
+"""What the official clients expect of every response."""
+
 _text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -36,11 +47,13 @@ class Responses(Writer):
     Args:
         heading: what is known of the answer.
         custom: the tools whose input is plain text.
+        echo: what is repeated of the request.
     """
 
-    def __init__(self, heading: Heading, custom: frozenset[str] = frozenset()) -> None:
+    def __init__(self, heading: Heading, custom: frozenset[str] = frozenset(), echo: Json = _NOTHING_ASKED) -> None:
         self._heading = heading
         self._custom = custom
+        self._echo = echo
         self._events = 0
         self._items: list[Json] = []  # done
         self._open: _Open | None = None
@@ -160,15 +173,9 @@ class Responses(Writer):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
-            "metadata": {},
             "model": heading.model,
             "output": list(self._items),
-            "parallel_tool_calls": True,
-            "temperature": None,
-            "tool_choice": "auto",
-            "tools": [],
-            "top_p": None,
+            **self._echo,
             "usage": None if counts is None else _usage(counts),
         }
 

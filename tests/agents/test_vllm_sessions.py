@@ -1,0 +1,135 @@
+"""Unmodified coding agents over a vLLM server: every call captured, every prompt the tokens of the turn before and what is new.
+
+What is said is scripted by a grammar that allows nothing else, so the tokens and their log-probabilities are vLLM's own, under that
+mask; its arithmetic is not ours, so the trainer's numbers are near them and not the same. Needs the agents, `make agents`, and vLLM's
+environment, `python -m benchmarks.peers vllm`.
+"""
+
+import asyncio
+import json
+import shutil
+import urllib.request
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.agents.solving import answer, passes, solve
+from tests.e2e.test_vllm_engine import OPTIONS, PYTHON, ROOT, usable
+from tests.fakes.vllm import VllmServer
+
+from ostinato.core.records import Branch, Purpose, Turn
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.vllm.engine import VllmEngine, open_vllm
+from ostinato.model.load import load_model, resolve, weights_of
+from ostinato.model.renderer import HFRenderer
+from ostinato.train.config import TrainConfig
+from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.follow.drive import VllmFollower
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.store.directory import DirectoryStore
+
+CONTEXT = 32_768  # SmolLM2's, stretched: the agents' prompts are longer
+RESULT = Path(__file__).parents[1] / "examinations" / "results" / "agents_vllm.json"
+
+pytestmark = pytest.mark.skipif(not usable(), reason="needs vLLM's environment: python -m benchmarks.peers vllm")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server, the model's folder, and the store that its weights come from."""
+    work = tmp_path_factory.mktemp("vllm-agents")
+    path = work / "stretched"
+    shutil.copytree(resolve("smollm2", work / "cache"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    weights = dict(weights_of(load_model(path, torch.bfloat16)))
+    published = asyncio.run(VersionPublisher(DirectoryStore(work / "store")).publish(0, weights, run="vllm", base=None))
+    options = [*OPTIONS, "--max-model-len", str(CONTEXT), "--max-num-batched-tokens", str(CONTEXT)]
+    with VllmServer(PYTHON, path, source=ROOT, work=work, log=work / "vllm.log", options=options) as server:
+        asyncio.run(server.ready(1200))
+        yield server.url, path, work / "store", Snapshot(policy=published.policy, weights=weights)
+
+
+class Scripted(VllmEngine):
+    """The engine, but for what is asked of the server: an answer that a grammar writes."""
+
+    def generate(self, request):
+        said = self.script(self._renderer.decode(request.prompt_ids))
+        return super().generate(replace(request, sampling=replace(request.sampling, grammar=literally(said))))
+
+
+def literally(text):
+    return f"start: {json.dumps(text)}"
+
+
+async def test_an_agent_solves_a_task_over_vllm(agent, repo, home, served, monkeypatch):
+    url, path, root, snapshot = served
+    renderer, store = HFRenderer(path), DirectoryStore(root)
+
+    def script(text):
+        results = text.count("<tool_response>\n")
+        return answer(agent.steps(repo), uses_tools=agent.uses_tools, told="</tools>" in text, results=results)
+
+    monkeypatch.setattr(Scripted, "script", staticmethod(script), raising=False)
+    monkeypatch.setattr("ostinato.engine.vllm.engine.VllmEngine", Scripted)
+    config = EngineConfig(kind="vllm", urls=(url,), silence_s=600)
+    engine = await open_vllm(
+        config, renderer, lambda at: VllmFollower(at, Follower(store), {"url": str(root)}, kv="keep")
+    )
+    before = cached(url)
+    try:
+        await engine.start()
+        await engine.load("live", snapshot)
+        log, refused = await solve(agent, repo, home, engine, renderer, longest_s=400, chunk_timeout_s=380)
+    finally:
+        await engine.close()
+    assert passes(repo)
+    assert refused == []
+    turns = [row for row in log.rows if isinstance(row, Turn)]
+    own = [turn for turn in turns if turn.purpose is Purpose.TASK]
+    assert {turn.branch for turn in turns} == {Branch.NONE}
+    assert {span.policy for turn in turns for span in turn.spans} == {snapshot.policy}
+    if agent.uses_tools:
+        assert [turn.text for turn in own[:3]] == agent.steps(repo)
+        for one, other in pairwise(own):
+            known = one.prompt_ids + one.sampled_ids
+            assert (other.parent, other.prompt_ids[: len(known)]) == (one.id, known)
+    differences = rescored(path, turns)
+    assert len(differences) == sum(len(turn.sampled_ids) for turn in turns)
+    assert np.mean(differences) < 0.01
+    note(
+        agent.name,
+        turns=len(turns),
+        prompts=[len(turn.prompt_ids) for turn in turns],
+        from_cache=cached(url) - before,
+        tokens=len(differences),
+        mean_difference=float(np.mean(differences)),
+        largest_difference=float(np.max(differences)),
+    )
+
+
+def rescored(path, turns):
+    """How far the trainer's log-probabilities are from vLLM's, token by token, both under the grammar."""
+    masked = [replace(turn, sampling=replace(turn.sampling, grammar=literally(turn.text))) for turn in turns]
+    scores = PolicyTrainer(path, TrainConfig(compute="bf16", publish="bf16")).score(masked)
+    return np.concatenate(
+        [np.abs(np.subtract(turn.logprobs, found)) for turn, found in zip(turns, scores, strict=True)]
+    )
+
+
+def cached(url):
+    """Prompt tokens that the server found in its prefix cache so far."""
+    with urllib.request.urlopen(f"{url}/metrics") as reply:
+        lines = reply.read().decode().splitlines()
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:prefix_cache_hits_total")))
+
+
+def note(name, **found):
+    """Keep what was found of an agent beside what the examinations found."""
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
