@@ -91,3 +91,12 @@ def test_odds_that_do_not_allow_for_the_draw_are_refuted_at_once(odds):
     assert not test.wrong(0.001)
     test.add("a", odds)
     assert test.wrong(1e-9) == ["a"]
+
+
+def test_the_first_arm_may_spend_half_of_alpha_and_the_second_a_sixth():
+    test = heard(np.random.default_rng(3), 400, {"a": 0.5, "b": 0.5}, {"a": 0.6, "b": 0.4})
+    p_values = {balance.arm: balance.p_value for balance in test.balances()}
+    first, second = test.state()
+    for arm, part in ((first, 2.0), (second, 6.0)):
+        assert arm in test.wrong(alpha=part * p_values[arm] * 1.001)
+        assert arm not in test.wrong(alpha=part * p_values[arm] * 0.999)

@@ -234,3 +234,11 @@ def test_a_saving_of_other_arms_is_taken_as_far_as_it_goes():
 def test_settings_that_make_no_sense_are_refused(options):
     with pytest.raises(ValidationError):
         RouterConfig(**options)
+
+
+def test_what_answers_cost_is_a_mean_over_those_that_had_a_price():
+    router = Router(["live", "large"], RouterConfig())
+    for number, cost in enumerate([2.0, None, 4.0]):
+        router.apply(a_dealt_turn(f"a{number}:0", "large", cost=cost))
+    (view,) = (view for view in router.views() if view.arm == "large")
+    assert view.cost == 3.0

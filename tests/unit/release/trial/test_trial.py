@@ -70,7 +70,9 @@ def test_an_equal_one_ramps_and_ships_and_one_in_ten_stays_behind():
     assert all(share in CONFIG.shares for share in shares[:-1])
     assert shares[-1] == pytest.approx(0.9)
     assert said[-1].reason.startswith("not worse than 2.0 pp: ")
-    assert said[-1].reading.lower > -0.02
+    last = said[-1].reading
+    assert f" [{100 * last.lower:+.1f}, {100 * last.upper:+.1f}]" in said[-1].reason
+    assert last.lower > -0.02
     assert trial.shipped
 
 

@@ -1,0 +1,35 @@
+"""Which turns compare versions with each other."""
+
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.records import Arm, Finish, Pick, PolicyVersion, Span
+from ostinato.release.metrics.reactions import reacted
+from ostinato.testing.records import a_turn
+
+ONE, OTHER = (Span(policy=PolicyVersion(number=i, hash=str(i) * 8), tokens=1) for i in (1, 2))
+TURN = replace(a_turn("a:0"), arm=Arm.LIVE, finish=Finish.STOP, spans=(ONE, ONE))
+
+
+def test_a_turn_of_one_version_counts_for_it():
+    found = reacted(TURN, [], "-")
+    assert (found.turn, found.arm, found.policy, found.person) == ("a:0", Arm.LIVE, "1" * 8, TURN.person)
+
+
+@pytest.mark.parametrize("finish", [Finish.ERROR, Finish.ABORT])
+def test_a_turn_that_was_cut_before_its_first_token_counts_for_its_arm(finish):
+    assert reacted(replace(TURN, finish=finish, spans=()), [], "-").policy == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"arm": Arm.EVAL},
+        {"auto": Pick(arm="large", odds={"large": 1.0})},
+        {"spans": (ONE, OTHER)},
+        {"spans": ()},
+    ],
+)
+def test_what_compares_no_versions_is_left_out(other):
+    assert reacted(replace(TURN, **other), [], "-") is None
