@@ -1,0 +1,63 @@
+"""SmolLM2 over the embedded engine, but for one thing: which token is taken is a script's word. Its log-probability is the model's own."""
+
+import json
+import shutil
+from contextlib import asynccontextmanager
+
+import numpy as np
+import torch
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.weights import Snapshot
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded import engine as embedded
+from ostinato.engine.embedded.worker import EngineThread
+from ostinato.model.attention import logits
+from ostinato.model.load import build, load_model, resolve, weights_of
+from ostinato.model.logprobs import RowSoftmax
+
+CONTEXT = 65_536
+V0 = PolicyVersion(number=0, hash="0" * 64)
+
+
+def stretched(work):
+    """The model's folder, with a context that agents' prompts fit into."""
+    path = work / "stretched"
+    shutil.copytree(resolve("smollm2", work / "cache"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    return path
+
+
+class _Thread(EngineThread):
+    def _draw(self, model, drawing):
+        rows_MV = logits(model, torch.stack([state for _, state in drawing]), rows=self._rows)
+        forced = [self.script(sample)[sample.sampled] for sample, _ in drawing]
+        found = RowSoftmax.of(rows_MV, torch.ones(len(forced))).logprobs(np.array(forced)).tolist()
+        for (sample, _), token, logprob in zip(drawing, forced, found, strict=True):
+            self._take(sample, token, logprob, ())
+
+
+@asynccontextmanager
+async def scripted_engine(path, renderer, arithmetic, script, monkeypatch):
+    """The engine, with V0 in its live slot. `script`: a prompt's text -> what is answered."""
+    (stop,) = renderer.stop_ids()
+    known = {}
+
+    def ids(sample):
+        prompt = sample.request.prompt_ids
+        if prompt not in known:
+            known[prompt] = [*renderer.encode(script(renderer.decode(prompt))), stop]
+        return known[prompt]
+
+    monkeypatch.setattr(_Thread, "script", staticmethod(ids), raising=False)
+    monkeypatch.setattr(embedded, "EngineThread", _Thread)
+    engine = embedded.TorchEngine(
+        build(path, torch.bfloat16), renderer, EngineConfig(kv_tokens=1 << 17), contract=arithmetic
+    )
+    await engine.start()
+    try:
+        await engine.load("live", Snapshot(policy=V0, weights=weights_of(load_model(path, torch.bfloat16))))
+        yield engine
+    finally:
+        await engine.close()
