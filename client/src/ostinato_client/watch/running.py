@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from ostinato_client.sending import Sender
 from ostinato_client.watch.delivery import DEFAULT_URL, KEY_VARIABLE, Delivery, known_url
@@ -32,7 +32,7 @@ def watch(
     *,
     once: bool,
     interval_s: float,
-    out: TextIO,
+    out: IO[str],
     say: Callable[[str], None],
 ) -> int:
     """Watch until interrupted; 0, or 1 if `once` could not send all that waits.
@@ -81,7 +81,7 @@ def _line(state: State, url: str, trouble: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in " · ".join(parts))
 
 
-def _show(out: TextIO, line: str, say: Callable[[str], None]) -> None:
+def _show(out: IO[str], line: str, say: Callable[[str], None]) -> None:
     if not out.isatty():
         say(line)
         return

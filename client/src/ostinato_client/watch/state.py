@@ -12,7 +12,7 @@ import sqlite3
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ _SCHEMA = 1
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
-    number INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, text BLOB NOT NULL, signature TEXT, home TEXT, head TEXT);
+    number INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, text BLOB NOT NULL, signature TEXT,
+    head TEXT, homes TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, at REAL NOT NULL,
     written INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0);
@@ -62,16 +63,23 @@ class File:
 
     Attributes:
         signature: of what was read last; None: read it again.
-        home: the branch on which lines of calls stood last.
         head: the commit at which it was there last.
+        homes: by branch, what the file was called there, and the lines that stood there last.
     """
 
     number: int
     path: str
     followed: Followed
-    signature: str | None
-    home: str | None
-    head: str | None
+    signature: str | None = None
+    head: str | None = None
+    homes: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
+
+    def stands_on(self, branch: str) -> None:
+        """What is kept now stands on this branch, wherever it stood before."""
+        kept = self.followed.kept
+        left = {name: (path, numbers - kept) for name, (path, numbers) in self.homes.items()}
+        self.homes = {name: home for name, home in left.items() if home[1] and name != branch}
+        self.homes[branch] = (self.path, kept)
 
 
 class State:
@@ -128,10 +136,12 @@ class State:
 
     def files(self) -> list[File]:
         """All that are followed."""
-        rows = self._db.execute("SELECT number, path, text, signature, home, head FROM files").fetchall()
+        rows = self._db.execute("SELECT number, path, text, signature, head, homes FROM files").fetchall()
         for row in rows:
             if row[0] not in self._files:
-                self._files[row[0]] = File(row[0], os.fsdecode(row[1]), _unpacked(row[2]), *row[3:])
+                number, path, text, signature, head, homes = row
+                found = {name: (path, frozenset(numbers)) for name, (path, numbers) in json.loads(homes).items()}
+                self._files[number] = File(number, os.fsdecode(path), _unpacked(text), signature, head, found)
         return [self._files[row[0]] for row in rows]
 
     def file(self, path: str) -> File | None:
@@ -140,14 +150,15 @@ class State:
 
     def keep(self, file: File) -> File:
         """Keep a file as it is now; `number` 0 is a new one."""
-        values = (os.fsencode(file.path), _packed(file.followed), file.signature, file.home, file.head)
+        homes = json.dumps({name: (path, sorted(numbers)) for name, (path, numbers) in file.homes.items()})
+        values = (os.fsencode(file.path), _packed(file.followed), file.signature, file.head, homes)
         if file.number:
             self._db.execute(
-                "UPDATE files SET path = ?, text = ?, signature = ?, home = ?, head = ? WHERE number = ?",
+                "UPDATE files SET path = ?, text = ?, signature = ?, head = ?, homes = ? WHERE number = ?",
                 (*values, file.number),
             )
         else:
-            columns = "INSERT INTO files (path, text, signature, home, head) VALUES (?, ?, ?, ?, ?)"
+            columns = "INSERT INTO files (path, text, signature, head, homes) VALUES (?, ?, ?, ?, ?)"
             file.number = int(self._db.execute(columns, values).lastrowid or 0)
         self._files[file.number] = file
         return file

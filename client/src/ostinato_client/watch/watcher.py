@@ -98,7 +98,7 @@ class Watcher:
         followed, lines = known.written(after, first=call.number * LINES_OF_A_CALL + call.written)
         if file is None and not lines:
             return
-        file = file or File(0, path, followed, None, None, None)
+        file = file or File(0, path, followed)
         file.followed, file.signature = followed, None
         self._state.keep(file)
         if lines:
@@ -122,15 +122,14 @@ class Watcher:
             file.signature = signature if same else None  # read again, until it was twice the same
             self._at_home(file, head)
             self._state.keep(file)
-        elif (file.home, file.head) != (head.branch, head.commit):
+        elif file.head != head.commit or (head.branch or "") not in file.homes:
             self._at_home(file, head)
             self._state.keep(file)
         return True
 
     def _at_home(self, file: File, head: Head) -> None:
         file.head = head.commit
-        if file.followed.kept:
-            file.home = head.branch
+        file.stands_on(head.branch or "")
 
     def _find_again(self, lost: list[File], head: Head) -> None:
         """Follow files to where they were renamed to; the others are empty for now."""
@@ -201,19 +200,25 @@ class Watcher:
                 self._tell(call, COMMIT, committed, now)
 
     def _away(self, head: Head) -> Callable[[File], frozenset[int]]:
-        """For files of which lines stood on a branch that was left since, and not merged: what stands at its tip."""
+        """For lines that stood last on a branch that was left since, and not merged: what stands at its tip."""
         tips: dict[str, str | None] = {}
 
+        def tip_of(branch: str) -> str | None:
+            if branch not in tips:
+                tip = self._repository.commit(branch) if branch and branch != head.branch else None
+                merged = tip is None or head.commit is None or self._repository.contains(head.commit, tip)
+                tips[branch] = None if merged else tip
+            return tips[branch]
+
         def standing(file: File) -> frozenset[int]:
-            if file.home is None or file.home == head.branch or head.commit is None:
-                return frozenset()
-            if file.home not in tips:
-                tip = self._repository.commit(file.home)
-                tips[file.home] = None if tip is None or self._repository.contains(head.commit, tip) else tip
-            tip = tips[file.home]
-            contents = {} if tip is None else self._repository.contents(tip, [file.path], files.LONGEST)
-            lines = files.lines_of(contents[file.path]) if file.path in contents else None
-            return frozenset() if lines is None else file.followed.standing(lines)
+            found: frozenset[int] = frozenset()
+            for branch, (path, numbers) in file.homes.items():
+                if not numbers or (tip := tip_of(branch)) is None:
+                    continue
+                contents = self._repository.contents(tip, [path], files.LONGEST)
+                lines = files.lines_of(contents[path]) if path in contents else None
+                found |= frozenset() if lines is None else numbers & file.followed.standing(lines)
+            return found
 
         return standing
 
