@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,9 +44,14 @@ def package() -> Path:
 
 def command() -> str:
     """What Claude Code runs: isolated, so that no module of the repository that it works in is imported."""
-    root = str(package().parent.parent)
-    code = f"import runpy, sys; sys.path.append({root!r}); runpy.run_module({MODULE!r}, run_name='__main__')"
-    return f"{shlex.quote(sys.executable)} -I -c {shlex.quote(code)}"
+    python, place = shlex.quote(sys.executable), package()
+    look = "import ostinato_client.watch as found; print(found.__file__)"
+    words = [sys.executable, "-I", "-c", look]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    if Path(found).parent == place:
+        return f"{python} -I -m {MODULE}"
+    code = f"import runpy, sys; sys.path.insert(0, {str(place.parent.parent)!r}); runpy.run_module({MODULE!r}, run_name='__main__')"
+    return f"{python} -I -c {shlex.quote(code)}"
 
 
 def _claude_code(text: str | None) -> str:
