@@ -3,12 +3,11 @@
 Needs the agents: `make agents`.
 """
 
-import time
-
 import pytest
 from tests.agents.running import AGENTS
 from tests.agents.solving import answer, installed, passes, solve
 
+from ostinato.core.clock import wall_clock
 from ostinato.core.conversation import calling_turn
 from ostinato.core.records import Turn
 from ostinato.testing.engine import FakeEngine, decode
@@ -40,8 +39,8 @@ async def test_the_line_that_an_agent_wrote_is_its_calls(name, scope, repo, home
     assert refused == []
     found = Repository.at(repo)
     with State(spool_directory(found)) as state:
-        Watcher(found, state, time.time).look()
-        Watcher(found, state, lambda: time.time() + 301).look()
+        Watcher(found, state, wall_clock).look()
+        Watcher(found, state, lambda: wall_clock() + 301).look()
         (event,) = state.waiting(10)
     edit = next(row for row in log.rows if isinstance(row, Turn) and row.text == agent.steps(repo)[1])
     assert (calling_turn(event.target), event.name, event.value) == (edit.id, "lines_kept_5m", 1.0)

@@ -13,13 +13,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SOLID = re.compile(r"[^\W_]")
 _TELLING = 16  # letters and digits that are no accident within a changed part
-_MOVED = 20  # ... and anywhere in the file; git blame's own measure for moved lines
+_MOVED = 40  # ... and anywhere in the file: git blame's own measure for lines that were copied
 _MOST_CELLS = 200_000  # of the table that aligns a changed part; beyond it the lines count as changed
 _MOST_WRAPPED = 400  # lines of a changed part that is searched for other line breaks
+_MOST_STARTS = 20  # lines of it that one may begin at
+_LONGEST_GROUP = 500  # tokens
 _CLOSERS = frozenset(")]}")
 
 Gap = tuple[int, int, int, int]  # start and end among the old, start and end among the new
@@ -231,7 +234,8 @@ def _wrapped_in(old: list[tuple[str, int]], new: list[tuple[str, int]]) -> list[
             starts.setdefault(token, []).append(at)
     ended_old = ended_new = at = 0
     while at < len(old):
-        places = (start for start in starts.get(old[at][0], ()) if start >= ended_new)
+        after = (start for start in starts.get(old[at][0], ()) if start >= ended_new)
+        places = islice(after, _MOST_STARTS)
         start, size = next(((start, size) for start in places if (size := _same(old, at, new, start))), (0, 0))
         beside = (at == ended_old and start == ended_new) or (at + size == len(old) and start + size == len(new))
         weight = sum(_weight(token) for token, _ in old[at : at + size])
@@ -248,7 +252,8 @@ def _wrapped_in(old: list[tuple[str, int]], new: list[tuple[str, int]]) -> list[
 def _same(old: list[tuple[str, int]], at: int, new: list[tuple[str, int]], start: int) -> int:
     """How many tokens agree until both are at the end of a line; 0 if they differ before that."""
     size = 0
-    while at + size < len(old) and start + size < len(new) and old[at + size][0] == new[start + size][0]:
+    longest = min(len(old) - at, len(new) - start, _LONGEST_GROUP)
+    while size < longest and old[at + size][0] == new[start + size][0]:
         size += 1
         if _ends(old, at + size) and _ends(new, start + size):
             return size
@@ -277,7 +282,9 @@ def _moved(old: list[str], new: list[str], left_old: list[int], left_new: list[i
         while keys_old.get(i + last, 0) == keys_new.get(j + last, 1) and i + last not in taken_old:
             last += 1
         run = [(i + step, j + step) for step in range(first, last)]
-        if sum(_weight(old[each]) for each, _ in run) >= _MOVED and not any(each in taken_new for _, each in run):
+        if sum(map(_weight, {old[each] for each, _ in run})) >= _MOVED and not any(
+            each in taken_new for _, each in run
+        ):
             pairs += run
             taken_old.update(each for each, _ in run)
             taken_new.update(each for _, each in run)

@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS calls (
 CREATE TABLE IF NOT EXISTS touched (call INTEGER NOT NULL, file INTEGER NOT NULL, PRIMARY KEY (file, call)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS measured (
     call INTEGER NOT NULL, name TEXT NOT NULL, kept INTEGER, PRIMARY KEY (call, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS taken (edit BLOB PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outbox (id TEXT PRIMARY KEY, event TEXT NOT NULL, refused TEXT);
 """
 
@@ -136,13 +137,14 @@ class State:
 
     def files(self) -> list[File]:
         """All that are followed."""
-        rows = self._db.execute("SELECT number, path, text, signature, head, homes FROM files").fetchall()
-        for row in rows:
-            if row[0] not in self._files:
-                number, path, text, signature, head, homes = row
-                found = {name: (path, frozenset(numbers)) for name, (path, numbers) in json.loads(homes).items()}
+        numbers = [row[0] for row in self._db.execute("SELECT number FROM files ORDER BY number")]
+        for number in numbers:
+            if number not in self._files:
+                query = "SELECT path, text, signature, head, homes FROM files WHERE number = ?"
+                path, text, signature, head, homes = self._db.execute(query, (number,)).fetchone()
+                found = {name: (path, frozenset(lines)) for name, (path, lines) in json.loads(homes).items()}
                 self._files[number] = File(number, os.fsdecode(path), _unpacked(text), signature, head, found)
-        return [self._files[row[0]] for row in rows]
+        return [self._files[number] for number in numbers]
 
     def file(self, path: str) -> File | None:
         """The file of this path, if it is followed."""
@@ -170,6 +172,10 @@ class State:
         self._files.pop(file.number, None)
 
     # ------------------------------------------------------------ calls
+
+    def is_new(self, edit: bytes, at: float) -> bool:
+        """True the first time that an edit of this digest is there: a copied repository's spool is read again from its start."""
+        return self._db.execute("INSERT OR IGNORE INTO taken VALUES (?, ?)", (edit, at)).rowcount == 1
 
     def call(self, id: str, agent: str, at: float) -> Call:
         """The call of this id, from now on known."""
@@ -217,6 +223,7 @@ class State:
         old = "(SELECT number FROM calls WHERE at < ? AND (finished = 1 OR written = 0))"
         self._db.execute(f"DELETE FROM measured WHERE call IN {old}", (before,))
         self._db.execute(f"DELETE FROM calls WHERE number IN {old}", (before,))
+        self._db.execute("DELETE FROM taken WHERE at < ?", (before,))
 
     # ------------------------------------------------------------ signals
 

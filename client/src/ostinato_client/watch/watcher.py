@@ -43,6 +43,7 @@ class Watcher:
         self._state = state
         self._clock = clock
         self.directory = spool_directory(repository)
+        self._former: dict[int, str] = {}  # what files were called before this look
 
     def look(self) -> None:
         """Take in what happened since the last look, and measure what is due. Raises GitError, OSError."""
@@ -57,6 +58,7 @@ class Watcher:
         spool.rotate()
 
     def _see(self, now: float) -> None:
+        self._former = {}
         last = self._state.meta("head")
         calls = self._state.open_calls()
         if not calls and not self._state.files():
@@ -76,6 +78,8 @@ class Watcher:
         path = None if edit is None else files.within(self._repository.root, edit.file)
         if edit is None or path is None:
             self._count("spoiled" if edit is None else "passed_over")
+            return
+        if not self._state.is_new(hashlib.sha256(edit.line()).digest(), edit.at):
             return
         before = None if edit.before is None else files.lines_of_text(edit.before)
         after = files.lines_of_text(edit.after)
@@ -144,6 +148,7 @@ class Watcher:
             if found is None:
                 file.followed = file.followed.changed(())
             else:
+                self._former[file.number] = file.path
                 file.path, lines = texts[found]
                 file.followed = file.followed.changed(lines)
                 self._at_home(file, head)
@@ -188,16 +193,23 @@ class Watcher:
         wanted = {file.number: file for call in calls for file in own[call.number]}
         if not wanted:
             return
-        contents = self._repository.contents(commit, (file.path for file in wanted.values()), files.LONGEST)
-        standing: dict[int, frozenset[int]] = {}
-        for file in wanted.values():
-            lines = files.lines_of(contents[file.path]) if file.path in contents else None
-            standing[file.number] = frozenset() if lines is None else file.followed.standing(lines)
+        standing = self._standing(commit, wanted.values())
         for call in calls:
             committed = _owned(call, [standing[file.number] for file in own[call.number]])
             left = _owned(call, [file.followed.kept for file in own[call.number]]) - committed
             if committed and not left:
                 self._tell(call, COMMIT, committed, now)
+
+    def _standing(self, commit: str, wanted: Iterable[File]) -> dict[int, frozenset[int]]:
+        """What stands in a commit, by the numbers of files, under the names that they have or had until now."""
+        names = {file.number: (file.path, self._former.get(file.number, file.path)) for file in wanted}
+        contents = self._repository.contents(commit, (name for both in names.values() for name in both), files.LONGEST)
+        standing: dict[int, frozenset[int]] = {}
+        for file in wanted:
+            data = next((contents[name] for name in names[file.number] if name in contents), None)
+            lines = None if data is None else files.lines_of(data)
+            standing[file.number] = frozenset() if lines is None else file.followed.standing(lines)
+        return standing
 
     def _away(self, head: Head) -> Callable[[File], frozenset[int]]:
         """For lines that stood last on a branch that was left since, and not merged: what stands at its tip."""
@@ -227,9 +239,7 @@ class Watcher:
         if not set(HORIZONS_S) <= call.measured.keys():
             return
         if COMMIT not in call.measured and head.commit is not None:
-            contents = self._repository.contents(head.commit, (file.path for file in own), files.LONGEST)
-            texts = [(file, files.lines_of(contents[file.path])) for file in own if file.path in contents]
-            committed = _owned(call, [file.followed.standing(lines) for file, lines in texts if lines is not None])
+            committed = _owned(call, self._standing(head.commit, own).values())
             waits = _owned(call, [file.followed.kept for file in own]) - committed
             went_on = bool(self._repository.after(head.commit, call.at))
             if went_on and (committed or not waits):
