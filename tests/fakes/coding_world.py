@@ -17,10 +17,11 @@ START = 1_700_000_000.0
 
 @dataclass
 class Line:
-    """A line as it stands on disk; `ids` are the written lines of which it holds all or a piece."""
+    """A line as it stands on disk; `ids` are the written lines of which it holds all or a piece. `goes_on`: it is no statement's first."""
 
     text: str
     ids: frozenset = frozenset()
+    goes_on: bool = False
 
 
 def counted(text):
@@ -54,8 +55,12 @@ class World:
         self.save()
         self.commit()
         self.repository = Repository.at(self.root)
-        self.state = State(spool_directory(self.repository))
         self.events = {}
+        self.start()
+
+    def start(self):
+        self.state = State(spool_directory(self.repository))
+        self.watcher = Watcher(self.repository, self.state, lambda: self.now)
 
     # ------------------------------------------------------------ tools
 
@@ -128,7 +133,7 @@ class World:
     def look(self):
         if self.random.random() < 0.1:  # the watcher dies and is started again
             self.state.__exit__()
-            self.state = State(spool_directory(self.repository))
+            self.start()
         here = {id[0] for id in self.standing(self.files)}
         for call in self.calls:
             if (
@@ -138,7 +143,7 @@ class World:
                 and call.id not in here
             ):
                 call.expected.setdefault(COMMIT, 0)
-        Watcher(self.repository, self.state, lambda: self.now).look()
+        self.watcher.look()
         for event in self.state.waiting(1000):
             assert self.events.setdefault(event.id, event) == event
 
@@ -212,7 +217,7 @@ class World:
         free = [text for text in COMMON if text not in {line.text.strip() for line in block}]
         free = [text for text in free if text.strip() not in {line.text.strip() for line in block}]
         new = [Line(self.telling()), *[Line(text) for text in free[:1]]]
-        at = self.random.randint(1, len(block))
+        at = self.random.choice([n for n in range(1, len(block) + 1) if n == len(block) or not block[n].goes_on])
         block[at:at] = new
         return new
 
@@ -288,7 +293,9 @@ class World:
                     if dice < 0.4 and tail.endswith(")") and "," in tail:
                         first, _, second = tail[:-1].partition(", ")
                         texts = [f"{head}(", f"        {first},", f"        {second},", "    )"]
-                        block[at : at + 1] = [Line(text, line.ids if counted(text) else frozenset()) for text in texts]
+                        block[at : at + 1] = [
+                            Line(text, line.ids if counted(text) else frozenset(), text != texts[0]) for text in texts
+                        ]
                     elif dice < 0.7 and line.text:
                         line.text = f"  {line.text}  "
             self.save()

@@ -117,6 +117,9 @@ def test_moved_lines_go_on_and_short_ones_do_not():
 
 
 def test_a_renamed_file_is_found_by_its_lines_or_not_at_all():
-    assert likest(block(1), [block(2), [*block(1), "more = 1"]]) == 1
-    assert likest(block(1), [block(2), []]) is None
-    assert likest(block(1), [block(1), block(1)]) is None, "two copies: nobody knows which"
+    assert likest(block(1), [block(2), [*block(1), "more = 1"]], [False, False]) == 1
+    assert likest(block(1), [block(2), []], [False, True]) is None
+    assert likest(block(1), [block(1), block(1)], [False, False]) is None, "two copies: nobody knows which"
+    assert likest(block(1), [block(1), block(1)], [False, True]) == 1, "it is called what it was called before"
+    much = [*block(1), *block(2), *block(3), *block(4)]
+    assert [likest(much, [block(1)], [known]) for known in (False, True)] == [None, 0]

@@ -95,16 +95,18 @@ def _anchored(gap: Gap, old: Keys, new: Keys, lines: list[str], found: dict[int,
     leaves: list[Gap] = []
     todo = [gap]
     while todo:
-        i1, i2, j1, j2 = _trimmed(todo.pop(), old, new, found)
-        if i1 == i2 or j1 == j2:
-            continue
-        anchors = _anchors((i1, i2, j1, j2), old, new, lines)
+        part = todo.pop()
+        anchors = _anchors(part, old, new, lines)  # before the ends: a short line there may as well be another's
         if not anchors:
-            leaves.append((i1, i2, j1, j2))
-            continue
-        found.update((j, i) for i, j in anchors)
-        edges = [(i1 - 1, j1 - 1), *anchors, (i2, j2)]
-        todo.extend((a + 1, c, b + 1, d) for (a, b), (c, d) in zip(edges, edges[1:]))
+            part = _trimmed(part, old, new, found)
+            anchors = _anchors(part, old, new, lines)
+        i1, i2, j1, j2 = part
+        if anchors:
+            found.update((j, i) for i, j in anchors)
+            edges = [(i1 - 1, j1 - 1), *anchors, (i2, j2)]
+            todo.extend((a + 1, c, b + 1, d) for (a, b), (c, d) in zip(edges, edges[1:]))
+        elif i1 < i2 and j1 < j2:
+            leaves.append(part)
     return leaves
 
 
@@ -239,9 +241,10 @@ def _wrapped_in(old: list[tuple[str, int]], new: list[tuple[str, int]]) -> list[
         start, size = next(((start, size) for start in places if (size := _same(old, at, new, start))), (0, 0))
         beside = (at == ended_old and start == ended_new) or (at + size == len(old) and start + size == len(new))
         weight = sum(_weight(token) for token, _ in old[at : at + size])
-        if size and weight and (beside or weight >= _TELLING):
-            lines = tuple(dict.fromkeys(i for _, i in old[at : at + size]))
-            groups.append((lines, range(new[start][1], new[start + size - 1][1] + 1)))
+        if size and (beside or weight >= _TELLING):
+            if weight:
+                lines = tuple(dict.fromkeys(i for _, i in old[at : at + size]))
+                groups.append((lines, range(new[start][1], new[start + size - 1][1] + 1)))
             ended_old, ended_new = at + size, start + size
             at += size
         else:

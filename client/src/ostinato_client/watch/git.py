@@ -20,6 +20,7 @@ _OURS = (
 _LONGEST_S = 60.0
 _BUSY = ("rebase-merge", "rebase-apply", "sequencer", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG")
 _MOST_COMMITS = 50
+_MOST_PATHS = 500  # on one command line
 
 
 class GitError(Exception):
@@ -95,16 +96,32 @@ class Repository:
     def contents(self, commit: str, paths: Iterable[str], longest: int) -> dict[str, bytes]:
         """What a commit has under these paths; none of those that are no plain file, or longer than `longest` bytes."""
         wanted = list(dict.fromkeys(paths))
-        if not wanted:
-            return {}
-        listed = _run(self.root, "ls-tree", "-z", "-l", "--full-tree", commit, "--", *wanted)
-        blobs: dict[str, str] = {}
-        for row in listed.split(b"\0"):
-            what, _, path = row.partition(b"\t")
-            fields = what.split()
-            if len(fields) == 4 and fields[0].startswith(b"100") and int(fields[3]) <= longest:
-                blobs[os.fsdecode(path)] = fields[2].decode()
-        return {path: _run(self.root, "cat-file", "blob", blob) for path, blob in blobs.items()}
+        blobs: dict[str, bytes] = {}
+        for start in range(0, len(wanted), _MOST_PATHS):
+            rows = _run(
+                self.root, "ls-tree", "-z", "-l", "--full-tree", commit, "--", *wanted[start : start + _MOST_PATHS]
+            )
+            for row in rows.split(b"\0"):
+                what, _, path = row.partition(b"\t")
+                fields = what.split()
+                if len(fields) == 4 and fields[0].startswith(b"100") and int(fields[3]) <= longest:
+                    blobs[os.fsdecode(path)] = fields[2]
+        texts = self._blobs(list(dict.fromkeys(blobs.values())))
+        return {path: texts[blob] for path, blob in blobs.items() if blob in texts}
+
+    def _blobs(self, names: list[bytes]) -> dict[bytes, bytes]:
+        """The contents of blobs by their names."""
+        data = _run(self.root, "cat-file", "--batch", said=b"".join(name + b"\n" for name in names)) if names else b""
+        found: dict[bytes, bytes] = {}
+        at = 0
+        while at < len(data):
+            end = data.index(b"\n", at)
+            name, kind, *size = data[at:end].split()
+            at = end + 1
+            if kind != b"missing":
+                found[name] = data[at : at + int(size[0])]
+                at += int(size[0]) + 1
+        return found
 
     def arrivals(self, old: str | None, new: str | None) -> list[str]:
         """Paths that a file may have been renamed to: not tracked so far, newly tracked, or new in `new` since `old`."""
@@ -116,16 +133,9 @@ class Repository:
                 found += _run(self.root, "diff-tree", *names, old, new)
         return list(dict.fromkeys(os.fsdecode(path) for path in found.split(b"\0") if path))
 
-    def note(self, commit: str, ref: str) -> str | None:
-        """The note that a commit has under a ref of notes; None if it has none."""
-        if self.commit(ref) is None:
-            return None
-        found = _run(self.root, "notes", f"--ref={ref}", "show", commit, fine=(0, 1))
-        return found.decode(errors="replace") or None
 
-
-def _run(place: Path, *words: str, fine: Sequence[int] = (0,)) -> bytes:
-    """Git's output. Raises GitError."""
+def _run(place: Path, *words: str, fine: Sequence[int] = (0,), said: bytes = b"") -> bytes:
+    """Git's output, for what it is told on its standard input. Raises GitError."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {
         "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "",
@@ -134,7 +144,7 @@ def _run(place: Path, *words: str, fine: Sequence[int] = (0,)) -> bytes:
     try:
         done = subprocess.run(
             [*_OURS, "-C", str(place), *words],
-            env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST_S, check=False,
+            env=env, input=said, capture_output=True, timeout=_LONGEST_S, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise GitError("there is no git on this machine's PATH; install it") from None

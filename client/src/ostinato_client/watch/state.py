@@ -22,11 +22,12 @@ from ostinato_client.watch.survival import Followed, Version
 LINES_OF_A_CALL = 1 << 20
 """A line's number is its call's number times this, and which of the call's lines it is."""
 _SCHEMA = 1
+_MOST_NAMES = 5
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     number INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, text BLOB NOT NULL, signature TEXT,
-    head TEXT, homes TEXT NOT NULL);
+    head TEXT, homes TEXT NOT NULL, former TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS calls (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, at REAL NOT NULL,
     written INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0);
@@ -65,6 +66,7 @@ class File:
     Attributes:
         signature: of what was read last; None: read it again.
         head: the commit at which it was there last.
+        former: what it was called before, the newest first.
         homes: by branch, what the file was called there, and the lines that stood there last.
     """
 
@@ -74,6 +76,12 @@ class File:
     signature: str | None = None
     head: str | None = None
     homes: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
+    former: tuple[str, ...] = ()
+
+    def renamed(self, path: str) -> None:
+        """It is called something else now."""
+        self.former = (self.path, *(name for name in self.former if name != self.path))[:_MOST_NAMES]
+        self.path = path
 
     def stands_on(self, branch: str) -> None:
         """What is kept now stands on this branch, wherever it stood before."""
@@ -140,10 +148,11 @@ class State:
         numbers = [row[0] for row in self._db.execute("SELECT number FROM files ORDER BY number")]
         for number in numbers:
             if number not in self._files:
-                query = "SELECT path, text, signature, head, homes FROM files WHERE number = ?"
-                path, text, signature, head, homes = self._db.execute(query, (number,)).fetchone()
+                query = "SELECT path, text, signature, head, homes, former FROM files WHERE number = ?"
+                path, text, signature, head, homes, former = self._db.execute(query, (number,)).fetchone()
                 found = {name: (path, frozenset(lines)) for name, (path, lines) in json.loads(homes).items()}
-                self._files[number] = File(number, os.fsdecode(path), _unpacked(text), signature, head, found)
+                names = tuple(json.loads(former))
+                self._files[number] = File(number, os.fsdecode(path), _unpacked(text), signature, head, found, names)
         return [self._files[number] for number in numbers]
 
     def file(self, path: str) -> File | None:
@@ -153,14 +162,21 @@ class State:
     def keep(self, file: File) -> File:
         """Keep a file as it is now; `number` 0 is a new one."""
         homes = json.dumps({name: (path, sorted(numbers)) for name, (path, numbers) in file.homes.items()})
-        values = (os.fsencode(file.path), _packed(file.followed), file.signature, file.head, homes)
+        values = (
+            os.fsencode(file.path),
+            _packed(file.followed),
+            file.signature,
+            file.head,
+            homes,
+            json.dumps(file.former),
+        )
         if file.number:
             self._db.execute(
-                "UPDATE files SET path = ?, text = ?, signature = ?, head = ?, homes = ? WHERE number = ?",
+                "UPDATE files SET path = ?, text = ?, signature = ?, head = ?, homes = ?, former = ? WHERE number = ?",
                 (*values, file.number),
             )
         else:
-            columns = "INSERT INTO files (path, text, signature, head, homes) VALUES (?, ?, ?, ?, ?)"
+            columns = "INSERT INTO files (path, text, signature, head, homes, former) VALUES (?, ?, ?, ?, ?, ?)"
             file.number = int(self._db.execute(columns, values).lastrowid or 0)
         self._files[file.number] = file
         return file

@@ -148,15 +148,22 @@ def _untold(version: Version, run: list[int], back: set[int]) -> set[int]:
     return found
 
 
-def likest(lines: Sequence[str], others: Sequence[Sequence[str]]) -> int | None:
-    """Which of other files' lines continue these, as after a rename: at least half of both goes on, and no other has as much.
+def likest(lines: Sequence[str], others: Sequence[Sequence[str]], former: Sequence[bool]) -> int | None:
+    """Which of other files' lines continue these, as after a rename: at least half of both goes on, and in no other as much.
 
-    Example: ``likest(["a1", "b2"], [["x"], ["a1", "b2", "c3"]]) == 1``
+    Args:
+        lines: of the file that is gone.
+        others: of the files that came.
+        former: True for those that have a name which the file had before; of such, a telling part is enough.
+
+    Example: ``likest(["a1", "b2"], [["x"], ["a1", "b2", "c3"]], [False, False]) == 1``
     """
     total = sum(1 for line in lines if counts(line))
     shares: list[float] = []
-    for other in others:
-        same = len({i for olds in carry(lines, other) for i in olds})
-        shares.append(same / max(total, sum(1 for line in other if counts(line)), 1))
+    for other, known in zip(others, former):
+        same = {i for olds in carry(lines, other) for i in olds}
+        share = len(same) / max(total, sum(1 for line in other if counts(line)), 1)
+        enough = share >= 0.5 or (known and telling(lines[i] for i in same))
+        shares.append(share + known if enough else 0.0)
     best = max(shares, default=0.0)
-    return shares.index(best) if best >= 0.5 and shares.count(best) == 1 else None
+    return shares.index(best) if best > 0 and shares.count(best) == 1 else None

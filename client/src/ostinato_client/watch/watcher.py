@@ -21,6 +21,7 @@ _DAY_S = 86_400.0
 _COMMIT_WAIT_S = 7 * _DAY_S
 _REMEMBERED_S = 30 * _DAY_S
 _MOST_FILES = 2000
+_SEARCH_S = 60.0  # between two searches for lost files where nothing happens: it reads the whole directory
 _MOST_CANDIDATES = 200  # files that are read to find what a lost one is called now
 _OUR_CALL = re.compile(
     r"call_[a-z]+-[0-9a-f-]+_[0-9]{1,4}_[0-9]{1,6}"
@@ -43,7 +44,7 @@ class Watcher:
         self._state = state
         self._clock = clock
         self.directory = spool_directory(repository)
-        self._former: dict[int, str] = {}  # what files were called before this look
+        self._searched: dict[int, float] = {}  # when lost files were looked for last
 
     def look(self) -> None:
         """Take in what happened since the last look, and measure what is due. Raises GitError, OSError."""
@@ -58,15 +59,17 @@ class Watcher:
         spool.rotate()
 
     def _see(self, now: float) -> None:
-        self._former = {}
         last = self._state.meta("head")
         calls = self._state.open_calls()
         if not calls and not self._state.files():
             return
         head = self._repository.head()
         lost = [file for file in self._state.files() if not self._read(file, head)]
-        if lost:
+        self._searched = {file.number: self._searched.get(file.number, -1e300) for file in lost}
+        urgent = (last or [None])[0] != head.commit or any(_is_due(call, now) for call in calls)
+        if any(urgent or now >= at + _SEARCH_S for at in self._searched.values()):
             self._find_again(lost, head)
+            self._searched = dict.fromkeys(self._searched, now)
         commits = self._commits(last, head, calls)
         self._state.set_meta("head", [head.commit, head.branch])
         self._measure(calls, commits, head, now)
@@ -142,17 +145,17 @@ class Watcher:
             text = file.followed.now if file.followed.now.lines or not file.followed.past else file.followed.past[-1]
             names = [name for name in self._repository.arrivals(file.head, head.commit) if name not in known]
             suffix = Path(file.path).suffix
-            names.sort(key=lambda name: (Path(name).name != Path(file.path).name, Path(name).suffix != suffix, name))
+            names.sort(key=lambda name: (name not in file.former, Path(name).suffix != suffix, name))
             texts = [(name, lines) for name in names[:_MOST_CANDIDATES] if (lines := files.read(root, name))]
-            found = likest(text.lines, [lines for _, lines in texts])
+            found = likest(text.lines, [lines for _, lines in texts], [name in file.former for name, _ in texts])
             if found is None:
                 file.followed = file.followed.changed(())
             else:
-                self._former[file.number] = file.path
-                file.path, lines = texts[found]
+                name, lines = texts[found]
+                file.renamed(name)
                 file.followed = file.followed.changed(lines)
                 self._at_home(file, head)
-                known.add(file.path)
+                known.add(name)
             file.signature = None
             self._state.keep(file)
 
@@ -201,9 +204,9 @@ class Watcher:
                 self._tell(call, COMMIT, committed, now)
 
     def _standing(self, commit: str, wanted: Iterable[File]) -> dict[int, frozenset[int]]:
-        """What stands in a commit, by the numbers of files, under the names that they have or had until now."""
-        names = {file.number: (file.path, self._former.get(file.number, file.path)) for file in wanted}
-        contents = self._repository.contents(commit, (name for both in names.values() for name in both), files.LONGEST)
+        """What stands in a commit, by the numbers of files, under the names that they have or had."""
+        names = {file.number: (file.path, *file.former) for file in wanted}
+        contents = self._repository.contents(commit, (name for each in names.values() for name in each), files.LONGEST)
         standing: dict[int, frozenset[int]] = {}
         for file in wanted:
             data = next((contents[name] for name in names[file.number] if name in contents), None)
@@ -272,6 +275,10 @@ class Watcher:
 def spool_directory(repository: Repository) -> Path:
     """Where hooks and watcher meet: below the working tree's own git directory."""
     return repository.directory / "ostinato"
+
+
+def _is_due(call: Call, now: float) -> bool:
+    return any(now >= call.at + horizon_s for name, horizon_s in HORIZONS_S.items() if name not in call.measured)
 
 
 def _owned(call: Call, standing: Iterable[frozenset[int]]) -> frozenset[int]:
