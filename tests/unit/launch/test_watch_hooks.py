@@ -10,12 +10,13 @@ import pytest
 from rich.console import Console
 
 from ostinato.config import load
-from ostinato.core.errors import BadConfig, NotFound
+from ostinato.core.errors import BadConfig, Conflict, NotFound
 from ostinato.launch.commands import connect as connecting
 from ostinato.launch.commands.connect import Wishes
 from ostinato.launch.commands.connecting.agents import Surroundings
 from ostinato.launch.commands.connecting.hooks import HOOKS, MODULE
-from ostinato.launch.commands.watch import install, undo
+from ostinato.launch.commands.watch import install, undo, watch
+from ostinato_client.watch.state import State
 
 OWN = '{\n    "permissions": {"allow": ["Bash(make *)"]},\n    "hooks": {"PostToolUse": [{"matcher": "Edit", "hooks": []}], "Stop": []}\n}'
 
@@ -148,6 +149,22 @@ def test_what_cannot_be_changed_is_refused_by_name(at):
         with pytest.raises(BadConfig, match=r"settings\.json"):
             run(install, "claude-code", at)
         assert place("claude-code", at).read_text() == text
+
+
+def test_watching_says_what_is_wrong_and_holds_the_working_tree(at, tmp_path):
+    console = Console(file=StringIO(), width=300)
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(BadConfig, match="not a git repository"):
+        watch(tmp_path / "plain", None, once=True, interval_s=1.0, console=console)
+    with pytest.raises(BadConfig, match="base_url"):
+        watch(at.directory, "ftp://x", once=True, interval_s=1.0, console=console)
+    assert watch(at.directory, "http://127.0.0.1:9", once=True, interval_s=1.0, console=console) == 0
+    assert "following 0 lines of 0 calls" in console.file.getvalue()
+    with (
+        State(at.directory / ".git" / "ostinato"),
+        pytest.raises(Conflict, match="another watcher"),
+    ):
+        watch(at.directory, "http://127.0.0.1:9", once=True, interval_s=1.0, console=console)
 
 
 def test_outside_of_a_repository_it_says_what_is_left_to_do(at, tmp_path):

@@ -35,7 +35,8 @@ def counts(line: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def _tokens(line: str) -> tuple[str, ...]:
+def key(line: str) -> tuple[str, ...]:
+    """A line's tokens, which are all that it is but for white space. Example: ``key("x=1") == ("x", "=", "1")``"""
     return tuple(_TOKEN.findall(line))
 
 
@@ -83,7 +84,7 @@ def _pairs(old: list[str], new: list[str]) -> dict[int, int]:
     leaves = _anchored((0, len(old), 0, len(new)), old, new, old, found)
     if not leaves:
         return found
-    keys_old, keys_new = [_tokens(line) for line in old], [_tokens(line) for line in new]
+    keys_old, keys_new = [key(line) for line in old], [key(line) for line in new]
     for leaf in leaves:
         for gap in _anchored(leaf, keys_old, keys_new, old, found):
             _align(gap, old, keys_old, keys_new, found)
@@ -224,7 +225,7 @@ def _wrapped(old: Sequence[str], new: Sequence[str], found: dict[int, int]) -> l
 
 def _flat(lines: Sequence[str], start: int, end: int) -> list[tuple[str, int]]:
     """Tokens and the lines that they are in, without commas before a closing bracket, which formatters add and take."""
-    flat = [(token, i) for i in range(start, end) for token in _tokens(lines[i])]
+    flat = [(token, i) for i in range(start, end) for token in key(lines[i])]
     return [each for each, after in zip(flat, [*flat[1:], ("", -1)]) if not (each[0] == "," and after[0] in _CLOSERS)]
 
 
@@ -270,16 +271,16 @@ def _ends(flat: list[tuple[str, int]], at: int) -> bool:
 
 def _moved(old: list[str], new: list[str], left_old: list[int], left_new: list[int]) -> list[tuple[int, int]]:
     """Runs of lines that were taken out in one place and put in, unchanged but for white space, in another."""
-    keys_old, keys_new = {i: _tokens(old[i]) for i in left_old}, {j: _tokens(new[j]) for j in left_new}
+    keys_old, keys_new = {i: key(old[i]) for i in left_old}, {j: key(new[j]) for j in left_new}
     times_old, times_new = Counter(keys_old.values()), Counter(keys_new.values())
-    places = {key: j for j, key in keys_new.items() if times_new[key] == 1}
+    places = {words: j for j, words in keys_new.items() if times_new[words] == 1}
     taken_old: set[int] = set()
     taken_new: set[int] = set()
     pairs: list[tuple[int, int]] = []
-    for i, key in keys_old.items():
-        if i in taken_old or times_old[key] != 1 or key not in places or places[key] in taken_new:
+    for i, words in keys_old.items():
+        if i in taken_old or times_old[words] != 1 or words not in places or places[words] in taken_new:
             continue
-        j, first, last = places[key], 0, 1
+        j, first, last = places[words], 0, 1
         while keys_old.get(i + first - 1, 0) == keys_new.get(j + first - 1, 1) and i + first - 1 not in taken_old:
             first -= 1
         while keys_old.get(i + last, 0) == keys_new.get(j + last, 1) and i + last not in taken_old:

@@ -43,8 +43,9 @@ class Delivery:
                 return False
             try:
                 self._send(waiting)
-            except (NotTaken, NotAllowed) as error:
-                self.trouble = str(error)
+            except (NotTaken, NotAllowed, ValueError, LookupError, TypeError) as error:
+                known = isinstance(error, (NotTaken, NotAllowed))
+                self.trouble = str(error) if known else f"{self._sender.url} answers as no gateway does"
                 self._not_before = self._clock() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
                 return False

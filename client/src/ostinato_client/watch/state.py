@@ -104,14 +104,22 @@ class State:
             self._lock.execute("BEGIN EXCLUSIVE")  # the system lets go of it when the process ends, however it ends
         except sqlite3.OperationalError as error:
             self._lock.close()
+            if "locked" not in str(error):
+                raise
             raise Held(f"{directory} is held by another watcher; one is enough") from error
         self._db = sqlite3.connect(directory / "state.db", isolation_level=None)
-        os.chmod(directory / "state.db", 0o600)
-        self._db.executescript(_TABLES)
         self._files: dict[int, File] = {}
-        schema = self.meta("schema", _SCHEMA)
-        if schema != _SCHEMA:
-            raise sqlite3.DatabaseError(f"{directory} is of another version ({schema}); set it aside")
+        try:
+            self._db.executescript(_TABLES)
+            schema = self.meta("schema", None)
+        except sqlite3.DatabaseError as error:
+            self.__exit__()
+            raise sqlite3.DatabaseError(f"{directory / 'state.db'}: {error}; set it aside") from error
+        if schema not in (None, _SCHEMA):
+            self.__exit__()
+            raise sqlite3.DatabaseError(f"{directory / 'state.db'} is of another version ({schema}); set it aside")
+        self.set_meta("schema", _SCHEMA)
+        os.chmod(directory / "state.db", 0o600)
 
     def __enter__(self) -> State:
         return self

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ostinato_client.watch.aligning import carry, counts, telling
+from ostinato_client.watch.aligning import carry, counts, key, telling
 
 _MOST_PAST = 16
+_MOST_ALIGNED = 5  # files that may be a renamed one, of those that share the most lines with it
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,14 @@ def likest(lines: Sequence[str], others: Sequence[Sequence[str]], former: Sequen
     Example: ``likest(["a1", "b2"], [["x"], ["a1", "b2", "c3"]], [False, False]) == 1``
     """
     total = sum(1 for line in lines if counts(line))
-    shares: list[float] = []
-    for other, known in zip(others, former):
-        same = {i for olds in carry(lines, other) for i in olds}
-        share = len(same) / max(total, sum(1 for line in other if counts(line)), 1)
-        enough = share >= 0.5 or (known and telling(lines[i] for i in same))
-        shares.append(share + known if enough else 0.0)
-    best = max(shares, default=0.0)
-    return shares.index(best) if best > 0 and shares.count(best) == 1 else None
+    own = frozenset(map(key, filter(counts, lines)))
+    alike = [len(own & frozenset(map(key, filter(counts, other)))) for other in others]
+    nearest = sorted(range(len(others)), key=lambda n: (not former[n], -alike[n]))[:_MOST_ALIGNED]
+    shares: dict[int, float] = {}
+    for n in nearest:
+        same = {i for olds in carry(lines, others[n]) for i in olds}
+        share = len(same) / max(total, sum(1 for line in others[n] if counts(line)), 1)
+        if share >= 0.5 or (former[n] and telling(lines[i] for i in same)):
+            shares[n] = share + former[n]
+    best = [n for n, share in shares.items() if share == max(shares.values())]
+    return best[0] if len(best) == 1 else None

@@ -140,18 +140,25 @@ class Watcher:
 
     def _find_again(self, lost: list[File], head: Head) -> None:
         """Follow files to where they were renamed to; the others are empty for now."""
-        root, known = self._repository.root, {file.path for file in self._state.files()}
+        known = {file.path for file in self._state.files()}
+        arrivals: dict[str | None, list[str]] = {}
+        texts: dict[str, list[str] | None] = {}
         for file in lost:
             text = file.followed.now if file.followed.now.lines or not file.followed.past else file.followed.past[-1]
-            names = [name for name in self._repository.arrivals(file.head, head.commit) if name not in known]
+            if file.head not in arrivals:
+                arrivals[file.head] = self._repository.arrivals(file.head, head.commit)
+            names = [name for name in arrivals[file.head] if name not in known]
             suffix = Path(file.path).suffix
             names.sort(key=lambda name: (name not in file.former, Path(name).suffix != suffix, name))
-            texts = [(name, lines) for name in names[:_MOST_CANDIDATES] if (lines := files.read(root, name))]
-            found = likest(text.lines, [lines for _, lines in texts], [name in file.former for name, _ in texts])
+            for name in names[:_MOST_CANDIDATES]:
+                if name not in texts:
+                    texts[name] = files.read(self._repository.root, name)
+            near = [(name, lines) for name in names[:_MOST_CANDIDATES] if (lines := texts[name])]
+            found = likest(text.lines, [lines for _, lines in near], [name in file.former for name, _ in near])
             if found is None:
                 file.followed = file.followed.changed(())
             else:
-                name, lines = texts[found]
+                name, lines = near[found]
                 file.renamed(name)
                 file.followed = file.followed.changed(lines)
                 self._at_home(file, head)

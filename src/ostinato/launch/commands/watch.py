@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,7 @@ def watch(directory: Path, url: str | None, *, once: bool, interval_s: float, co
     """Follow the working tree that a directory is in until interrupted; 0, or 1 where `once` could not send all that waits.
 
     Raises:
-        BadConfig: the client's package is not there, there is no working tree, or the URL is none.
+        BadConfig: the client's package is not there, there is no working tree, it cannot be read or written, or the URL is none.
         Conflict: another watcher has the working tree.
     """
     package()
@@ -45,7 +46,7 @@ def watch(directory: Path, url: str | None, *, once: bool, interval_s: float, co
         )
     except Held as error:
         raise Conflict(str(error)) from error
-    except (GitError, ValueError) as error:
+    except (GitError, ValueError, OSError, sqlite3.Error) as error:
         raise BadConfig(str(error)) from error
 
 
