@@ -78,8 +78,11 @@ async def run(*words, cwd, env, longest_s):
     return told.decode(errors="replace")
 
 
-async def solve(agent, repo, home, engine, renderer, *, longest_s=120, **config):
-    """Connect the agent and have it solve the task; the log, and the agent's calls that were refused."""
+async def solve(agent, repo, home, engine, renderer, *, longest_s=120, also=(), **config):
+    """Connect the agent and have it solve the task; the log, and the agent's calls that were refused.
+
+    `also`: more of our commands that are run before, as lists of words.
+    """
     log, refused = MemoryLog(), []
     app = create_app(
         engine=engine,
@@ -104,6 +107,8 @@ async def solve(agent, repo, home, engine, renderer, *, longest_s=120, **config)
         words = ["connect", agent.name, "--url", url, "--model", "m", "--yes"]
         telemetry = ["--telemetry"] if agent.name in TELEMETRY else []
         await run(sys.executable, "-m", "ostinato.cli", *words, *telemetry, cwd=repo, env=env, longest_s=120)
+        for words in also:
+            await run(sys.executable, "-m", "ostinato.cli", *words, cwd=repo, env=env, longest_s=120)
         await run(*agent.command, cwd=repo, env=env, longest_s=longest_s)
         await asyncio.sleep(0.5)  # an exporter's last batch may come when the agent has gone
     return log, refused

@@ -1,8 +1,8 @@
 """The loop once round, with an unmodified agent: 24 repositories, people who keep or undo, rewards for each episode, one training step.
 
-mini-swe-agent works on 24 small repositories over SmolLM2 and the embedded engine. What the model says is scripted: two thirds of the fixes are right.
-A simulated person runs the tests after each session, commits what passes and takes back what does not, and says so about the call that made
-the edit. Needs the agent: `make agents`.
+mini-swe-agent works on 24 small repositories over SmolLM2 and the embedded engine. What the model says is scripted: two thirds of the
+fixes are right. A simulated person runs the tests after each session, commits what passes and takes back what does not, and says so
+about the call that made the edit. Needs the agent: `make agents`.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ async def test_what_people_keep_gets_credit_and_what_they_undo_loses_it(tmp_path
     assert list(edits.values()).count(False) == len(WRONG)
 
     function = load("ostinato.reward.functions:agent", {"window": WINDOW_S, "silence": 0.0})
-    config = RewardConfig(user_cap=1.0, episode_wait_s=0.0)
+    config = RewardConfig(user_cap=1.0, user_steps=0, episode_wait_s=0.0)
     desk = RewardDesk(log, Inline(function, max_abs=config.max_abs), wall_clock, config)
     await asyncio.sleep(WINDOW_S + 1)
     await desk.poll()

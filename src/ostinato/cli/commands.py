@@ -17,6 +17,7 @@ from ostinato import __version__
 from ostinato.cli.alarms import alarms
 from ostinato.cli.connect import connect
 from ostinato.cli.options import Common, console
+from ostinato.cli.watch import watch
 from ostinato.cli.weights import weights
 from ostinato.core.errors import OstinatoError
 
@@ -32,6 +33,7 @@ app = App(
 app.command(weights)
 app.command(alarms)
 app.command(connect)
+app.command(watch)
 
 
 @app.command

@@ -25,6 +25,11 @@ def test_values_times_and_targets():
     assert parse({k: v for k, v in EVENT.items() if k != "value"} | {"retracts": "s0"})[0].value == 0.0
 
 
+def test_a_tool_call_names_the_turn_that_made_it():
+    assert parse(EVENT | {"target": "call_chatcmpl-3f_2_1"})[0].turn == "chatcmpl-3f:2"
+    assert parse(EVENT | {"target": "call_of_another"})[0].turn == "call_of_another:0"
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

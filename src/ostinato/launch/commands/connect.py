@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.text import Text
 
 from ostinato.app.storage import Home
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, NotFound
 from ostinato.launch.commands.connecting import files, gateway
 from ostinato.launch.commands.connecting.agents import AGENTS, KEY_VARIABLE, Agent, Aim, Dialect, Scope, Surroundings
+from ostinato.launch.commands.connecting.asking import agreed, say, show
 from ostinato.launch.commands.connecting.masking import diff, masked
 from ostinato.launch.placing.address import read_address
-from ostinato.launch.views.plain import plain
 
 _KEY = re.compile(r"[A-Za-z0-9._~+/=:@-]{1,512}")
 _MODEL = re.compile(r"[\w.:/@+-]{1,200}")
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +73,7 @@ async def connect(config: Config, name: str, wishes: Wishes, at: Surroundings, c
     found = _look(name, agent, wishes.scope, at) if agent.places else None
     aim = await _aim(config, wishes, at)
     if found is None:
-        _say(console, agent.hints(aim, ""))
+        say(console, agent.hints(aim, ""))
         return
     try:
         text = agent.settings(found.base, aim)
@@ -84,15 +81,15 @@ async def connect(config: Config, name: str, wishes: Wishes, at: Surroundings, c
         raise BadConfig(f"{found.path}: {error}") from error
     _propose(found, text, aim, console)
     if _is_written(found, text, aim):
-        _say(console, ["nothing to change: it is connected already"])
-    elif not _agreed(wishes, console, "write this?"):
+        say(console, ["nothing to change: it is connected already"])
+    elif not agreed(console, "write this?", yes=wishes.yes):
         return
     else:
         files.write(found, text, secret=_secret(text, aim))
-        _say(console, [_written_words(name, found, wishes)])
+        say(console, [_written_words(name, found, wishes)])
     exports = agent.exports(aim).items()
-    _say(console, [f"export {variable}={masked(value)}  # in full, where it starts" for variable, value in exports])
-    _say(console, agent.hints(aim, text))
+    say(console, [f"export {variable}={masked(value)}  # in full, where it starts" for variable, value in exports])
+    say(console, agent.hints(aim, text))
 
 
 def undo(name: str, wishes: Wishes, at: Surroundings, console: Console) -> None:
@@ -102,10 +99,10 @@ def undo(name: str, wishes: Wishes, at: Surroundings, console: Console) -> None:
         raise NotFound(f"nothing to undo: no file is written for {name}; switch its settings off by hand")
     found = _look(name, agent, wishes.scope, at)
     backup = files.restored(found)
-    _show(console, diff(str(found.path), found.text, backup.before, _key(wishes, at)))
-    if _agreed(wishes, console, "put this back?"):
+    show(console, diff(str(found.path), found.text, backup.before, _key(wishes, at)))
+    if agreed(console, "put this back?", yes=wishes.yes):
         files.undo(found)
-        _say(console, [f"{found.path} is as it was before"])
+        say(console, [f"{found.path} is as it was before"])
 
 
 async def check_capture(config: Config, dialect: Dialect, wishes: Wishes, at: Surroundings, console: Console) -> None:
@@ -118,7 +115,7 @@ async def check_capture(config: Config, dialect: Dialect, wishes: Wishes, at: Su
         for which, count in (("prompt", seen.prompt_tokens), ("answer", seen.answer_tokens))
         if count is not None
     )
-    _say(
+    say(
         console,
         [
             f"{aim.url} speaks {dialect}, model {aim.model}",
@@ -203,25 +200,10 @@ def _is_written(found: files.Settings, text: str, aim: Aim) -> bool:
 
 def _propose(found: files.Settings, text: str, aim: Aim, console: Console) -> None:
     if found.real != found.path:
-        _say(console, [f"{found.path} leads to {found.real}"])
-    _show(console, diff(str(found.path), found.text, text, aim.key))
+        say(console, [f"{found.path} leads to {found.real}"])
+    show(console, diff(str(found.path), found.text, text, aim.key))
     if _secret(text, aim):
-        _say(console, [f"{found.path} is readable by its owner only (0600): it holds your key. Keep it out of git"])
-
-
-def _agreed(wishes: Wishes, console: Console, question: str) -> bool:
-    if wishes.yes:
-        return True
-    if not sys.stdin.isatty():
-        raise BadConfig("nothing was written: there is no terminal to ask at; add --yes to agree")
-    try:
-        answer = console.input(f"{question} (y/N) ", markup=False)
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() in ("y", "yes"):
-        return True
-    _say(console, ["nothing was written"])
-    return False
+        say(console, [f"{found.path} is readable by its owner only (0600): it holds your key. Keep it out of git"])
 
 
 def _written_words(name: str, found: files.Settings, wishes: Wishes) -> str:
@@ -229,13 +211,3 @@ def _written_words(name: str, found: files.Settings, wishes: Wishes) -> str:
         return f"written; others have changed the file since it was first connected, so what was there before is only in {found.kept}"
     scoped = " --scope project" if wishes.scope == "project" else ""
     return f"written; `ostinato connect {name} --undo{scoped}` takes it back"
-
-
-def _show(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        console.print(Text(line, _STYLES.get(line[:1], "")), soft_wrap=True)
-
-
-def _say(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        console.print(Text(plain(line)), soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from ostinato.core.conversation import calling_turn
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.records import Signal, Source
 from ostinato.serve.dialects.fields import printable, validate
@@ -63,7 +64,7 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
     return Signal(
         id=event.id,
         tenant=tenant,
-        turn=event.target if ":" in event.target else f"{event.target}:0",
+        turn=_turn(event.target),
         name=event.name,
         value=_value(event, f"{dot}value"),
         source=_source(event.source, f"{dot}source"),
@@ -73,6 +74,11 @@ def _signal(body: Any, where: str, tenant: str, now: float) -> Signal:
         comment=event.comment,
         retracts=event.retracts,
     )
+
+
+def _turn(target: str) -> str:
+    """The turn that is named: by its own id, by a tool call's, or by an answer's, of which it is the first choice."""
+    return target if ":" in target else calling_turn(target) or f"{target}:0"
 
 
 def _value(event: _Event, field: str) -> float:

@@ -42,6 +42,7 @@ class Settings:
         path: as the agent knows it.
         real: where a link leads; the same as `path` if it is none.
         backup: of an earlier change, if there was one.
+        keep: what the backup is called after the file's name.
     """
 
     path: Path
@@ -49,11 +50,12 @@ class Settings:
     text: str | None
     mode: int | None
     backup: Backup | None
+    keep: str
 
     @property
     def kept(self) -> Path:
         """Where the backup lies."""
-        return _beside(self.path)
+        return _beside(self.path, self.keep)
 
     @property
     def ours(self) -> bool:
@@ -76,12 +78,13 @@ class Settings:
         return _SECRET_MODE if secret else next((mode for mode in (before, self.mode) if mode is not None), _NEW_MODE)
 
 
-def look(path: Path, *, within: Path | None = None) -> Settings:
+def look(path: Path, *, within: Path | None = None, keep: str = "before-ostinato") -> Settings:
     """A settings file and its backup.
 
     Args:
         path: the file, which may not be there.
         within: a directory that no link may lead out of; None: it may.
+        keep: tells backups of one command from those of another.
 
     Raises:
         BadConfig: it cannot be read, is no UTF-8 text or no plain file, or a link leads out.
@@ -90,7 +93,7 @@ def look(path: Path, *, within: Path | None = None) -> Settings:
     if within is not None and not real.is_relative_to(os.path.realpath(within)):
         raise BadConfig(f"{path} leads to {real}, out of {within}; remove the link, or use --scope user")
     text, mode = _read(real)
-    return Settings(path=path, real=real, text=text, mode=mode, backup=_read_backup(_beside(path)))
+    return Settings(path=path, real=real, text=text, mode=mode, backup=_read_backup(_beside(path, keep)), keep=keep)
 
 
 def write(found: Settings, text: str, *, secret: bool) -> None:
@@ -147,6 +150,23 @@ def undo(found: Settings) -> None:
             directory.rmdir()
 
 
+def amend(found: Settings, text: str | None, before: str | None) -> None:
+    """Write it (None: delete it), and let undoing an earlier change put back `before`, amended likewise. Raises as `write` does."""
+    _unchanged(found)
+    backup = found.backup
+    try:
+        if backup is not None and found.ours:
+            wrote = [_digest(each) for each in (found.text, text) if each is not None]
+            new = backup.model_copy(update={"wrote": wrote, "before": before})
+            _put(found.kept, f"{new.model_dump_json(indent=2)}\n", _SECRET_MODE, exact=True)
+        if text is None:
+            found.real.unlink(missing_ok=True)
+        else:
+            _put(found.real, text, _NEW_MODE if found.mode is None else found.mode, exact=found.mode is not None)
+    except OSError as error:
+        raise _refused(found.path, error) from error
+
+
 def _unchanged(found: Settings) -> None:
     if (found.text, found.mode) != _read(found.real):
         raise Conflict(f"{found.path} was changed in this moment; nothing was written. Run the command again")
@@ -176,8 +196,8 @@ def _read_backup(path: Path) -> Backup | None:
         raise BadConfig(f"{path}, which tells what was there before, is damaged; set it aside") from error
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f"{path.name}.before-ostinato.json")
+def _beside(path: Path, keep: str) -> Path:
+    return path.with_name(f"{path.name}.{keep}.json")
 
 
 def _digest(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from ostinato.core.errors import BadConfig
@@ -39,8 +39,13 @@ def merged_json(text: str | None, settings: Json) -> str:
     Raises:
         BadConfig: it is no plain JSON object, names a key twice, or holds something else where an object is needed.
     """
+    return edited_json(text, lambda there: _merged(there, settings, ""))
+
+
+def edited_json(text: str | None, change: Callable[[Json], Json]) -> str:
+    """A JSON file with something changed in it, in its own layout where that can be kept. Raises BadConfig as `merged_json` does."""
     there = _object(text) if text is not None and text.strip() else {}
-    new = _merged(there, settings, "")
+    new = change(there)
     if text is not None and new == there and text.strip():
         return text
     found = _INDENT.search(text or "")

@@ -1,0 +1,99 @@
+"""Signals from the disk to the gateway: while it is away they wait, and whatever is sent twice counts once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ostinato_client.errors import NotAllowed, NotTaken, Refused
+from ostinato_client.events import Event
+from ostinato_client.sending import Sender
+from ostinato_client.watch.state import State
+
+DEFAULT_URL = "http://127.0.0.1:8321"
+KEY_VARIABLE = "OSTINATO_API_KEY"
+_BATCH = 200
+_DEADLINE_S = 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+
+
+class Delivery:
+    """Sends what waits, and after a failure not at once again.
+
+    Example: ``Delivery(state, Sender(url, key), time.monotonic).send()``
+    """
+
+    def __init__(self, state: State, sender: Sender, clock: Callable[[], float]) -> None:
+        self._state = state
+        self._sender = sender
+        self._clock = clock
+        self._pause_s = _FIRST_PAUSE_S
+        self._not_before = -1e300
+        self.trouble = ""
+        """Why nothing could be sent the last time; empty if it could."""
+
+    def send(self) -> bool:
+        """Send what waits, unless it is too early to try again; True if nothing waits any more."""
+        while waiting := self._state.waiting(_BATCH):
+            if self._clock() < self._not_before:
+                return False
+            try:
+                self._send(waiting)
+            except (NotTaken, NotAllowed, ValueError, LookupError, TypeError) as error:
+                known = isinstance(error, (NotTaken, NotAllowed))
+                self.trouble = str(error) if known else f"{self._sender.url} answers as no gateway does"
+                self._not_before = self._clock() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                return False
+            self._pause_s, self.trouble = _FIRST_PAUSE_S, ""
+        return True
+
+    def _send(self, events: list[Event]) -> None:
+        try:
+            self._sender.send(events, _DEADLINE_S)
+        except Refused as error:
+            if len(events) == 1:
+                self._state.refused(events[0], str(error))
+                return
+            for event in events:  # one bad event must not take its neighbours with it
+                self._send([event])
+            return
+        self._state.sent(events)
+
+
+def known_url(env: Mapping[str, str]) -> str:
+    """The gateway that a person's own agents are connected to, else this machine's.
+
+    Settings inside of a repository are not asked: whoever wrote them could have the key sent elsewhere.
+    """
+    home = Path(env.get("HOME") or os.path.expanduser("~"))
+    claude = Path(env.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "settings.json"
+    opencode = Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "opencode" / "opencode.json"
+    found = (
+        env.get("OSTINATO_URL"),
+        _at(claude, "env", "ANTHROPIC_BASE_URL"),
+        _at(opencode, "provider", "ostinato", "options", "baseURL"),
+    )
+    return next((root for url in found if url and (root := _root(url))), DEFAULT_URL)
+
+
+def _at(path: Path, *names: str) -> str | None:
+    try:
+        value: Any = json.loads(path.read_text("utf-8"))
+        for name in names:
+            value = value[name]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _root(url: str) -> str | None:
+    """A base URL without the session and the version that agents have in theirs."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc or (parts.hostname or "").endswith("anthropic.com"):
+        return None
+    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/').removesuffix('/v1').partition('/s/')[0]}"

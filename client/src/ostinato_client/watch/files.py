@@ -1,0 +1,63 @@
+"""Files of the working tree as lines, within bounds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LONGEST = 1024 * 1024  # bytes
+_MOST_LINES = 20_000
+
+
+def lines_of(data: bytes) -> list[str] | None:
+    """The lines of a file; None if it is binary or too large to be followed."""
+    return None if len(data) > LONGEST else lines_of_text(data.decode(errors="replace"))
+
+
+def lines_of_text(text: str) -> list[str] | None:
+    """As `lines_of`, of a file's text."""
+    if len(text) > LONGEST or "\0" in text:
+        return None
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.rstrip("\r") for line in lines] if len(lines) <= _MOST_LINES else None
+
+
+def within(root: Path, file: str) -> str | None:
+    """A file's path below a working tree, where links lead to; None if that is outside of it, or in its git directory."""
+    try:
+        path = os.path.relpath(os.path.realpath(file), root)
+    except (OSError, ValueError):
+        return None
+    parts = Path(path).parts
+    return None if not parts or parts[0] in ("..", ".git") or "\0" in path else path
+
+
+def signature(root: Path, path: str) -> str | None:
+    """What tells a file's state without reading it; None if there is no plain file."""
+    try:
+        status = os.stat(root / path, follow_symlinks=False)
+    except (OSError, ValueError):
+        return None
+    if not _is_plain(status.st_mode):
+        return None
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def read(root: Path, path: str) -> list[str] | None:
+    """A file's lines; None if it is not there, lies outside of the working tree by a link, is binary or too large."""
+    if within(root, str(root / path)) != path:
+        return None
+    try:
+        fd = os.open(root / path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        if not _is_plain(os.fstat(fd).st_mode):
+            return None
+        return lines_of(file.read(LONGEST + 1))
+
+
+def _is_plain(mode: int) -> bool:
+    return (mode & 0o170000) == 0o100000

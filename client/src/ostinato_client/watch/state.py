@@ -1,0 +1,294 @@
+"""What the watcher knows, in ``.git/ostinato/state.db``: it can be killed at any instant, and goes on where it was.
+
+One look is one transaction: edits taken from the spool and how far it was read, files as they were seen, what was measured and the
+signals that say so are there together or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ostinato_client.events import Event
+from ostinato_client.watch.survival import Followed, Version
+
+LINES_OF_A_CALL = 1 << 20
+"""A line's number is its call's number times this, and which of the call's lines it is."""
+_SCHEMA = 1
+_MOST_NAMES = 5
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, text BLOB NOT NULL, signature TEXT,
+    head TEXT, homes TEXT NOT NULL, former TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS calls (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, at REAL NOT NULL,
+    written INTEGER NOT NULL DEFAULT 0, finished INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS touched (call INTEGER NOT NULL, file INTEGER NOT NULL, PRIMARY KEY (file, call)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS measured (
+    call INTEGER NOT NULL, name TEXT NOT NULL, kept INTEGER, PRIMARY KEY (call, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS taken (edit BLOB PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outbox (id TEXT PRIMARY KEY, event TEXT NOT NULL, refused TEXT);
+"""
+
+
+class Held(Exception):
+    """Another watcher has this working tree."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call that wrote lines. `kept` by the name of what was measured; None: it was too late for that."""
+
+    number: int
+    id: str
+    agent: str
+    at: float
+    written: int
+    measured: dict[str, int | None]
+
+    def owns(self, line: int) -> bool:
+        """True if the line of this number is the call's."""
+        return line // LINES_OF_A_CALL == self.number
+
+
+@dataclass
+class File:
+    """A file that is followed.
+
+    Attributes:
+        signature: of what was read last; None: read it again.
+        head: the commit at which it was there last.
+        former: what it was called before, the newest first.
+        homes: by branch, what the file was called there, and the lines that stood there last.
+    """
+
+    number: int
+    path: str
+    followed: Followed
+    signature: str | None = None
+    head: str | None = None
+    homes: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
+    former: tuple[str, ...] = ()
+
+    def renamed(self, path: str) -> None:
+        """It is called something else now."""
+        self.former = (self.path, *(name for name in self.former if name != self.path))[:_MOST_NAMES]
+        self.path = path
+
+    def stands_on(self, branch: str) -> None:
+        """What is kept now stands on this branch, wherever it stood before."""
+        kept = self.followed.kept
+        left = {name: (path, numbers - kept) for name, (path, numbers) in self.homes.items()}
+        self.homes = {name: home for name, home in left.items() if home[1] and name != branch}
+        self.homes[branch] = (self.path, kept)
+
+
+class State:
+    """The database. Raises Held if another process has it open.
+
+    Example: ``with State(directory) as state, state.look(): state.file("calc.py")``
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = sqlite3.connect(directory / "lock.db", timeout=0, isolation_level=None)
+        try:
+            self._lock.execute("BEGIN EXCLUSIVE")  # the system lets go of it when the process ends, however it ends
+        except sqlite3.OperationalError as error:
+            self._lock.close()
+            if "locked" not in str(error):
+                raise
+            raise Held(f"{directory} is held by another watcher; one is enough") from error
+        self._db = sqlite3.connect(directory / "state.db", isolation_level=None)
+        self._files: dict[int, File] = {}
+        try:
+            self._db.executescript(_TABLES)
+            schema = self.meta("schema", None)
+        except sqlite3.DatabaseError as error:
+            self.__exit__()
+            raise sqlite3.DatabaseError(f"{directory / 'state.db'}: {error}; set it aside") from error
+        if schema not in (None, _SCHEMA):
+            self.__exit__()
+            raise sqlite3.DatabaseError(f"{directory / 'state.db'} is of another version ({schema}); set it aside")
+        self.set_meta("schema", _SCHEMA)
+        os.chmod(directory / "state.db", 0o600)
+
+    def __enter__(self) -> State:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+        self._lock.close()
+
+    @contextmanager
+    def look(self) -> Generator[None, None, None]:
+        """Everything in the block happens, or nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            self._files.clear()
+            raise
+        self._db.execute("COMMIT")
+
+    def meta(self, name: str, default: Any = None) -> Any:
+        """A value under a name."""
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return default if row is None else json.loads(row[0])
+
+    def set_meta(self, name: str, value: Any) -> None:
+        """Keep a value, of JSON's kinds, under a name."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+
+    # ------------------------------------------------------------ files
+
+    def files(self) -> list[File]:
+        """All that are followed."""
+        numbers = [row[0] for row in self._db.execute("SELECT number FROM files ORDER BY number")]
+        for number in numbers:
+            if number not in self._files:
+                query = "SELECT path, text, signature, head, homes, former FROM files WHERE number = ?"
+                path, text, signature, head, homes, former = self._db.execute(query, (number,)).fetchone()
+                found = {name: (path, frozenset(lines)) for name, (path, lines) in json.loads(homes).items()}
+                names = tuple(json.loads(former))
+                self._files[number] = File(number, os.fsdecode(path), _unpacked(text), signature, head, found, names)
+        return [self._files[number] for number in numbers]
+
+    def file(self, path: str) -> File | None:
+        """The file of this path, if it is followed."""
+        return next((file for file in self.files() if file.path == path), None)
+
+    def keep(self, file: File) -> File:
+        """Keep a file as it is now; `number` 0 is a new one."""
+        homes = json.dumps({name: (path, sorted(numbers)) for name, (path, numbers) in file.homes.items()})
+        values = (
+            os.fsencode(file.path),
+            _packed(file.followed),
+            file.signature,
+            file.head,
+            homes,
+            json.dumps(file.former),
+        )
+        if file.number:
+            self._db.execute(
+                "UPDATE files SET path = ?, text = ?, signature = ?, head = ?, homes = ?, former = ? WHERE number = ?",
+                (*values, file.number),
+            )
+        else:
+            columns = "INSERT INTO files (path, text, signature, head, homes, former) VALUES (?, ?, ?, ?, ?, ?)"
+            file.number = int(self._db.execute(columns, values).lastrowid or 0)
+        self._files[file.number] = file
+        return file
+
+    def drop(self, file: File) -> None:
+        """Follow a file no more."""
+        self._db.execute("DELETE FROM files WHERE number = ?", (file.number,))
+        self._db.execute("DELETE FROM touched WHERE file = ?", (file.number,))
+        self._files.pop(file.number, None)
+
+    # ------------------------------------------------------------ calls
+
+    def is_new(self, edit: bytes, at: float) -> bool:
+        """True the first time that an edit of this digest is there: a copied repository's spool is read again from its start."""
+        return self._db.execute("INSERT OR IGNORE INTO taken VALUES (?, ?)", (edit, at)).rowcount == 1
+
+    def call(self, id: str, agent: str, at: float) -> Call:
+        """The call of this id, from now on known."""
+        self._db.execute("INSERT OR IGNORE INTO calls (id, agent, at) VALUES (?, ?, ?)", (id, agent, at))
+        row = self._db.execute("SELECT number, id, agent, at, written FROM calls WHERE id = ?", (id,)).fetchone()
+        return Call(*row, measured={})
+
+    def wrote(self, call: Call, file: File, lines: int) -> None:
+        """A call wrote so many lines more in a file."""
+        self._db.execute("UPDATE calls SET written = written + ? WHERE number = ?", (lines, call.number))
+        self._db.execute("INSERT OR IGNORE INTO touched VALUES (?, ?)", (call.number, file.number))
+
+    def open_calls(self) -> list[Call]:
+        """Calls that wrote lines and are not measured in full."""
+        found = self._db.execute("SELECT number, id, agent, at, written FROM calls WHERE finished = 0 AND written > 0")
+        rows = found.fetchall()
+        measured: dict[int, dict[str, int | None]] = {row[0]: {} for row in rows}
+        for number, name, kept in self._db.execute("SELECT call, name, kept FROM measured"):
+            if number in measured:
+                measured[number][name] = kept
+        return [Call(*row, measured=measured[row[0]]) for row in rows]
+
+    def touched(self) -> dict[int, set[int]]:
+        """For each call, by its number, the numbers of the files that it wrote in."""
+        found: dict[int, set[int]] = {}
+        for call, file in self._db.execute("SELECT call, file FROM touched"):
+            found.setdefault(call, set()).add(file)
+        return found
+
+    def measure(self, call: Call, name: str, kept: int | None, event: Event | None) -> None:
+        """A call was measured; the event that says so is to be sent."""
+        self._db.execute("INSERT OR IGNORE INTO measured VALUES (?, ?, ?)", (call.number, name, kept))
+        if event is not None:
+            row = (event.id, json.dumps(event.to_json()))
+            self._db.execute("INSERT OR IGNORE INTO outbox (id, event) VALUES (?, ?)", row)
+        call.measured[name] = kept
+
+    def finish(self, call: Call) -> None:
+        """Nothing more is measured of a call; its row stays a while, so that a repeated edit does not begin it again."""
+        self._db.execute("UPDATE calls SET finished = 1 WHERE number = ?", (call.number,))
+        self._db.execute("DELETE FROM touched WHERE call = ?", (call.number,))
+
+    def forget(self, before: float) -> None:
+        """Drop calls that were finished long ago."""
+        old = "(SELECT number FROM calls WHERE at < ? AND (finished = 1 OR written = 0))"
+        self._db.execute(f"DELETE FROM measured WHERE call IN {old}", (before,))
+        self._db.execute(f"DELETE FROM calls WHERE number IN {old}", (before,))
+        self._db.execute("DELETE FROM taken WHERE at < ?", (before,))
+
+    # ------------------------------------------------------------ signals
+
+    def waiting(self, most: int) -> list[Event]:
+        """Signals that were not sent yet, the oldest first."""
+        rows = self._db.execute("SELECT event FROM outbox WHERE refused IS NULL ORDER BY rowid LIMIT ?", (most,))
+        return [Event(**json.loads(row[0])) for row in rows]
+
+    def sent(self, events: list[Event]) -> None:
+        """The gateway has these."""
+        with self.look():
+            self._db.executemany("DELETE FROM outbox WHERE id = ?", [(event.id,) for event in events])
+            self.set_meta("sent", self.meta("sent", 0) + len(events))
+
+    def refused(self, event: Event, why: str) -> None:
+        """The gateway will never take this one; it stays, with the reason."""
+        self._db.execute("UPDATE outbox SET refused = ? WHERE id = ?", (why[:1000], event.id))
+
+    def counts(self) -> dict[str, int]:
+        """Numbers for whoever looks on."""
+        one = {
+            "calls": "SELECT count(*) FROM calls WHERE finished = 0 AND written > 0",
+            "lines": "SELECT coalesce(sum(written), 0) FROM calls WHERE finished = 0",
+            "files": "SELECT count(*) FROM files",
+            "waiting": "SELECT count(*) FROM outbox WHERE refused IS NULL",
+            "refused": "SELECT count(*) FROM outbox WHERE refused IS NOT NULL",
+        }
+        found = {name: int(self._db.execute(query).fetchone()[0]) for name, query in one.items()}
+        return {**found, **{name: int(self.meta(name, 0)) for name in ("sent", "spoiled", "passed_over")}}
+
+
+def _packed(followed: Followed) -> bytes:
+    versions = [
+        [list(version.lines), [list(each) for each in version.numbers]] for version in (followed.now, *followed.past)
+    ]
+    return zlib.compress(json.dumps(versions).encode(), 1)
+
+
+def _unpacked(data: bytes) -> Followed:
+    now, *past = (
+        Version(tuple(lines), tuple(tuple(each) for each in numbers))
+        for lines, numbers in json.loads(zlib.decompress(data))
+    )
+    return Followed(now, tuple(past))
