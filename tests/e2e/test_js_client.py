@@ -1,0 +1,191 @@
+"""The JavaScript client against a running gateway: feedback that counts once, is retried, and is refused by name.
+
+Needs Node 18 or newer, on the PATH or where `make agents` puts it.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from ostinato.core.records import Signal
+from ostinato.serve.config import ServeConfig
+from ostinato.serve.gateway import create_app
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.renderer import ByteRenderer
+from ostinato.testing.serving import serving
+
+ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "client" / "js" / "index.js"
+AGENTS = Path(os.environ.get("OSTINATO_AGENTS", ROOT / ".agents"))
+NODE = shutil.which("node", path=f"{AGENTS / 'node_modules' / '.bin'}:{os.environ['PATH']}")
+KEY, SECRET = "sk-0123456789abcdef", "us-0123456789abcdef"
+
+pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node: install it, or make agents")
+
+
+class Flaky:
+    """Answers the first requests with 503; the events are stored all the same."""
+
+    def __init__(self, app, failures):
+        self.app, self.left = app, failures
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or self.left == 0:
+            await self.app(scope, receive, send)
+            return
+        self.left -= 1
+
+        async def nowhere(message):
+            pass
+
+        await self.app(scope, receive, nowhere)
+        await send({"type": "http.response.start", "status": 503, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def run(script, *, failures=0, setup=""):
+    """What a script prints, as JSON, and the signals that are in the log afterwards. `signals` is a client."""
+    log, seconds = MemoryLog(), count(1000)
+    config = ServeConfig(api_keys=(KEY,), user_keys=(SECRET,))
+    app = create_app(
+        engine=FakeEngine(),
+        renderer=ByteRenderer(),
+        log=log,
+        config=config,
+        clock=lambda: float(next(seconds)),
+        model_name="m",
+    )
+    async with serving(Flaky(app, failures)) as url:
+        given = f"const url = {json.dumps(url)}, key = {json.dumps(KEY)}, secret = {json.dumps(SECRET)};"
+        words = [
+            setup,
+            f"const m = await import({json.dumps(CLIENT.as_uri())});",
+            given,
+            "const signals = new m.Ostinato(url, { apiKey: key });",
+            script,
+        ]
+        process = await asyncio.create_subprocess_exec(
+            NODE, "--input-type=module", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            out, err = await process.communicate("\n".join(words).encode())
+    assert process.returncode == 0, err.decode()
+    return json.loads(out), [row for row in log.rows if isinstance(row, Signal)]
+
+
+SHOW = "const show = (value) => console.log(JSON.stringify(value));"
+NAMED = "(error) => ({ name: error.name, message: error.message, field: error.field })"
+
+
+async def test_what_is_said_is_durable_when_it_resolves_and_counts_once():
+    told, signals = await run(
+        SHOW
+        + """
+        const given = { id: "s1", comment: "fine", occurredAt: new Date(900000), source: "implicit" };
+        const first = await signals.feedback("chatcmpl-3f:0", "accepted", true, given);
+        show([first, await signals.feedback("chatcmpl-3f:0", "accepted", true, given)]);
+        """
+    )
+    assert told == [{"id": "s1", "status": "early"}, {"id": "s1", "status": "repeated"}]
+    (signal,) = signals
+    assert (signal.turn, signal.name, signal.value, signal.comment) == ("chatcmpl-3f:0", "accepted", 1.0, "fine")
+    assert (signal.source, signal.occurred_at) == ("implicit", 900.0)
+
+
+async def test_a_failed_attempt_is_repeated_under_the_same_id():
+    told, signals = await run(SHOW + 'show(await signals.feedback("chatcmpl-3f", "undone", true));', failures=2)
+    assert told["status"] == "repeated"
+    assert [signal.turn for signal in signals] == ["chatcmpl-3f:0"]
+
+
+@pytest.mark.parametrize(
+    ("client", "call", "name", "text"),
+    [
+        ("new m.Ostinato(url, { apiKey: key })", '"a:0", "accepted"', "Refused", "value"),
+        ("new m.Ostinato(url, { apiKey: 'sk-another-0123456' })", '"a:0", "accepted", true', "NotAllowed", "key"),
+        ("new m.Ostinato('http://127.0.0.1:9', { deadlineMs: 300 })", '"a:0", "accepted", true', "NotTaken", "300 ms"),
+    ],
+)
+async def test_what_cannot_be_taken_is_told_by_name(client, call, name, text):
+    told, signals = await run(f"{SHOW} show(await ({client}).feedback({call}).then(() => 'taken', {NAMED}));")
+    assert told["name"] == name
+    assert text in told["message"]
+    assert told.get("field") == ("value" if name == "Refused" else None)
+    assert signals == []
+
+
+async def test_many_are_sent_in_lists_and_in_the_background():
+    told, signals = await run(
+        SHOW
+        + """
+        const many = Array.from({ length: 1200 }, (_, i) => ({ target: `c-${i}`, name: "accepted", value: true }));
+        const receipts = await signals.feedbackMany(many);
+        for (let i = 0; i < 700; i++) signals.enqueue(`d-${i}`, "rejected", true);
+        show([receipts.length, new Set(receipts.map((each) => each.id)).size, await signals.close()]);
+        """,
+        failures=1,
+    )
+    assert told == [1200, 1200, True]
+    assert len(signals) == 1900
+    assert len({signal.id for signal in signals}) == 1900
+
+
+async def test_one_bad_event_does_not_take_its_neighbours_with_it():
+    told, signals = await run(
+        SHOW
+        + """
+        const errors = [];
+        const quiet = new m.Ostinato(url, { apiKey: key, onError: (error) => errors.push(error.name) });
+        quiet.enqueue("a:0", "accepted", true);
+        quiet.enqueue("b:0", "accepted");
+        quiet.enqueue("c:0", "accepted", true);
+        show([await quiet.flush(), errors]);
+        """
+    )
+    assert told == [True, ["Refused", "Refused"]]
+    assert sorted(signal.turn for signal in signals) == ["a:0", "c:0"]
+
+
+async def test_what_waits_is_sent_when_the_page_goes():
+    page = "const page = new EventTarget(); globalThis.addEventListener = page.addEventListener.bind(page);"
+    told, signals = await run(
+        SHOW
+        + """
+        signals.enqueue("a:0", "accepted", true);
+        page.dispatchEvent(new Event("pagehide"));
+        await signals.flush();
+        await new Promise((resume) => setTimeout(resume, 300));
+        show("gone");
+        """,
+        setup=page,
+    )
+    assert told == "gone"
+    assert [signal.turn for signal in signals] == ["a:0"]
+
+
+async def test_a_signed_user_is_who_the_product_says():
+    told, _ = await run(
+        SHOW
+        + """
+        const body = JSON.stringify({ model: "m", user: "ann", messages: [{ role: "user", content: "hi" }] });
+        const ask = async (signature) => {
+            const headers = { authorization: `Bearer ${key}`, "content-type": "application/json", "X-Ostinato-User-Signature": signature };
+            return (await fetch(`${url}/v1/chat/completions`, { method: "POST", headers, body })).status;
+        };
+        const now = { now: 1000 };
+        show([await ask(await m.signUser(secret, "ann", now)), await ask(await m.signUser(secret, "bob", now))]);
+        """
+    )
+    assert told == [200, 401]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8321", "ftp://x", "//other.site", ""])
+async def test_an_address_that_is_none_is_refused_at_once(url):
+    told, _ = await run(f"{SHOW} try {{ new m.Ostinato({json.dumps(url)}); }} catch (error) {{ show(error.message); }}")
+    assert told.startswith("baseUrl is ")
