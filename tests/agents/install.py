@@ -1,4 +1,4 @@
-"""`make agents`: six coding agents, unmodified, under .agents/, in the versions that were measured."""
+"""`make agents`: six coding agents, unmodified, and the official JavaScript clients, under .agents/, in the versions that were measured."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.agents.running import AGENTS
 
+CLIENTS = ("openai@7.57.0", "@anthropic-ai/sdk@1.12.0")
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".agents"
 
@@ -19,7 +20,8 @@ def run(*words, cwd=HOME):
 def main():
     HOME.mkdir(exist_ok=True)
     (HOME / "package.json").write_text("{}\n")
-    run("npm", "install", "--no-fund", "--no-audit", "node@22", *(a.package for a in AGENTS if a.script is not None))
+    packages = ["node@22", *CLIENTS, *(agent.package for agent in AGENTS if agent.script is not None)]
+    run("npm", "install", "--no-fund", "--no-audit", *packages)
     node = HOME / "node_modules" / ".bin" / "node"
     for agent in AGENTS:
         if agent.script:  # what npm leaves undone until somebody allows it: the agent's own binary

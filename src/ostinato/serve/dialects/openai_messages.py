@@ -19,7 +19,7 @@ _ROLES = {
 }
 _INERT: dict[str, tuple[Any, ...]] = dict.fromkeys(("annotations", "audio", "function_call", "refusal"), (None, []))
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-_HARMLESS = ("provider_specific_fields",)  # what a client's library noted for itself
+_HARMLESS = ("parsed", "provider_specific_fields")  # what a client's library noted for itself
 _ONLY = {"tool_calls": Role.ASSISTANT, "reasoning_content": Role.ASSISTANT, "tool_call_id": Role.TOOL}
 
 
