@@ -240,17 +240,17 @@ class Gateway:
 def campaign(gateway: Gateway, name: str, minutes: float, start: int, tick: Callable[[float], None]) -> dict[str, Any]:
     """What a route answered, by status, and the longest answer in seconds. Raises AssertionError for a finding."""
     path, examples = ROUTES[name]
-    statuses, longest, began, round = Counter[int](), 0.0, time.monotonic(), start
+    statuses, longest, slowest, began, round = Counter[int](), 0.0, b"", time.monotonic(), start
     while time.monotonic() - began < 60 * minutes:
 
         @settings(max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @seed(round)
         @given(bodies(examples).map(lambda body: json.dumps(body).encode()) | st.binary(max_size=200))
         def run(data: bytes) -> None:
-            nonlocal longest
+            nonlocal longest, slowest
             sent = time.monotonic()
             status, kind = gateway.post(path, data)
-            longest = max(longest, time.monotonic() - sent)
+            longest, slowest = max((longest, slowest), (time.monotonic() - sent, data))
             statuses[status] += 1
             assert status < 500, f"{path} answers {status} to {data!r}"
             assert kind.startswith(("application/json", "text/event-stream")), f"{path} answers {kind!r} to {data!r}"
@@ -259,7 +259,8 @@ def campaign(gateway: Gateway, name: str, minutes: float, start: int, tick: Call
         round += 1
         tick(time.monotonic() - began)
     told = {str(status): count for status, count in sorted(statuses.items())}
-    return {"minutes": minutes, "bodies": statuses.total(), "statuses": told, "longest_s": float(f"{longest:.3f}")}
+    found = {"minutes": minutes, "bodies": statuses.total(), "statuses": told, "longest_s": float(f"{longest:.3f}")}
+    return found | {"slowest": [len(slowest), slowest[:300].decode(errors="replace")]}
 
 
 def main() -> None:
