@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ostinato_client.watch.git import Repository
 from ostinato_client.watch.spool import Edit, append
-from ostinato_client.watch.state import State
+from ostinato_client.watch.state import LINES_OF_A_CALL, State
 from ostinato_client.watch.watcher import COMMIT, HORIZONS_S, Watcher, spool_directory
 
 COMMON = ["    return None", "    else:", "    }", "", "    x += 1", "    )", "    pass", "    end"]
@@ -50,8 +50,7 @@ class World:
         self.last_edit = None  # the file and its blocks before the newest change, if an agent made that
         self.root.mkdir()
         self.git("init", "-q", "-b", "main")
-        for _ in range(2):
-            self.files[f"file_{self.next()}.py"] = [self.block() for _ in range(3)]
+        self.files[f"file_{self.next()}.py"] = [self.block() for _ in range(3)]
         self.save()
         self.commit()
         self.repository = Repository.at(self.root)
@@ -144,6 +143,10 @@ class World:
             ):
                 call.expected.setdefault(COMMIT, 0)
         self.watcher.look()
+        calls = {call.number: call.id for call in self.state.open_calls()}
+        seen = {divmod(number, LINES_OF_A_CALL) for file in self.state.files() for number in file.followed.kept}
+        followed = {(calls[call], line) for call, line in seen if call in calls}
+        assert followed == {id for id in self.standing(self.files) if id[0] in calls.values()}
         for event in self.state.waiting(1000):
             assert self.events.setdefault(event.id, event) == event
 
@@ -433,13 +436,15 @@ PEOPLE = [
 ]  # fmt: skip
 
 
-def play(world, steps):
-    """A script: agents and the person by turns; then time until everything is measured."""
+def play(world, steps, often=()):
+    """A script: agents and the person by turns, who does some things `often`; then time until everything is measured."""
+    world.agent()
+    world.wait(30)
     for _ in range(steps):
-        if world.random.random() < 0.45:
+        if world.random.random() < 0.4:
             world.agent()
         else:
-            getattr(world, world.random.choice(PEOPLE))()
+            getattr(world, world.random.choice(often if often and world.random.random() < 0.6 else PEOPLE))()
         world.wait(world.random.choice([30, 120, 700, 5000]))
     world.wait(90_000)
     return world
