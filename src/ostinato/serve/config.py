@@ -44,6 +44,24 @@ class SamplingRule(BaseModel, frozen=True, extra="forbid"):
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, description="None: the client's.")
 
 
+class OtlpConfig(BaseModel, frozen=True, extra="forbid"):
+    """Where spans of answered calls are sent.
+
+    Example: ``OtlpConfig(endpoint="http://127.0.0.1:4318/v1/traces")``
+    """
+
+    endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="A collector's address for traces by OTLP over HTTP. Empty: none.",
+    )
+    headers: dict[str, SecretStr] = Field(
+        default_factory=dict[str, SecretStr], description="Sent with each export, a key for instance."
+    )
+    service: str = Field(default="ostinato", min_length=1, description="What the spans call this service.")
+    timeout_s: float = Field(default=5.0, gt=0, description="Longest wait for the collector, in seconds.")
+
+
 class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     """How the gateway admits, times and assigns requests.
 
@@ -136,6 +154,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
     )
+    otlp: OtlpConfig = Field(default_factory=OtlpConfig, description="Spans of answered calls, for a collector.")
     auto: AutoConfig = Field(default_factory=AutoConfig, description="A model name that routes among several arms.")
     repeat_keys: int = Field(
         default=100_000, ge=0, description="Idempotency keys remembered to tell another body under the same key."

@@ -38,6 +38,7 @@ from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import Quotas
+from ostinato.serve.tracing import Tracing
 from ostinato.serve.visits import OwnNameOnly, Visits
 from ostinato.serve.wire.endpoint import Endpoint, Handler, on_http_exception
 from ostinato.serve.wire.exchange import in_session
@@ -98,6 +99,7 @@ def create_app(
         writes=Writes(clock, slow_s=config.store_timeout_s),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         deals=_deals(config, model_name, dealer),
+        tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )
     visits = Visits(keys, config.api_keys, [*own, *admin_keys], clock)
     return GatewayApp(parts, () if page is None else page(visits))
@@ -197,6 +199,8 @@ class GatewayApp(Starlette):
         await self._calls.close()
         if deals is not None:
             await deals.close()
+        if self._parts.tracing is not None:
+            await self._parts.tracing.close()
 
     async def _restore(self) -> None:
         log = self._parts.log

@@ -11,13 +11,14 @@ from ostinato.serve.auto.deals import Deals
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.quotas import Quotas
+from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The parts that handlers share. `model` is the name that clients send; `clock` gives Unix seconds.
-    `deals` is Auto, None without arms.
+    `deals` is Auto, None without arms; `tracing` makes spans, None without a collector.
 
     Example: ``Calls(parts, stored=intake.turn)``
     """
@@ -34,3 +35,4 @@ class Parts:
     writes: Writes
     arms: Arms
     deals: Deals | None = None
+    tracing: Tracing | None = None

@@ -288,6 +288,8 @@ class Calls:
         finally:
             attempt.writes += capture.begun
             self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
+            if self._parts.tracing is not None:
+                self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
     def _chunks(self, question: _Question, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
         """What is sampled, here or outside."""

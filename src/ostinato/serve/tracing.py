@@ -1,0 +1,92 @@
+"""Each answered call as an OpenTelemetry span, sent to a collector by OTLP: which turn and weights, how many tokens, never what was said.
+
+Names are those of OpenTelemetry's conventions for generative AI. A caller that sends a `traceparent` finds the span in its own trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ostinato.core.records import Finish
+from ostinato.core.seams import Clock
+from ostinato.serve.calls.capture import Capture
+from ostinato.serve.config import OtlpConfig
+
+_FAILED = (Finish.ERROR, Finish.ABORT)
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """Makes spans. A collector that is away costs nothing but the spans beyond 2,048 that wait for it.
+
+    Example: ``tracing.answered(capture, "m", headers)``, and at the end ``await tracing.close()``
+    """
+
+    def __init__(self, config: OtlpConfig, clock: Clock) -> None:
+        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+        exporter = OTLPSpanExporter(endpoint=config.endpoint, headers=headers, timeout=config.timeout_s)
+        self._clock = clock
+        self._provider = TracerProvider(resource=Resource.create({SERVICE_NAME: config.service}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("ostinato")
+
+    def answered(self, capture: Capture, model: str, headers: Mapping[bytes, bytes]) -> None:
+        """A call has ended, however it did. `headers` are its own, with names in lower case."""
+        call = capture.call
+        carrier = {
+            name: headers[name.encode()].decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if name.encode() in headers
+        }
+        span = self._tracer.start_span(
+            f"chat {model}",
+            context=_PROPAGATOR.extract(carrier),
+            kind=SpanKind.SERVER,
+            start_time=_nanoseconds(call.started_at),
+            attributes=_attributes(capture, model),
+        )
+        if any(choice.finish in _FAILED or choice.finish is None for choice in capture.choices):
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(_nanoseconds(self._clock()))
+
+    async def close(self) -> None:
+        """Send what waits, and end the thread that sends."""
+        await asyncio.to_thread(self._provider.shutdown)
+
+
+def _attributes(capture: Capture, model: str) -> dict[str, str | int | float | list[str] | list[int]]:
+    call = capture.call
+    versions = list(dict.fromkeys(span.policy for choice in capture.choices for span in choice.spans))
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "ostinato",
+        "gen_ai.request.model": model,
+        "gen_ai.response.id": call.id,
+        "gen_ai.conversation.id": call.episode,
+        "gen_ai.request.temperature": call.sampling.temperature,
+        "gen_ai.request.max_tokens": call.sampling.max_tokens,
+        "gen_ai.usage.input_tokens": capture.prompt_tokens,
+        "gen_ai.usage.output_tokens": capture.tokens,
+        "gen_ai.response.finish_reasons": [
+            choice.finish.value if choice.finish else "none" for choice in capture.choices
+        ],
+        "ostinato.turns": call.turn_ids(),
+        "ostinato.tenant": call.tenant,
+        "ostinato.arm": call.arm.value,
+        "ostinato.purpose": call.purpose.value,
+        "ostinato.branch": call.branch.value,
+        "ostinato.versions": [version.number for version in versions],
+        "ostinato.weights": [version.hash for version in versions],
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
