@@ -1,9 +1,11 @@
 """What is expected of a rate: of everybody, of a decile, and of people who are seen last."""
 
+import json
+
 import numpy as np
 import pytest
 
-from ostinato.release.monitors.detection.reference import ArmReference, Level
+from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 from ostinato.release.monitors.detection.sessions import Activity
 
 
@@ -48,3 +50,18 @@ def test_who_is_unseen_for_longest_is_forgotten_first():
     assert not activity.see(("t", "bob"), 13.0)[0]  # known: had their turn today
     assert not activity.see(("t", "cai"), 14.0)[0]
     assert activity.see(("t", "ann"), 15.0)[0]
+
+
+def test_a_saved_reference_goes_on_where_it_was():
+    rng = np.random.default_rng(2)
+    arm, fixed = seen([], memory=20.0), FixedReference(short=Level(memory=20.0))
+    for number in range(300):
+        mean = float(rng.random() < 0.3)
+        for each in (arm, ArmReference.from_json(json.loads(json.dumps(arm.to_json())))):
+            each.observe(mean, number % 10)
+        again = FixedReference.from_json(json.loads(json.dumps(fixed.to_json())))
+        for each in (fixed, again):
+            each.observe(mean, 60.0 * number, sessions=100, seconds=3_600.0)
+        assert again == fixed
+        assert ArmReference.from_json(json.loads(json.dumps(arm.to_json()))) == arm
+    assert fixed.expected().low < 0.3 < fixed.expected().high
