@@ -2,12 +2,16 @@
 
     python -m benchmarks.peers litellm
     python -m benchmarks.serving.gateway [--repeats 5] [--seconds 5] [--directory DIR] [--contenders echo gateway gateway-memory litellm]
+    python -m benchmarks.serving.gateway --messages 80000 --contenders gateway litellm --out FILE
 
 Every server is pinned to one core and the load to another. Latency: one connection, one call after the other. Throughput: 32
 connections. Rounds alternate, a server that is not measured is stopped (SIGSTOP), and figures are medians over rounds. Nobody computes
 anything: ours has an engine that makes its token at once, LiteLLM a mocked answer; ours writes each turn to its log on disk before
 the answer ends, the others keep nothing. With one connection each of our calls waits for the disk, whose own time for an fdatasync is
 measured before and printed beside; --directory says which disk, and /dev/shm is none. Writes benchmarks/results/gateway.json.
+
+With --messages the calls are an agent's, in Anthropic's dialect, with a history of so many bytes of tools, calls and results; LiteLLM
+translates them to OpenAI's and back, ours renders them with a tokenizer of bytes.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from urllib.request import Request, urlopen
 
 import uvloop
 from benchmarks.contender import PEERS, RESULTS, machine
+from benchmarks.serving.dialects import ARGUMENTS, LINE, messages_body
 from benchmarks.serving.load import load, request
 from benchmarks.serving.servers import KEY
 
@@ -52,6 +57,19 @@ LITELLM = {
     "general_settings": {"master_key": KEY},
     "litellm_settings": {"telemetry": False},
 }
+
+
+def question(messages: int) -> tuple[str, dict[str, Any]]:
+    """The path and body of a call: a chat's, or an agent's with a history of so many bytes in Anthropic's dialect."""
+    if not messages:
+        return "/v1/chat/completions", ASK
+    history: list[dict[str, Any]] = [{"role": "user", "content": LINE}]
+    while len(json.dumps(messages_body(history))) < messages:
+        use = {"type": "tool_use", "id": f"toolu_{len(history)}", "name": "write", "input": ARGUMENTS}
+        history.append({"role": "assistant", "content": [{"type": "text", "text": "Let me write it."}, use]})
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "written\n" + LINE}
+        history.append({"role": "user", "content": [result]})
+    return "/v1/messages", messages_body(history) | {"max_tokens": 1}
 
 
 def command(name: str, port: int, directory: Path) -> list[str]:
@@ -110,9 +128,16 @@ def wait(name: str, process: subprocess.Popen[bytes], port: int, output: Path) -
 
 
 def measure(
-    process: subprocess.Popen[bytes], port: int, *, stream: bool, connections: int, seconds: float
+    process: subprocess.Popen[bytes],
+    port: int,
+    asked: tuple[str, dict[str, Any]],
+    *,
+    stream: bool,
+    connections: int,
+    seconds: float,
 ) -> dict[str, Any]:
-    data = request("/v1/chat/completions", json.dumps(ASK | {"stream": stream}).encode(), KEY)
+    path, body = asked
+    data = request(path, json.dumps(body | {"stream": stream}).encode(), KEY)
     os.killpg(process.pid, signal.SIGCONT)
     try:
         uvloop.run(load(port, data, connections=connections, seconds=WARM_UP_S if connections > 1 else 0.5))
@@ -175,6 +200,9 @@ def main() -> None:
         default=None,
         help="where our log is written (default: the system's for temporary files)",
     )
+    parser.add_argument(
+        "--messages", type=int, default=0, metavar="BYTES", help="an agent's calls of this size instead"
+    )
     parser.add_argument("--server-core", type=int, default=0)
     parser.add_argument("--load-core", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "gateway.json")
@@ -216,7 +244,8 @@ def _rounds(
             with running(name, port, args.server_core, directory / f"{name}-{number}") as process:
                 for stream, connections in kinds:
                     kind = f"{name}, {'streamed' if stream else 'at once'}, {connections} open"
-                    got = measure(process, port, stream=stream, connections=connections, seconds=args.seconds)
+                    asked = question(args.messages)
+                    got = measure(process, port, asked, stream=stream, connections=connections, seconds=args.seconds)
                     taken.setdefault(kind, []).append(got)
                     print(f"round {number + 1}: {kind}: {got['calls_per_s']:.0f} calls/s", file=sys.stderr)
 

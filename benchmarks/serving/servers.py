@@ -33,6 +33,7 @@ from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 
 KEY = "sk-benchmark-0123456789"
+_CONTEXT = 1 << 20
 _POLICY = PolicyVersion(number=0, hash="fake0")
 
 
@@ -81,10 +82,15 @@ def gateway(log: Any) -> Starlette:
     settle()  # as the serving worker does
     config = ServeConfig(
         api_keys=("acme:" + KEY,),  # type: ignore[arg-type]
-        quota=QuotaConfig(calls_per_s=1e6, burst=1e6),
+        quota=QuotaConfig(calls_per_s=1e6, burst=1e6, bytes_per_s=1e12),
     )
     return create_app(
-        engine=OneToken(), renderer=ByteRenderer(), log=log, config=config, clock=wall_clock, model_name="m"
+        engine=OneToken(context=_CONTEXT),
+        renderer=ByteRenderer(context=_CONTEXT),
+        log=log,
+        config=config,
+        clock=wall_clock,
+        model_name="m",
     )
 
 
