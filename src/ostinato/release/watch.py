@@ -23,7 +23,8 @@ Pair = tuple[Tally, Callable[[], Tally]]
 class Watch:
     """Makes each look once per release; a restarted process may repeat its last one.
 
-    Both arms are served in the same hours: an outage, or a night, that both have tells nothing about a version.
+    Both arms are served in the same hours: an outage, or a night, that both have tells nothing about a version while their shares
+    stay. A long outage with everything rejected, before a candidate takes half of live's users, may still look like live's fault.
     """
 
     def __init__(self, outcomes: Outcomes, config: GuardConfig, compare: Compare) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from ostinato.core.records import Batch, PolicyVersion
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.baseline import Baseline
+from ostinato.reward.credit.baseline import Baseline, context_of
 from ostinato.reward.credit.episodes import by_episode
-from ostinato.reward.credit.recent import RecentShares, masses_of
+from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
 from ostinato.reward.credit.single import SingleRollout
 from ostinato.testing.records import a_turn
 
@@ -95,7 +95,33 @@ def test_a_saving_gives_the_same_answers_and_what_is_gone_is_forgotten():
 
 def test_an_episode_counts_once():
     ann, bob = person("ann"), person("bob")
-    assert masses_of([(ann, "e1", 2.0), (ann, "e1", 4.0), (bob, "e2", 1.0)]) == {ann: 3.0, bob: 1.0}
+    assert masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")]) == {ann: 2.0, bob: 1.0}
+
+
+@pytest.mark.parametrize("users", [50, 500])
+@pytest.mark.parametrize(("accepted", "sign"), [(0.20, -1), (0.30, +1)])
+def test_caps_do_not_turn_what_is_learned(users, accepted, sign):
+    """Suggesting pays where more than a quarter is accepted: 0.75 if it is, -0.25 if not, 0 for saying nothing, which is short."""
+    rng, config = np.random.default_rng(1), RewardConfig()
+    baseline, recent, steps = Baseline(config.baseline), RecentShares(config.user_steps), []
+    for step in range(160):
+        turns, rewards, suggested = [], {}, {}
+        for i in range(144):
+            suggests = bool(rng.random() < 0.5)
+            tokens = range(8 if suggests else 2)
+            turn = a_turn(f"{step}-{i}:0", user=f"u{rng.integers(users)}", prompt=(1, 2, i), sampled=tokens)
+            turns.append(replace(turn, episode=turn.id))
+            suggested[turn.id] = suggests
+            rewards[turn.id] = (0.75 if rng.random() < accepted else -0.25) if suggests else 0.0
+        found = SingleRollout(config, baseline, recent)(by_episode(turns), rewards)
+        if step >= 40:
+            steps.append(np.mean([found[id][0] * (0.5 if suggests else -0.5) for id, suggests in suggested.items()]))
+        for turn in turns:
+            baseline.observe(context_of(turn), rewards[turn.id])
+        masses = masses_of([(turn.person, turn.episode) for turn in turns])
+        scales = scales_of(masses, recent, config)
+        recent.observe({person: mass * scales[person] for person, mass in masses.items()})
+    assert sign * np.mean(steps) > 2.0 * np.std(steps) / len(steps) ** 0.5
 
 
 def test_credit_keeps_to_what_is_allowed():

@@ -97,5 +97,7 @@ def _prospect(found: Prospect) -> Table:
     return table
 
 
-def _numbers(value: PolicyValue) -> tuple[str, str, str]:
+def _numbers(value: PolicyValue | None) -> tuple[str, str, str]:
+    if value is None:
+        return "-", "-", "-"
     return f"{value.mean:+.3f}", f"{value.lower:+.3f} to {value.upper:+.3f}", f"{value.turns:.0f}"

@@ -37,6 +37,7 @@ from ostinato.release.auto.offpolicy import (
 )
 
 _FEW = 0.01  # below this share of the turns the estimates lean on hardly anything
+_EVEN = 1.1  # times as many turns as another arm: episodes that differ by more are another number under other draws
 _ALIKE = 0.8  # of the share of answers rated that the most rated arm has; an arm below it is rated by other people, or otherwise
 
 
@@ -44,7 +45,9 @@ _ALIKE = 0.8  # of the share of answers rated that the most rated arm has; an ar
 class Prospect:
     """The mean utility per turn under other shares, estimated three ways, beside what was `earned` under those that were.
 
-    Of `turns`, `rated` have a reward or failed. `advice` says what speaks against believing it, "" if nothing does.
+    `ips` and `dr` are None where arms differ in how many turns an episode has: the odds are those of an episode's draw, and other draws
+    would have made another number of turns. `snips` divides by that number. Of `turns`, `rated` have a reward or failed. `advice` says
+    what speaks against believing it, "" if nothing does.
 
     Example: ``Prospect(shares={"live": 1.0}, turns=4000, rated=900, earned=PolicyValue(...), ips=..., snips=..., dr=..., advice="")``
     """
@@ -53,9 +56,9 @@ class Prospect:
     turns: int
     rated: int
     earned: PolicyValue
-    ips: PolicyValue
+    ips: PolicyValue | None
     snips: PolicyValue
-    dr: PolicyValue
+    dr: PolicyValue | None
     advice: str
 
 
@@ -64,6 +67,7 @@ class _Dealt:
     """A turn. `reward` is None while nothing is known of it; `spent` is what its time and money are worth."""
 
     person: Person
+    episode: tuple[str, str]
     pick: Pick
     spent: float
     failed: bool
@@ -106,6 +110,7 @@ async def _dealt(log: Log, config: RouterConfig) -> list[_Dealt]:
             failed = row.finish == Finish.ERROR
             found = _Dealt(
                 person=row.person if named else (row.tenant, ""),
+                episode=(row.tenant, row.episode),
                 pick=row.auto,
                 spent=slowness * seconds - config.price * (row.auto.cost or 0.0),
                 failed=failed,
@@ -133,16 +138,17 @@ def _estimated(dealt: Sequence[_Dealt], arms: Sequence[str], shares: Mapping[str
     total_N1 = wanted_NA.sum(axis=1, keepdims=True)
     target_NA = np.where(total_N1 > 0.0, wanted_NA / np.where(total_N1 > 0.0, total_N1, 1.0), odds_NA)
     predicted_NA = cross_fitted(logged, np.zeros(len(dealt), dtype=np.int64), len(arms))
-    value = snips(logged, target_NA)
+    value, lengths = snips(logged, target_NA), _turns_per_episode(dealt)
+    even = max(lengths.values()) <= _EVEN * min(lengths.values())
     return Prospect(
         shares=dict(shares),
         turns=len(dealt),
         rated=sum(each.reward is not None for each in dealt),
         earned=earned(logged),
-        ips=ips(logged, target_NA),
+        ips=ips(logged, target_NA) if even else None,
         snips=value,
-        dr=doubly_robust(logged, target_NA, predicted_NA),
-        advice=_advice(dealt, value.turns),
+        dr=doubly_robust(logged, target_NA, predicted_NA) if even else None,
+        advice=_advice(dealt, value.turns, {} if even else lengths),
     )
 
 
@@ -162,8 +168,18 @@ def _utilities(dealt: Sequence[_Dealt], arms_N: Ints) -> Floats:
     return utilities_N + np.array([each.spent for each in dealt])
 
 
-def _advice(dealt: Sequence[_Dealt], worth: float) -> str:
+def _turns_per_episode(dealt: Sequence[_Dealt]) -> dict[str, float]:
+    """How many turns an episode of each arm has, on average."""
+    turns = Counter(each.pick.arm for each in dealt)
+    episodes = Counter(arm for arm, _ in {(each.pick.arm, each.episode) for each in dealt})
+    return {arm: count / episodes[arm] for arm, count in sorted(turns.items())}
+
+
+def _advice(dealt: Sequence[_Dealt], worth: float, uneven: Mapping[str, float]) -> str:
     said: list[str] = []
+    if uneven:
+        told = ", ".join(f"{arm} {turns:.1f}" for arm, turns in uneven.items())
+        said.append(f"arms differ in turns an episode ({told}): only SNIPS is a mean per turn")
     if worth < _FEW * len(dealt):
         said.append(f"these turns say no more of it than {worth:.0f} turns of its own would")
     answers = Counter(each.pick.arm for each in dealt if not each.failed)

@@ -62,8 +62,8 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
         default=None,
         ge=0.0,
         allow_inf_nan=False,
-        description="The change for the worse that is let pass, in the metric's own units. A goal without one has "
-        "`release.trial.margin`, a guardrail none at all.",
+        description="The change for the worse that is let pass, in the metric's own units. A goal of shares without one has "
+        "`release.trial.margin`, one with `most` must name it, a guardrail has none at all.",
     )
     unit: Literal["user"] = Field(
         default="user", description="What is independent: users, each of them one however many turns they make."
@@ -97,6 +97,8 @@ class MetricConfig(BaseModel, frozen=True, extra="forbid"):
     def _whole(self) -> MetricConfig:
         if self.quantile is not None and (self.denominator or self.most != 1.0):
             raise ValueError("with a quantile each turn counts as one: leave out denominator and most")
+        if self.role == "goal" and self.most != 1.0 and self.tolerance is None:
+            raise ValueError(f"a goal of values up to {self.most:g} needs a tolerance, in its own units")
         return self
 
     @property

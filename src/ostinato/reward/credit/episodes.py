@@ -23,6 +23,8 @@ def by_episode(turns: Iterable[Turn]) -> list[Episode]:
 def parts_of_episodes(turns: Sequence[Turn]) -> list[float]:
     """The weight of each turn in a batch of these: an episode's weights sum to 1, so that twenty turns count no more than one.
 
+    The price: where the policy decides how many turns there are, a bad long episode is held less against each of them than a bad short one.
+
     Example: two turns of one episode and one of another: ``[0.5, 0.5, 1.0]``
     """
     sizes = Counter((turn.tenant, turn.episode) for turn in turns)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostinato.core.records import Person
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit.caps import capped
 
 _FORGOTTEN = 1e-6  # a share that is not remembered any more
 
@@ -42,7 +44,7 @@ class RecentShares:
         return self._shares.get(person, 0.0)
 
     def observe(self, masses: Mapping[Person, float]) -> None:
-        """Take in a step: how much was learned of each person, in any unit."""
+        """Take in a step: how much of it was each person's after the cuts, in any unit."""
         total = math.fsum(masses.values())
         if total <= 0.0 or not self._memory:
             return
@@ -78,13 +80,21 @@ class RecentShares:
         self._level = squares / whole**2 if whole else math.inf
 
 
-def masses_of(taught: Sequence[tuple[Person, str, float]]) -> dict[Person, float]:
-    """By person, what a batch of (person, episode, sum of absolute advantages) holds; an episode's turns share one weight.
+def masses_of(turns: Sequence[tuple[Person, str]]) -> dict[Person, float]:
+    """By person, the weight of what a batch has of them: 1 for an episode, which its turns share. Given are each turn's person and episode.
 
-    Example: ``masses_of([(ann, "e1", 2.0), (ann, "e1", 4.0), (bob, "e2", 1.0)]) == {ann: 3.0, bob: 1.0}``
+    Example: ``masses_of([(ann, "e1"), (ann, "e1"), (ann, "e2"), (bob, "e3")]) == {ann: 2.0, bob: 1.0}``
     """
-    sizes = Counter((person[0], episode) for person, episode, _ in taught)
+    sizes = Counter((person[0], episode) for person, episode in turns)
     masses: dict[Person, float] = {}
-    for person, episode, mass in taught:
-        masses[person] = masses.get(person, 0.0) + mass / sizes[person[0], episode]
+    for person, episode in turns:
+        masses[person] = masses.get(person, 0.0) + 1.0 / sizes[person[0], episode]
     return masses
+
+
+def scales_of(masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig) -> dict[Person, float]:
+    """The factor in (0, 1] by which each person's part of a batch is cut: to what they may have after the last steps, then by the caps."""
+    total = math.fsum(masses.values())
+    kept = {person: min(mass, recent.allowed(person) * total) for person, mass in masses.items()}
+    scales = capped(kept, user_cap=config.user_cap, tenant_cap=config.tenant_cap)
+    return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}

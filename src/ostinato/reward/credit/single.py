@@ -9,19 +9,17 @@ by the root mean square rather than by the standard deviation keeps the sign of 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ostinato.core.errors import NoSignal
-from ostinato.core.records import Advantages, Person, Turn
+from ostinato.core.records import Advantages
 from ostinato.core.samples import Episode
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline, Floats, context_of, counted_as
-from ostinato.reward.credit.caps import capped
 from ostinato.reward.credit.episodes import parts_of_episodes, returns
-from ostinato.reward.credit.recent import RecentShares
+from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
 
 LEAST_RMS = 1e-8
 
@@ -30,9 +28,9 @@ class SingleRollout:
     """Implements `core.seams.Credit`. All of a turn's tokens get the same advantage.
 
     An episode's reward reaches its earlier turns, discounted; the reward of a turn that is not in the batch reaches nobody. The
-    RMS is over episodes, whose turns share one weight, and so are the shares that are capped: a person's mass is the sum over
-    their turns of weight x |A| x tokens, which is what the gradient is made of. `recent` says how much of it each person may have
-    after what the last steps learned of them.
+    RMS is over episodes, whose turns share one weight, and so are the shares that are capped: a person's mass is the weight of their
+    episodes. It is not the size of their advantages: what went well and what went badly differ in that, and a cap that cuts one of them
+    more bends what is learned. `recent` says how much each person may have after what the last steps learned of them.
 
     `baseline` and `recent` are read, never taught: who folds the log teaches them.
 
@@ -62,7 +60,8 @@ class SingleRollout:
         if rms < LEAST_RMS / unit:
             raise NoSignal(f"the baseline explains every reward: the residuals' RMS is below {LEAST_RMS:g}")
         advantages_N = residuals_N / rms
-        scales = self._scales(turns, advantages_N, weights_N)
+        weights = masses_of([(counted_as(turn, self._config.users), turn.episode) for turn in turns])
+        scales = scales_of(weights, self._recent, self._config)
         return {
             turn.id: (float(advantage) * scales.get(counted_as(turn, self._config.users), 1.0),) * len(turn.sampled_ids)
             for turn, advantage in zip(turns, advantages_N, strict=True)
@@ -80,15 +79,6 @@ class SingleRollout:
             for value in returns([rewards[turn.id] / unit for turn in episode.turns], self._config.discount)
         ]
         return np.array(reached) - expected_N / unit, unit
-
-    def _scales(self, turns: Sequence[Turn], advantages_N: Floats, weights_N: Floats) -> dict[Person, float]:
-        masses: dict[Person, float] = defaultdict(float)
-        for turn, advantage, weight in zip(turns, advantages_N, weights_N, strict=True):
-            masses[counted_as(turn, self._config.users)] += float(weight * abs(advantage)) * len(turn.sampled_ids)
-        total = math.fsum(masses.values())
-        kept = {person: min(mass, self._recent.allowed(person) * total) for person, mass in masses.items()}
-        scales = capped(kept, user_cap=self._config.user_cap, tenant_cap=self._config.tenant_cap)
-        return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}
 
 
 def _refuse_without_contrast(rewards: Sequence[float]) -> None:

@@ -11,7 +11,6 @@ config allows.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ from ostinato.core.records import (
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline
-from ostinato.reward.credit.recent import RecentShares, masses_of
+from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
 from ostinato.reward.ledger.alarms import FAILURES, Alarms
 from ostinato.reward.ledger.entries import Facts, Gold, Matured, OpenTurn, Unit, needs_reward, nobody
 from ostinato.reward.ledger.orphans import Orphans
@@ -240,15 +239,13 @@ class TurnLedger:
 
     def _batch(self, batch: Batch) -> None:
         self._pass(batch.at)
-        taken = [
-            (self._taken(batch, turn_id), credit) for turn_id, credit in zip(batch.turns, batch.credits, strict=True)
-        ]
-        taught = [(entry, credit) for entry, credit in taken if entry is not None]
-        self.teaching.batch([entry for entry, _ in taught])
-        self.recent.observe(
-            masses_of([(e.facts.context.person, e.facts.episode, math.fsum(map(abs, credit))) for e, credit in taught])
-        )
-        for entry, _ in taught:
+        taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
+        taught = [entry for entry in taken if entry is not None]
+        self.teaching.batch(taught)
+        masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in taught])
+        scales = scales_of(masses, self.recent, self.config)
+        self.recent.observe({person: mass * scales[person] for person, mass in masses.items()})
+        for entry in taught:
             self.counts["trained"] += 1
             self.to_hold.pop(entry.facts.id, None)
             self.settled.put(entry.facts.id, entry.facts.tenant, Fate.TRAINED)

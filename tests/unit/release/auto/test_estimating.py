@@ -47,6 +47,22 @@ async def test_all_three_find_what_other_shares_would_have_earned():
     assert (found.turns, found.earned.users, found.advice) == (1200, 300, "")
 
 
+async def test_arms_whose_episodes_differ_in_turns_are_compared_by_the_mean_per_turn_alone():
+    """An episode is dealt once. Of twice as many turns half as good each, the odds of the draw say neither how many there would be."""
+    rng, log, odds = np.random.default_rng(1), MemoryLog(), {"live": 0.5, "large": 0.5}
+    for i in range(600):
+        arm = drawn(odds, float(rng.random()))
+        for k in range({"live": 2, "large": 6}[arm]):
+            turn = a_dealt_turn(f"t{i}-{k}:0", arm, user=f"u{i}", odds=odds, episode=f"e{i}")
+            await log.append(turn, a_reward(turn, float(rng.random() < LIKES[arm])))
+    found = await prospect(log, {"live": 1.0}, CONFIG)
+    assert (found.ips, found.dr) == (None, None)
+    assert found.snips.lower < 0.8 < found.snips.upper
+    assert found.advice.startswith("arms differ in turns an episode (large 6.0, live 2.0)")
+    mixed = await prospect(log, {"live": 0.8, "large": 0.2}, CONFIG)
+    assert mixed.snips.lower < (0.8 * 2 * 0.8 + 0.2 * 6 * 0.4) / (0.8 * 2 + 0.2 * 6) < mixed.snips.upper
+
+
 async def test_an_answer_that_failed_counts_as_the_least_reward():
     log = await a_log(600)
     for i in range(300):

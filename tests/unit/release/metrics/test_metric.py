@@ -82,7 +82,7 @@ def test_values_are_averaged_up_to_the_most_that_counts():
     stars = metric("stars", numerator=("stars",), most=5.0)
     assert [stars.measure({"stars": value}) for value in (4.0, 1e9, -3.0)] == [(0.8, 1.0), (1.0, 1.0), (0.0, 1.0)]
     assert stars.tolerance == 0.0
-    assert metric("stars", numerator=("stars",), most=5.0, role="goal").tolerance == pytest.approx(0.1)
+    assert metric("stars", numerator=("stars",), most=5.0, role="goal", tolerance=0.2).tolerance == 0.2
 
 
 def test_a_denominator_may_be_a_count_and_no_turn_gains_more_than_it_counts():
@@ -190,6 +190,7 @@ def test_every_built_in_metric_can_be_named_without_declaring_it(name):
         ("[{name='acceptance', role='guardrail'}]", "no metric has the role 'goal'"),
         ("[{name='acceptance'}, {name='acceptance'}]", "two metrics are named 'acceptance'"),
         ("[{name='latency_p50', most=9.0}]", "with a quantile each turn counts as one"),
+        ("[{name='kept', role='goal', numerator=['kept'], most=2000.0}]", "needs a tolerance, in its own units"),
         ("[{name='acceptance', tolerence=0.1}]", "unknown key 'release.metrics.0.tolerence'"),
     ],
 )  # fmt: skip
