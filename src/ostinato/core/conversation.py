@@ -50,6 +50,8 @@ class ToolCall:
 class Message:
     """What one side said. Only an assistant has `reasoning` and `calls`; `answers` is the id of the call that a tool's message answers.
 
+    `failed`: its client says that the call failed. No model is told, but by the text.
+
     Example: ``Message(role=Role.TOOL, text="2 passed", answers="call_chatcmpl-3f_0_0")``
     """
 
@@ -58,6 +60,7 @@ class Message:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     answers: str = ""
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,9 @@ from ostinato.core.records import NoReward, Pending, Reward, Signal, Turn
 
 ACCEPTED = "accepted"
 REJECTED = frozenset({"rejected", "undone"})
-KEPT = ("lines_kept_24h", "lines_kept_commit", "lines_kept_1h", "lines_kept_5m")
-"""Which share of the lines that a turn wrote still stands, the most telling first."""
+KEPT_A_DAY = "lines_kept_24h"
+KEPT = frozenset({"lines_kept_5m", "lines_kept_1h", "lines_kept_commit", KEPT_A_DAY})
+"""Which share of the lines that a turn wrote still stands, at several times."""
 _MOST_ERRORS = 3  # of a turn's calls that count against it
 
 Weight = Annotated[float, Field(ge=0, le=1)]
@@ -160,7 +161,7 @@ def agent(
     weights = AgentWeights(t, kept, tests, said, dissatisfied, refused, interrupted, error)
     value = _bounded(agent_parts(heard, weights)) if heard or silence is None else silence
     names = tuple(signal.id for signal in heard)
-    return Reward(turn=turn.id, value=value, function="agent@1", signals=names, at=deadline)
+    return Reward(turn=turn.id, value=value, function="agent@2", signals=names, at=deadline)
 
 
 def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, float]:
@@ -169,8 +170,8 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
     ====================  ======================================================================================================
     Part                  Worth
     ====================  ======================================================================================================
-    `kept lines`          kept x (share of its lines that stand - t), after a day, else at the commit, an hour, five minutes: the
-                          mean over its calls. A share, so that more lines are not worth more
+    `kept lines`          kept x (share of its lines that stand - t), after a day, else when last looked at (the commit, an hour, five
+                          minutes): the mean over its calls. A share, so that more lines are not worth more
     `tests`               + tests if the last run after its edit passed, - tests if it failed
     `said`                + said if somebody accepted it, - said if they rejected or undid it, whichever was last
     `dissatisfied`        - dissatisfied if the next message was a retry, a correction or a complaint
@@ -181,15 +182,10 @@ def agent_parts(heard: Sequence[Signal], weights: AgentWeights) -> dict[str, flo
 
     Example: ``agent_parts([half_kept, passed], AgentWeights()) == {"kept lines": 0.0, "tests": 0.5}``
     """
-    values: dict[str, list[float]] = {}
-    for signal in heard:
-        values.setdefault(signal.name, []).append(signal.value)
     parts: dict[str, float] = {}
-    shares = next((values[name] for name in KEPT if name in values), None)
-    if shares is not None:
-        parts["kept lines"] = weights.kept * (
-            sum(max(0.0, min(1.0, share)) for share in shares) / len(shares) - weights.t
-        )
+    shares = _latest_shares(heard)
+    if shares:
+        parts["kept lines"] = weights.kept * (sum(shares) / len(shares) - weights.t)
     runs = _happened(heard, "tests_passed", "tests_failed")
     if runs:
         parts["tests"] = weights.tests if runs[-1] == "tests_passed" else -weights.tests
@@ -220,6 +216,14 @@ def parts_of(reward: Reward, signals: Iterable[Signal], options: Mapping[str, An
     weights = AgentWeights(**{name: value for name, value in options.items() if name in known})
     parts = agent_parts(considered(signals, reward.at), weights)
     return parts if math.isclose(_bounded(parts), reward.value, abs_tol=1e-9) else {}
+
+
+def _latest_shares(heard: Sequence[Signal]) -> list[float]:
+    """The shares of a turn's lines that stand, one for each call, as of the last look at them."""
+    looks = [signal for signal in heard if signal.name in KEPT]
+    names = [signal.name for signal in looks]
+    last = KEPT_A_DAY if KEPT_A_DAY in names else names[-1] if names else ""
+    return [max(0.0, min(1.0, signal.value)) for signal in looks if signal.name == last]
 
 
 def _happened(heard: Sequence[Signal], *names: str) -> list[str]:

@@ -149,7 +149,7 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     next_message: bool = Field(
         default=False,
         description="Make signals of what people say next, by rules for English: dissatisfied (a retry, correction or complaint), "
-        "praised, followed_up, interrupted.",
+        "praised, followed_up, interrupted, tool_rejected.",
     )
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."

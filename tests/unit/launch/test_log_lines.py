@@ -1,11 +1,15 @@
 """What `ostinato log` prints is one line a row and no command to a terminal, whatever names a row carries."""
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from ostinato.core.records import Quarantine
-from ostinato.launch.commands.log import line
+from ostinato.app.storage import open_log
+from ostinato.config import load
+from ostinato.core.records import Quarantine, Reward
+from ostinato.launch.commands.log import line, print_log
 from ostinato.testing.records import a_signal, a_turn
 
 FORGED = "ann\nsignal     chatcmpl-9:0  rejected=1\r\x1b[2J\x9b1A\u2028\u202e"
@@ -30,3 +34,19 @@ def test_no_name_breaks_its_line(row):
 
 def test_letters_of_every_script_stay_as_they_are():
     assert "Jürgen 陳 🎻" in line(a_turn(user="Jürgen 陳 🎻"))
+
+
+async def test_an_agents_reward_is_shown_with_its_parts(tmp_path):
+    config = load(None, [f"run.directory={tmp_path / 'run'}", "reward.options={tests=0.75}"])
+    turn = a_turn("chatcmpl-3f:0")
+    kept, passed = a_signal(turn, "lines_kept_1h", value=0.75), a_signal(turn, "tests_passed", at=12.0)
+    reward = Reward(turn=turn.id, value=1.0, function="agent@2", signals=(kept.id, passed.id), at=7210.0)
+    other = a_turn("chatcmpl-40:0")
+    plain_reward = Reward(turn=other.id, value=0.75, function="copilot@1", signals=(), at=7210.0)
+    with open_log(config) as log:
+        await log.append(turn, kept, passed, reward, other, plain_reward)
+    seen = io.StringIO()
+    await print_log(config, "rewards", 2, Console(file=seen, width=140))
+    first, second = seen.getvalue().splitlines()
+    assert first.endswith("chatcmpl-3f:0  +1.000  agent@2  from 2 signals: kept lines +0.25, tests +0.75")
+    assert second.endswith("chatcmpl-40:0  +0.750  copilot@1  from 0 signals")

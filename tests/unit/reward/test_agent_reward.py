@@ -42,8 +42,10 @@ def decided(*signals, **options):
     ("signals", "parts"),
     [
         ([said("lines_kept_5m", value=1.0)], {"kept lines": 0.5}),
-        ([said("lines_kept_5m", value=1.0), said("lines_kept_1h", value=0.0)], {"kept lines": -0.5}),
-        ([said("lines_kept_commit", value=1.0), said("lines_kept_1h", 30, value=0.0)], {"kept lines": 0.5}),
+        ([said("lines_kept_5m", value=1.0), said("lines_kept_1h", 30, value=0.0)], {"kept lines": -0.5}),
+        ([said("lines_kept_commit", value=1.0), said("lines_kept_1h", 30, value=0.0)], {"kept lines": -0.5}),
+        ([said("lines_kept_1h", value=0.0), said("lines_kept_commit", 30, value=1.0)], {"kept lines": 0.5}),
+        ([said("lines_kept_24h", value=1.0), said("lines_kept_commit", 30, value=0.0)], {"kept lines": 0.5}),
         ([said("lines_kept_1h", id="a", value=1.0), said("lines_kept_1h", id="b", value=0.0)], {"kept lines": 0.0}),
         ([said("lines_kept_1h", value=7.0)], {"kept lines": 0.5}),
         ([said("tests_failed", 12), said("tests_passed", 14)], {"tests": 0.5}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from rich.console import Console
 
 from ostinato.app.storage import Home, open_log
@@ -20,7 +23,9 @@ from ostinato.core.records import (
     Stamp,
     Turn,
 )
+from ostinato.core.seams import Log
 from ostinato.launch.views.plain import plain
+from ostinato.reward.functions import parts_of
 
 KINDS: dict[str, set[type]] = {
     "all": {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm},
@@ -45,10 +50,24 @@ def existing(config: Config) -> Home:
     return place
 
 
-def line(row: Row) -> str:
-    """A row in one line, whatever was put into its names."""
+def line(row: Row, parts: Mapping[str, float] | None = None) -> str:
+    """A row in one line, whatever was put into its names; `parts` are a reward's, where they are known."""
     kind, text = _described(row)
-    return f"{kind:10} " + plain(text)
+    made = ", ".join(f"{name} {worth:+.2f}" for name, worth in (parts or {}).items())
+    return f"{kind:10} " + plain(f"{text}: {made}" if made else text)
+
+
+async def parts_in(log: Log, rows: Iterable[Row], options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """By turn, what the rewards among these rows are made of, where that is known; under these options of the reward function."""
+    rewards = [row for row in rows if isinstance(row, Reward) and row.signals]
+    tenants = {turn.id: turn.tenant for turn in await log.find(Turn, [(row.turn,) for row in rewards])}
+    named = [(tenants[row.turn], id) for row in rewards if row.turn in tenants for id in row.signals]
+    said = {(signal.tenant, signal.id): signal for signal in await log.find(Signal, named)}
+    found: dict[str, dict[str, float]] = {}
+    for row in rewards:
+        signals = [said[key] for id in row.signals if (key := (tenants.get(row.turn, ""), id)) in said]
+        found[row.turn] = parts_of(row, signals, options)
+    return found
 
 
 def _described(row: Row) -> tuple[str, str]:
@@ -89,8 +108,11 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
     """The newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
     existing(config)
     with open_log(config) as log:
-        for cursor, row in log.tail(last, KINDS[kind]):
-            console.print(f"{cursor:>8}  {line(row)}", highlight=False, markup=False, soft_wrap=True)
+        rows = log.tail(last, KINDS[kind])
+        parts = await parts_in(log, (row for _, row in rows), config.reward.options)
+        for cursor, row in rows:
+            made = parts.get(row.turn) if isinstance(row, Reward) else None
+            console.print(f"{cursor:>8}  {line(row, made)}", highlight=False, markup=False, soft_wrap=True)
 
 
 async def forget(config: Config, tenant: str, user: str | None, console: Console) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from ostinato.core.generation import Chunk, Generate, Tops, Usage
 from ostinato.core.records import Arm, Branch, Finish, Pick, PolicyVersion, Purpose, Sampling, Span, Turn
 from ostinato.core.seams import Clock, Log
 from ostinato.serve.auto.config import AutoArm
+from ostinato.serve.metrics import Metrics
 from ostinato.serve.writes import Writes
 
 _LOG = logging.getLogger(__name__)
@@ -80,6 +81,23 @@ class TurnObserver(Protocol):
     def store_error(self) -> None:
         """The log refused a turn."""
         ...
+
+
+class Both(TurnObserver):
+    """Counts turns and tells somebody else of them."""
+
+    def __init__(self, metrics: Metrics, stored: Callable[[Turn], None]) -> None:
+        self._metrics = metrics
+        self._stored = stored
+
+    def turn(self, turn: Turn) -> None:
+        """A turn is in the log."""
+        self._metrics.turn(turn)
+        self._stored(turn)
+
+    def store_error(self) -> None:
+        """The log refused a turn."""
+        self._metrics.store_error()
 
 
 class StoreSlow(Unavailable):

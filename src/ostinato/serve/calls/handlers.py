@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -17,11 +17,11 @@ from typing import Any, cast
 from ostinato.core.conversation import Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Purpose, Signal, Turn
+from ostinato.core.records import Arm, Purpose, Turn
 from ostinato.serve.auto.deals import Deal
 from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
 from ostinato.serve.calls.answer import Answer
-from ostinato.serve.calls.capture import Call, Capture, TurnObserver, again, played
+from ostinato.serve.calls.capture import Both, Call, Capture, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.draws import Draws
 from ostinato.serve.calls.previous import Previous
@@ -38,7 +38,6 @@ from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Reques
 from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.feedback.overheard import Overheard
-from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
@@ -80,28 +79,16 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What goes to the engine; of a conversation, what reads the answer, and who remembers it so that it can be followed up."""
+    """What goes to the engine; of a conversation, what reads the answer, who remembers it so that it can be followed up, and who is told
+    that it was handed over.
+    """
 
     prompt: Prompt
     purpose: Purpose = Purpose.TASK
     grammar: str = ""
     conversation: Conversation | None = None
     remember: Callable[[Turn, Message], None] | None = None
-
-
-class _Both(TurnObserver):
-    """Counts turns and tells somebody else of them."""
-
-    def __init__(self, metrics: Metrics, stored: Callable[[Turn], None]) -> None:
-        self._metrics = metrics
-        self._stored = stored
-
-    def turn(self, turn: Turn) -> None:
-        self._metrics.turn(turn)
-        self._stored(turn)
-
-    def store_error(self) -> None:
-        self._metrics.store_error()
+    answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
 
 
 class Calls:
@@ -110,7 +97,7 @@ class Calls:
     def __init__(self, parts: Parts, *, stored: Callable[[Turn], None], overheard: Overheard) -> None:
         config, tenants = parts.config, parts.keys.tenants
         self._parts = parts
-        self._observer = _Both(parts.metrics, stored)
+        self._observer = Both(parts.metrics, stored)
         self._context = min(parts.renderer.context, parts.engine.capabilities().context)
         self._numerics = parts.engine.numerics()
         self._draws = Draws(parts)
@@ -159,23 +146,28 @@ class Calls:
         question = sessions.look(asked.scope, conversation)
         cost = chars + _MESSAGE_CHARS * len(conversation.messages) + (conversation.demand is not None) * _DEMAND_CHARS
         purpose = purpose_of(asked.exchange.headers, conversation)
-        work = partial(self._render, tenant, question, purpose)
-        prompt, grammar, heard = await self._rendering.run(tenant, cost, work)
-        self._overheard.note(heard)
+        prompt, grammar = await self._rendering.run(tenant, cost, partial(self._render, tenant, question))
+        self._overheard.note(tenant, question, purpose)
 
         def remember(turn: Turn, answer: Message) -> None:
             sessions.remember(question, turn, answer)
             previous.keep(request, turn, answer)
 
-        return _Question(prompt=prompt, purpose=purpose, grammar=grammar, conversation=conversation, remember=remember)
+        return _Question(
+            prompt=prompt,
+            purpose=purpose,
+            grammar=grammar,
+            conversation=conversation,
+            remember=remember,
+            answered=partial(self._overheard.answered, question),
+        )
 
-    def _render(self, tenant: str, question: Question, purpose: Purpose) -> tuple[Prompt, str, list[Signal]]:
-        """The prompt, the grammar of the answer, and what the person says about the answer before. Raises BadRequest."""
+    def _render(self, tenant: str, question: Question) -> tuple[Prompt, str]:
+        """The prompt, and the grammar of the answer. Raises BadRequest."""
         conversation = question.conversation
         if conversation.demand is not None and not self._parts.engine.capabilities().follows_grammars:
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
-        prompt = self._sessions[tenant].render(question)
-        return prompt, self._parts.renderer.grammar(conversation), self._overheard.signals(tenant, question, purpose)
+        return self._sessions[tenant].render(question), self._parts.renderer.grammar(conversation)
 
     async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
         prompt = request.prompt
@@ -321,11 +313,12 @@ class Calls:
             prompt_tokens=len(call.prompt_ids),
             count_usage=request.wants_usage,
         )
+        readings = [self._reading(question.conversation, turn) for turn in call.turn_ids()]
         answer = Answer(
             capture,
             chunks,
             writer=asked.route.writer(request, heading, self._parts.renderer if request.wants_logprobs else None),
-            readings=[self._reading(question.conversation, turn) for turn in call.turn_ids()],
+            readings=readings,
             exchange=asked.exchange,
             watch=asked.watch,
             metrics=self._parts.metrics,
@@ -335,6 +328,8 @@ class Calls:
         )
         await answer.send(stream=bool(request.stream))
         self._deliveries.note(call.turn_ids())
+        if question.answered is not None:
+            question.answered(call.turn_ids(), [reading.message() for reading in readings])
         self._parts.metrics.delivered(call.tenant, call.n)
 
     def _reading(self, conversation: Conversation | None, turn: str) -> Reading:

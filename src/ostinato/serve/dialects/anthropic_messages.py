@@ -84,7 +84,7 @@ class _ToolUse(_Block):
 class _ToolResult(_Block):
     tool_use_id: Name
     content: Any = None
-    is_error: bool | None = None  # models have no place for it: that it failed is what the result's text says
+    is_error: bool | None = None  # models have no place for it: that it failed is what the result's text says to them
     toolset_name: None = None
 
 
@@ -123,7 +123,7 @@ def _part(role: Role, block: Any, where: str) -> Message | None:
         case "tool_result":
             result = validate(_ToolResult, block, where)
             text = "" if result.content is None else _texts(result.content, f"{where}.content", in_result=True)
-            return Message(role=Role.TOOL, text=text, answers=result.tool_use_id)
+            return Message(role=Role.TOOL, text=text, answers=result.tool_use_id, failed=bool(result.is_error))
         case _:
             validate(_Redacted, block, where)  # encrypted for Anthropic's servers: nobody else can read it
             return None

@@ -1,30 +1,33 @@
 """What a person's next message says about the answer before it, by rules. Pure; English only.
 
-The rules would rather miss than be wrong: a message that fits none of them says only that the conversation went on. Their version is
+The rules would rather miss than be wrong: a message that fits none of them says only that the conversation went on. So most of them look
+at how a sentence or a part of it begins: "it fails" is a complaint, "what if it fails?" and "test that it fails" are none. Their version is
 told with each signal, so that what was heard by other rules can be told apart.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
 
-from ostinato.core.conversation import Conversation, Role
+from ostinato.serve.feedback import phrases
 
-VERSION = "rules@1"
-INTERRUPTION = "[Request interrupted by user"  # Claude Code's, where somebody pressed Escape
-_TAG = re.compile(
-    r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>"
-)  # of reminders, environments, instructions, a command's output
+VERSION = "rules@2"
+_MOST_WORDS = 60  # of what was typed: whoever is displeased says so early, and what is longer is material
+_MOST_CHARS = 800
+_MOST_WARM = 10  # words of a message that only praises
+_MOST_CROSS = 40  # of one that complains or corrects: a longer one has a purpose of its own
+_FEWEST = 3  # words with a meaning that a request has which can be told from another
+_SENTENCES = re.compile(r"([.!?]+)(?=\s|$)|\n+")
+_PARTS = re.compile(r"[,;:()]+(?=\s|$)|\s(?=\()|\s-+\s|\s*[\u2013\u2014]\s*")
+_QUOTED = re.compile(r"\"[^\"\n]*\"|\u201c[^\u201d\n]*\u201d|`[^`\n]*`")
 _NOISE = re.compile(r"[^\w' ]+")
 _SPACES = re.compile(r"\s+")
-_MOST_CHARS = 1_000  # of what was typed that are read
-_MOST_SENT = 50_000  # characters of a message in which it is looked for
-_SHORT = 6  # words of a message that only praises
-_ALIKE = 0.8  # share of words that a request said again has in common with the first, by Jaccard
-_FEWEST = 3  # words that a request has that can be told from another
+_SHORTENED = re.compile(r"\b(do|does|did|is|was|are|were|has|have|had|ca|could|wo|would|should)(?:n'?t)\b")
+_IS = re.compile(r"\b(it|that|this|there|here|what|he|she)'s\b")
 
 
 class Next(StrEnum):
@@ -41,120 +44,110 @@ class Next(StrEnum):
 DISSATISFIED = frozenset({Next.RETRY, Next.CORRECTION, Next.COMPLAINT})
 
 
-def _any(*patterns: str) -> re.Pattern[str]:
-    """One of several patterns: "IT", "NOT" and "THAT" in them stand for these."""
-    it = (
-        r"(?:it|this|that|these|those|they|which|your \w+(?: \w+)?|"
-        r"the (?:answer|output|result|code|change|fix|test|patch|build|error|bug)s?)"
-    )
-    joined = "|".join(patterns).replace("NOT", r"(?:n't|nt|not| not|never)").replace("THAT", r"(?:it|this|that)")
-    return re.compile(joined.replace("IT", it))
+class _Part(NamedTuple):
+    """A part of a sentence in plain words; `asks`: the sentence is a question."""
+
+    words: str
+    asks: bool
 
 
-_RETRY = _any(
-    r"^(?:ok |okay |please |pls |hm+ |no |nope )*(?:try|do|run|write|generate|answer) (?:THAT )?(?:again|once more|one more time|over)\b",
-    r"^(?:ok |okay |please |pls |hm+ |no |nope )*(?:re-?try|redo|regenerate|re-?do it|again)(?: please| pls)?$",
-    r"^(?:ok |okay |please |pls |hm+ |no |nope )*(?:(?:one more|another) (?:try|attempt)\b|give it another)",
-)
-_COMPLAINT = _any(
-    r"\bstill (?:doesNOT|doNOT|isNOT|not|wrong|fail|broken|crash|get|see|the same|throws?|errors?|red|missing|happen)",
-    r"\bIT (?:(?:just |also |really |completely |totally )*(?:does|do|did|is|are|was|were|ca|wo)NOT\b.{0,40}"
-    r"(?:work|right|correct|help|what i|compile|run|pass|make sense|true|even|what we|fix))",
-    r"\bIT (?:is|are|was|were|looks|look|seems)(?: just| still| completely| totally| all| so| plain| simply)* "
-    r"(?:wrong|broken|useless|incorrect|terrible|nonsense|bad|garbage|worse)",
-    r"\bIT (?:broke|breaks|failed|fails|crashed|crashes)\b",
-    r"\b(?:not|n't|nt) what i (?:asked|wanted|meant|said|need)",
-    r"\byou (?:broke|ignored|deleted|removed|forgot|missed|skipped|misunderstood|made it worse|changed the wrong|didNOT|haveNOT|"
-    r"areNOT listening|keep)\b",
-    r"\bi (?:said|told you|already (?:said|told|asked)|asked (?:you|for)|did(?:n't|nt| not) (?:ask|want|say|mean))\b",
-    r"\b(?:wtf|useless|same error|made things worse)\b",
-    r"\bstop (?:doing|changing|adding|making|guessing|inventing|apologi[sz]ing)\b",
-    r"^(?:wrong|incorrect|nonsense|not working|does(?:n't|nt| not) work|no good|that's not)\b",
-    r"\bwhy (?:did|would|are|do) you\b",
-)
-_CORRECTION = _any(
-    r"^(?:no|nope|nah|wait|actually|rather|instead|hm+|sorry)\b"
-    r"(?! (?:problem|worries|need|thanks|thank|i (?:was|meant to)|never ?mind))",
-    r"\bi meant\b|\binstead of\b|\binstead$|^not\b",
-    r"\b(?:undo|revert|roll back|take back|put back|change back|restore) (?:THAT|the|your|my|everything|those|these)\b",
-    r"\b(?:put|change|set|turn) (?:THAT|them) back\b",
-    r"\b(?:should|must|was supposed to|were supposed to|needs? to) (?:be|have been|return|use|go|stay)\b.{0,60}\bnot\b",
-    r"\b(?:don't|do not|dont|please don't|never) (?:use|touch|change|add|remove|edit|do|rename|delete|import|mock|write)\b",
-)
-_PRAISE = _any(
-    r"^(?:ok |okay |ah |oh |wow |cool |and |yes |yeah |yep |hey )*(?:thanks|thank you|thx|ty|great|perfect|awesome|excellent|nice|lovely|"
-    r"brilliant|beautiful|exactly|amazing|well done|good (?:job|work|one|catch)|lgtm|looks good|"
-    r"THAT (?:works|worked|did it|fixed it|is perfect|is great|looks (?:good|great))|works(?: now| great| perfectly)?$)"
-)
-_TOPIC = _any(
-    r"^(?:ok |okay |thanks |thank you |great |perfect |cool |alright |now |so )*(?:a |one )?"
-    r"(?:new|different|another|next|other|unrelated|separate) (?:topic|question|task|thing|issue|problem|subject|request)",
-    r"^(?:ok |okay |thanks |thank you |great |perfect |cool |alright |now |so )*"
-    r"(?:next up\b|moving on\b|unrelated\b|switching (?:to|gears)|"
-    r"(?:let's|lets) (?:move on|switch|talk about|now do|do something else)|forget (?:about )?THAT\b)",
-)
-_BUT = _any(r"\b(?:but|however|except|although|though|only)\b")
+def kind_of(message: str, before: str, answer: str = "") -> Next:
+    """What a message is, that followed `answer` to the request `before`; all as somebody typed or was shown them.
 
-
-def typed(text: str) -> str:
-    """What a person typed of a user's message: without the blocks in tags that agents put there, and their notes in brackets."""
-    bare = " ".join(_outside(text[:_MOST_SENT]))
-    lines = [line for line in bare.splitlines() if not line.strip().startswith(INTERRUPTION)]
-    return "\n".join(lines).strip()[:_MOST_CHARS]
-
-
-def _outside(text: str) -> Iterator[str]:
-    """The pieces of a text that stand in no block between a tag and the next that closes it."""
-    tags = list(_TAG.finditer(text))
-    closings: dict[str, list[int]] = {}
-    for tag in tags:
-        if tag["closes"]:
-            closings.setdefault(tag["name"], []).append(tag.end())
-    at = 0
-    for tag in tags:
-        ends = closings.get(tag["name"], [])
-        if tag["closes"] or tag.start() < at or not ends or ends[-1] < tag.end():
-            continue
-        yield text[at : tag.start()]
-        at = ends[bisect(ends, tag.end())]
-    yield text[at:]
-
-
-def interrupted(text: str) -> bool:
-    """True if an agent says that the person stopped the answer before."""
-    return INTERRUPTION in text[:_MOST_SENT]
-
-
-def asked_before(conversation: Conversation, known: int) -> str:
-    """What a person typed last among the first `known` messages."""
-    said = (typed(each.text) for each in reversed(conversation.messages[:known]) if each.role is Role.USER)
-    return next((text for text in said if text), "")
-
-
-def kind_of(message: str, before: str) -> Next:
-    """What a message is, that followed an answer to the request `before`; both as `typed`.
+    Where the answer ended in a question, "no" and "not that" are replies to it and correct nothing.
 
     Example: ``kind_of("No, use pathlib instead.", "Read the file.") is Next.CORRECTION``
     """
-    plain = _plain(message)
-    if _RETRY.search(plain) or _alike(plain, _plain(before)):
+    parts = list(_parts_of(message))
+    if not parts:
+        return Next.GOES_ON
+    first = parts[0].words
+    whole = " ".join(part.words for part in parts)
+    asked = _asks(answer)
+    if phrases.RETRY.search(whole) or _same(message, before):
         return Next.RETRY
-    if _PRAISE.search(plain) and len(plain.split()) <= _SHORT and not _BUT.search(plain):
+    if _praises(whole, parts):
         return Next.PRAISE
-    if _TOPIC.search(plain):
+    if any(phrases.TOPIC.search(words) for words in (whole, *(part.words for part in parts[:2]))):
         return Next.TOPIC
-    if _COMPLAINT.search(plain):
+    if len(whole.split()) > _MOST_CROSS or phrases.UNCLEAR.search(whole):
+        return Next.GOES_ON
+    if any(_complains(part) for part in parts):
         return Next.COMPLAINT
-    if _CORRECTION.search(plain):
+    if _corrects(first, parts, whole, asked=asked):
         return Next.CORRECTION
     return Next.GOES_ON
 
 
+def _complains(part: _Part) -> bool:
+    if part.asks and not part.words.startswith("why "):
+        return False
+    return phrases.COMPLAINT.search(part.words) is not None
+
+
+def _corrects(first: str, parts: Sequence[_Part], whole: str, *, asked: bool) -> bool:
+    """True for a change to what was done. A question is none, unless it asks to take something back."""
+    if parts[0].asks and len(parts) == 1:
+        return phrases.TAKING_BACK.search(first) is not None and bool(phrases.CORRECTION.search(first))
+    if not asked and ((phrases.NO.search(whole) and len(whole.split()) > 1) or phrases.NOT.search(first)):
+        return True
+    if any(phrases.CORRECTION.search(words) for words in (first, whole)) and not (
+        asked and first.startswith(("not", "no "))
+    ):
+        return True
+    return not asked and any(
+        phrases.OPPOSING.search(one.words) and phrases.OPPOSED.search(other.words) and not other.asks
+        for one, other in pairwise(parts[:2])
+    )
+
+
+def _praises(whole: str, parts: Sequence[_Part]) -> bool:
+    words = whole.split()
+    asks = any(part.asks for part in parts)
+    return (
+        not asks
+        and len(words) <= _MOST_WARM
+        and phrases.THANKS.search(whole) is not None
+        and phrases.WARM.issuperset(words)
+    )
+
+
+def _asks(answer: str) -> bool:
+    """True if an answer ends in a question."""
+    return answer.rstrip(" \t\n\"'`*_)]}").endswith("?")
+
+
+def _same(message: str, before: str) -> bool:
+    """True if two requests differ only in words that mean nothing."""
+    one, other = ([word for word in _plain(text).split() if word not in phrases.EMPTY] for text in (message, before))
+    return len(one) >= _FEWEST and one == other
+
+
+def _parts_of(message: str) -> Iterator[_Part]:
+    """The parts of its sentences, up to so many words; what stands in quotes is somebody else's."""
+    bare = _QUOTED.sub(" ", message[:_MOST_CHARS].replace("\u2019", "'"))
+    left, at = _MOST_WORDS, 0
+    for end in (*_SENTENCES.finditer(bare), None):
+        sentence = bare[at : end.start()] if end else bare[at:]
+        asks = end is not None and "?" in end.group()
+        at = end.end() if end else len(bare)
+        for piece in _PARTS.split(sentence):
+            words = _plain(piece)
+            if words and left > 0:
+                left -= len(words.split())
+                yield _Part(words, asks)
+
+
 def _plain(text: str) -> str:
-    """Lower case, one line, without punctuation but apostrophes."""
-    return _SPACES.sub(" ", _NOISE.sub(" ", text.lower().replace("\u2019", "'"))).strip()
-
-
-def _alike(one: str, other: str) -> bool:
-    words, others = set(one.split()), set(other.split())
-    return len(words) >= _FEWEST and len(words & others) >= _ALIKE * len(words | others)
+    """Lower case, one line, without punctuation; short forms such as "doesn't" and "dont" in full."""
+    lowered = _SHORTENED.sub(r"\1 not", text.lower().replace("\u2019", "'"))
+    lowered = lowered.replace("ca not", "can not").replace("wo not", "will not")
+    lowered = (
+        _IS.sub(r"\1 is", lowered)
+        .replace("i'm ", "i am ")
+        .replace("you're ", "you are ")
+        .replace("i'd ", "i would ")
+        .replace("let's", "let us")
+        .replace("lets ", "let us ")
+    )
+    return _SPACES.sub(" ", _NOISE.sub(" ", lowered)).strip().replace(" '", " ")

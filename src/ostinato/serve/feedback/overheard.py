@@ -1,82 +1,154 @@
-"""The next message of a conversation as a signal about the answer before it, written beside the calls: none waits for it or fails by it."""
+"""What people say next as signals about the answer before: kept in memory, and listened to and written in batches beside the calls.
+
+No call waits for it or fails by it. What a kill loses is at most the last quarter of a second.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from ostinato.core.conversation import Role
+from ostinato.core.conversation import Message, Role, calling_turn
 from ostinato.core.errors import OstinatoError
 from ostinato.core.records import Purpose, Signal, Source
 from ostinato.serve.calls.sessions import Question
 from ostinato.serve.feedback.intake import Intake
-from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, Next, asked_before, interrupted, kind_of, typed
+from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, Next, kind_of
+from ostinato.serve.feedback.telemetry import rejection_id
+from ostinato.serve.feedback.typed import Typed, asked_before, typed
 from ostinato.serve.parts import Parts
 
 _LOG = logging.getLogger(__name__)
+EVERY_S = 0.25
 _MOST = 256  # signals in one write
 _RETRY_S = 2.0
 _KEPT = 10_000  # signals kept in memory while the log takes nothing
+_ANSWERED = 16_384  # answers that may be asked for again
+_READING_S = 2.0  # what is asked again sooner than this was asked by a program: nobody has read the answer
+
+
+class _Said(NamedTuple):
+    """A signal before it has a tenant and a time."""
+
+    id: str
+    turn: str
+    name: str
+    comment: str | None = None
+    source: Source = Source.IMPLICIT
+
+
+class _Asked(NamedTuple):
+    """A question, when it came, and the answer to the same question that a person has read before; "" without one."""
+
+    tenant: str
+    question: Question
+    at: float
+    read: str
 
 
 class Overheard:
     """Listens to conversations that go on, if `serve.next_message` is set.
 
-    Example: ``overheard.note(overheard.signals("acme", question, Purpose.TASK))``, and at the end ``await overheard.close()``
+    Example: ``overheard.note("acme", question, Purpose.TASK)`` when a question is asked, ``overheard.answered(question, turns, answers)``
+    when its answers were handed over, and at the end ``await overheard.close()``
     """
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
         self._on = parts.config.next_message
         self._clock = parts.clock
         self._intake = intake
+        self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()  # turn, and when
+        self._asked: list[_Asked] = []
         self._noted: list[Signal] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def signals(self, tenant: str, question: Question, purpose: Purpose) -> list[Signal]:
-        """What a person's message says about the answer before it: nothing if the answer is of no turn that was found, or nobody typed."""
-        messages, known = question.conversation.messages, question.known
-        if not self._on or purpose is not Purpose.TASK or question.entry is None or question.conversation.continued:
-            return []
-        new = messages[known:]
-        if not new or new[-1].role is not Role.USER or any(message.role is Role.ASSISTANT for message in new):
-            return []
-        now, id, turn = self._clock(), f"next-{question.chain[-1].hex()}", question.entry.turn
-        said = _said(typed(new[-1].text), asked_before(question.conversation, known))
-        found: list[tuple[str, str, str | None]] = []
-        if interrupted(new[-1].text):
-            found.append((f"{id}-i", "interrupted", None))
-        if said is not None:
-            found.append((id, *said))
-        return [
-            Signal(
-                id=id,
-                tenant=tenant,
-                turn=turn,
-                name=name,
-                value=1.0,
-                source=Source.IMPLICIT,
-                occurred_at=now,
-                received_at=now,
-                comment=comment,
-            )
-            for id, name, comment in found
-        ]
+    def note(self, tenant: str, question: Question, purpose: Purpose) -> None:
+        """Listen to a question soon, and have what it says written. What was noted before counts once, by its id."""
+        if self._on and purpose is Purpose.TASK and not question.conversation.continued:
+            now = self._clock()
+            turn, at = self._answered.get(_place(question), ("", now)) if question.again else ("", now)
+            read = turn if now - at >= _READING_S else ""
+            self._asked.append(_Asked(tenant, question, now, read))
+            self._wait(EVERY_S)
 
-    def note(self, signals: list[Signal]) -> None:
-        """Have them written soon. What was noted before counts once, by its id."""
-        if not signals:
-            return
-        self._noted += signals
-        if self._writing is None:
-            self._begin()
+    def answered(self, question: Question, turns: Sequence[str], answers: Sequence[Message]) -> None:
+        """A client got these answers whole: who asks the same again was not content with the one that they could read."""
+        if self._on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
+            place = _place(question)
+            self._answered[place] = (turns[0], self._clock())
+            self._answered.move_to_end(place)
+            if len(self._answered) > _ANSWERED:
+                self._answered.popitem(last=False)
 
     async def close(self) -> None:
         """Write what is noted; one try."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._writing is not None:
             await self._writing
         await self._write()
 
+    # ------------------------------------------------------------ listening
+
+    def _listen(self) -> None:
+        asked, self._asked = self._asked, []
+        self._noted += [
+            Signal(
+                id=said.id,
+                tenant=each.tenant,
+                turn=said.turn,
+                name=said.name,
+                value=1.0,
+                source=said.source,
+                occurred_at=each.at,
+                received_at=each.at,
+                comment=said.comment,
+            )
+            for each in asked
+            for said in self._said(each)
+        ]
+
+    def _said(self, asked: _Asked) -> Iterator[_Said]:
+        """What the message says: nothing if it is no person's, or goes on from an answer of no turn that was found."""
+        question = asked.question
+        messages, known = question.conversation.messages, question.known
+        new = messages[known:]
+        if not new or new[-1].role is not Role.USER or any(message.role is Role.ASSISTANT for message in new):
+            return
+        words = typed(new[-1].text)
+        if question.entry is not None and not (words.later or _spoken(new[:-1])):
+            yield from self._about(question, question.entry.turn, words, new)
+        if asked.read and words.text:
+            yield _Said(f"again-{asked.read}", asked.read, "dissatisfied", _comment(Next.RETRY))
+
+    def _about(self, question: Question, turn: str, words: Typed, new: Sequence[Message]) -> Iterator[_Said]:
+        """What somebody says and did about the answer before."""
+        id = f"next-{question.chain[-1].hex()}"
+        calls = [message.answers for message in new if message.failed and calling_turn(message.answers) == turn]
+        if words.refused and calls:
+            for call in calls:
+                yield _Said(rejection_id(call), turn, "tool_rejected", None, Source.HUMAN)
+        elif words.stopped:
+            yield _Said(f"{id}-i", turn, "interrupted")
+        if words.text:
+            messages, known = question.conversation.messages, question.known
+            kind = kind_of(words.text, asked_before(question.conversation, known), messages[known - 1].text)
+            name = "dissatisfied" if kind in DISSATISFIED else "praised" if kind is Next.PRAISE else "followed_up"
+            yield _Said(id, turn, name, _comment(kind))
+
+    # ------------------------------------------------------------ writing
+
+    def _wait(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+
     def _begin(self) -> None:
+        self._timer = None
+        self._listen()
         if self._writing is None and self._noted:
             self._writing = asyncio.ensure_future(self._write())
             self._writing.add_done_callback(self._ended)
@@ -84,9 +156,10 @@ class Overheard:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._writing = None
         if self._noted:
-            asyncio.get_running_loop().call_later(_RETRY_S, self._begin)
+            self._wait(_RETRY_S)
 
     async def _write(self) -> None:
+        self._listen()
         while self._noted:
             tenant = self._noted[0].tenant
             part = [signal for signal in self._noted if signal.tenant == tenant][:_MOST]
@@ -103,10 +176,15 @@ class Overheard:
             self._noted = [signal for signal in self._noted if signal.tenant != tenant or signal.id not in ids]
 
 
-def _said(message: str, before: str) -> tuple[str, str] | None:
-    """The signal's name and comment."""
-    if not message:
-        return None
-    kind = kind_of(message, before)
-    name = "dissatisfied" if kind in DISSATISFIED else "praised" if kind is Next.PRAISE else "followed_up"
-    return name, f"{kind.value} ({VERSION})"
+def _spoken(messages: Sequence[Message]) -> bool:
+    """True if somebody typed something before: of several messages the first is about the answer, and was heard when it came."""
+    return any(message.role is Role.USER and typed(message.text).text for message in messages)
+
+
+def _place(question: Question) -> tuple[bytes, str]:
+    """What is the same for a question that is asked again."""
+    return question.chain[-1], question.scope.episode or ""
+
+
+def _comment(kind: Next) -> str:
+    return f"{kind.value} ({VERSION})"

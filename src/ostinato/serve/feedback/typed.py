@@ -1,0 +1,84 @@
+"""What a person typed of a user's message, in which agents put reminders, environments and notes of their own. Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from ostinato.core.conversation import Conversation, Role
+
+INTERRUPTION = "[Request interrupted by user"  # Claude Code's, where somebody pressed Escape
+_OF_A_CALL = f"{INTERRUPTION} for tool use"  # where a call of a tool was refused or stopped
+_TAG = re.compile(
+    r"<(?P<closes>/?)(?P<name>[a-z][a-z_-]{0,63})>"
+)  # of reminders, environments, instructions, a command's output
+_FENCE = "```"
+_MOST_CHARS = 2_000  # of what was typed that are read
+_MOST_SENT = 50_000  # characters of a message in which it is looked for
+_MOST_TAGS = 1_000
+_LOOKED_THROUGH = 50  # earlier messages of a person in which their last words are looked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """What somebody typed. `stopped`: before it they stopped the answer, or `refused` its call, and the agent says so.
+
+    `later`: it is about an answer that nobody kept, because somebody stopped that one after typing something else first.
+
+    Example: ``Typed(text="Use git.", stopped=True)``
+    """
+
+    text: str = ""
+    stopped: bool = False
+    refused: bool = False
+    later: bool = False
+
+
+def typed(message: str) -> Typed:
+    """What a person typed of a message: without blocks in tags, code in fences, lines that quote, and agents' notes in brackets."""
+    lines: list[str] = []
+    stopped = refused = later = False
+    for line in "".join(_outside(message[:_MOST_SENT])).splitlines():
+        bare = line.strip()
+        if bare.startswith(INTERRUPTION):
+            later = later or bool(lines)
+            stopped = stopped or not lines
+            refused = refused or (not lines and bare.startswith(_OF_A_CALL))
+        elif bare:
+            lines.append(bare)
+    said = "\n".join(line for line in _prose("\n".join(lines)) if not line.startswith(">"))
+    return Typed(text=said.strip()[:_MOST_CHARS], stopped=stopped, refused=refused, later=later)
+
+
+def asked_before(conversation: Conversation, known: int) -> str:
+    """What a person typed last among the first `known` messages."""
+    theirs = [message.text for message in conversation.messages[:known] if message.role is Role.USER]
+    said = (typed(text).text for text in reversed(theirs[-_LOOKED_THROUGH:]))
+    return next((text for text in said if text), "")
+
+
+def _prose(text: str) -> Iterator[str]:
+    """The lines that stand in no fence."""
+    for piece in text.split(_FENCE)[::2]:
+        yield from piece.splitlines()
+
+
+def _outside(text: str) -> Iterator[str]:
+    """The pieces of a text that stand in no block between a tag and the next that closes it, each on lines of its own."""
+    tags = list(islice(_TAG.finditer(text), _MOST_TAGS))
+    closings: dict[str, list[int]] = {}
+    for tag in tags:
+        if tag["closes"]:
+            closings.setdefault(tag["name"], []).append(tag.end())
+    at = 0
+    for tag in tags:
+        ends = closings.get(tag["name"], [])
+        if tag["closes"] or tag.start() < at or not ends or ends[-1] < tag.end():
+            continue
+        yield text[at : tag.start()]
+        yield "\n"
+        at = ends[bisect(ends, tag.end())]
+    yield text[at:]
