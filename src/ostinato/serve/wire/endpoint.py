@@ -94,7 +94,8 @@ class Endpoint:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in OpenAI's shape."""
     failure: OstinatoError = NotFound(
-        f"There is nothing at {request.url.path[:200]!r}; this server has OpenAI's /v1/chat/completions, /v1/completions and /v1/models, "
+        f"There is nothing at {request.url.path[:200]!r}; this server has OpenAI's /v1/chat/completions, /v1/responses, "
+        "/v1/completions and /v1/models, "
         "Anthropic's /v1/messages, and takes /v1/feedback, /v1/logs and /v1/traces."
     )
     if isinstance(error, HTTPException) and error.status_code == 405:
