@@ -109,7 +109,7 @@ def test_what_claude_code_sends_is_a_conversation():
             Message(role=Role.USER, text="<reminder>Be brief.</reminder>\nFix it."),
             Message(role=Role.SYSTEM, text="Today is Monday."),
             Message(role=Role.ASSISTANT, text="Let me look.", reasoning="Two files.", calls=calls),
-            Message(role=Role.TOOL, text="No such file.", answers="call_3f_0_0"),
+            Message(role=Role.TOOL, text="No such file.", answers="call_3f_0_0", failed=True),
             Message(role=Role.TOOL, text="WebFetch", answers="call_3f_0_1"),
             Message(role=Role.USER, text="[Interrupted]\nTry b.py."),
         ),

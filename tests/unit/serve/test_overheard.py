@@ -8,7 +8,8 @@ from gateway_world import world
 from tests.fakes.otlp_exports import JSON, claude, encode, logs
 
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Signal, Source
+from ostinato.core.records import Signal
+from ostinato.reward.functions import AgentWeights, agent_parts
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.log import MemoryLog
 
@@ -177,7 +178,7 @@ async def report(w, call):
 
 
 @pytest.mark.parametrize("first", ["wire", "telemetry"])
-async def test_a_refused_call_is_told_once_by_the_wire_and_by_telemetry(first):
+async def test_a_refused_call_that_the_wire_and_telemetry_tell_of_is_worth_one_refusal(first):
     async with world(engine=FakeEngine(lambda _: CALL), next_message=True) as w:
         turn, call, replied = await called(w)
         if first == "telemetry":
@@ -185,11 +186,10 @@ async def test_a_refused_call_is_told_once_by_the_wire_and_by_telemetry(first):
         await speak(w, replied(STOPPED, "Use git clean instead."))
         await told(w, 2)
         await report(w, call)
-        found = await told(w, 2)
-        assert [(row.turn, row.name, row.source) for row in found] == [
-            (turn, "tool_rejected", Source.HUMAN),
-            (turn, "dissatisfied", Source.IMPLICIT),
-        ]
+        found = await told(w, 3)
+        assert {row.turn for row in found} == {turn}
+        assert sorted(row.name for row in found) == ["dissatisfied", "tool_rejected", "tool_rejected"]
+        assert agent_parts(found, AgentWeights())["refused"] == -AgentWeights.refused
 
 
 async def test_a_call_that_failed_by_itself_was_not_refused():

@@ -285,7 +285,8 @@ class EngineThread(threading.Thread):
         last = sample.sampled == sample.request.sampling.max_tokens
         text, finish = shown(stream, token, self._stop_ids, last=last)
         if sample.editor is not None and (why := sample.editor.take(token)):  # an end that is allowed is taken too
-            _LOG.error("request %s: its grammar cannot go on: %s", sample.request.id, why)
+            # the compiler's words hold the whole grammar, which is the client's text
+            _LOG.warning("request %s: its grammar cannot go on: %.120s", sample.request.id, why.partition("\n")[0])
             finish = Finish.ERROR
         self._emit(sample, (token,), (logprob,), text, finish, (tops,) if tops else ())
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ostinato.core.conversation import Conversation, Demand, Tool
 from ostinato.core.errors import BadRequest
+from ostinato.model.answers.bounds import check_schema
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """Where free space is allowed between the parts of a JSON text, some models make nothing else."""
@@ -62,6 +63,9 @@ def grammar_of(
         )
     if conversation.continued:
         raise BadRequest("nothing can be demanded of an answer that goes on with a message", field="messages")
+    for schema in (demand.schema, *(tool.parameters for tool in conversation.tools if tool.name in demand.calls)):
+        if schema is not None:
+            check_schema(schema)
     lark = _Lark(wording or Wording(call="", several=None), control)
     return lark.rules(demand, conversation.tools, thinks=thinks, opening=opening)
 

@@ -86,8 +86,9 @@ class _Request(BaseModel):
     @classmethod
     def _check_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         for token, value in (bias or {}).items():
-            if not (token.isascii() and token.isdigit() and len(token) < 10) or not -100 <= value <= 100:
-                raise ValueError("takes token ids as text and values in [-100, 100]")
+            plain = token.isascii() and token.isdigit() and len(token) < 10 and str(int(token)) == token
+            if not plain or not -100 <= value <= 100:
+                raise ValueError("takes token ids as text, each once, and values in [-100, 100]")
         return bias
 
     @field_validator("stop")

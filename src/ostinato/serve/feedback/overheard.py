@@ -17,7 +17,6 @@ from ostinato.core.records import Purpose, Signal, Source
 from ostinato.serve.calls.sessions import Question
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, Next, kind_of
-from ostinato.serve.feedback.telemetry import rejection_id
 from ostinato.serve.feedback.typed import Typed, asked_before, typed
 from ostinato.serve.parts import Parts
 
@@ -131,7 +130,7 @@ class Overheard:
         calls = [message.answers for message in new if message.failed and calling_turn(message.answers) == turn]
         if words.refused and calls:
             for call in calls:
-                yield _Said(rejection_id(call), turn, "tool_rejected", None, Source.HUMAN)
+                yield _Said(f"rejected-{call}", turn, "tool_rejected", None, Source.HUMAN)
         elif words.stopped:
             yield _Said(f"{id}-i", turn, "interrupted")
         if words.text:

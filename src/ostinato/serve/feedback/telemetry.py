@@ -14,8 +14,7 @@ a span of a model call     `response_error` if it failed although the answer had
 
 All others are worth 1. Everything else that is reported is no signal: requests, prompts, token counts. So is what names no turn of
 ours, by a tool call's id or by an answer's. A signal's id is made of all that it says and of what identifies its event, so that events
-may be reported again, late and in any order. That a person refused a call has an id of the call alone, since agents also say so to the
-model: it counts once.
+may be reported again, late and in any order.
 """
 
 from __future__ import annotations
@@ -62,9 +61,6 @@ class _Said:
     source: Source = Source.CODE
     value: float = 1.0
     comment: str | None = None
-
-
-_REJECTED = _Said(name="tool_rejected", source=Source.HUMAN)
 
 
 class _Unclear(ValueError):
@@ -134,16 +130,8 @@ class _Batch:
         )
 
 
-def rejection_id(call: str) -> str:
-    """The id of the signal that a person refused this call, whoever told of it."""
-    return f"rejected-{call}"
-
-
 def _id(event: Event | TraceSpan, turn: str, said: _Said) -> str:
     attributes = event.attributes
-    calls = [call for call in _texts(attributes, _CALL_IDS) if calling_turn(call) == turn]
-    if said == _REJECTED and calls and len(rejection_id(calls[0])) <= _MAX_ID:
-        return rejection_id(calls[0])
     session = [attributes.get(key) for key in (*_SESSIONS, "event.sequence")]
     named = [attributes.get(key) for key in (*_CALL_IDS, *_ANSWER_IDS)]
     place = [event.name, event.time_ns, event.trace_id, event.span_id]
