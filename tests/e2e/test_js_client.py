@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.fakes.proxy import LosesAnswers
 
 from ostinato.core.records import Signal
 from ostinato.serve.config import ServeConfig
@@ -29,26 +30,6 @@ KEY, SECRET = "sk-0123456789abcdef", "us-0123456789abcdef"
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node: install it, or make agents")
 
 
-class Flaky:
-    """Answers the first requests with 503; the events are stored all the same."""
-
-    def __init__(self, app, failures):
-        self.app, self.left = app, failures
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http" or self.left == 0:
-            await self.app(scope, receive, send)
-            return
-        self.left -= 1
-
-        async def nowhere(message):
-            pass
-
-        await self.app(scope, receive, nowhere)
-        await send({"type": "http.response.start", "status": 503, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-
 async def run(script, *, failures=0, setup=""):
     """What a script prints, as JSON, and the signals that are in the log afterwards. `signals` is a client."""
     log, seconds = MemoryLog(), count(1000)
@@ -61,7 +42,7 @@ async def run(script, *, failures=0, setup=""):
         clock=lambda: float(next(seconds)),
         model_name="m",
     )
-    async with serving(Flaky(app, failures)) as url:
+    async with serving(LosesAnswers(app, failures)) as url:
         given = f"const url = {json.dumps(url)}, key = {json.dumps(KEY)}, secret = {json.dumps(SECRET)};"
         words = [
             setup,

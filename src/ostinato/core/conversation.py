@@ -62,6 +62,12 @@ class Message:
     answers: str = ""
     failed: bool = False
 
+    @property
+    def chars(self) -> int:
+        """How many characters it says."""
+        called = sum(len(call.name) + len(call.arguments) for call in self.calls)
+        return len(self.text) + len(self.reasoning) + called
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
@@ -107,10 +113,9 @@ class Conversation:
     @property
     def chars(self) -> int:
         """About how many characters a prompt has that shows all of it."""
-        said = sum(len(message.text) + len(message.reasoning) for message in self.messages)
-        called = sum(len(call.name) + len(call.arguments) for message in self.messages for call in message.calls)
+        said = sum(message.chars for message in self.messages)
         shown = sum(len(tool.name) + len(tool.description) + len(json.dumps(tool.parameters)) for tool in self.tools)
-        return said + called + shown
+        return said + shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

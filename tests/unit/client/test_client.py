@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.fakes.proxy import LosesAnswers
 
 from ostinato.core.records import Source
 from ostinato.serve.config import ServeConfig
@@ -26,26 +27,6 @@ from ostinato_client.sending import Sender
 
 KEY = "sk-0123456789abcdef"
 PACKAGE = Path(__file__).parents[3] / "client" / "src"
-
-
-class Flaky:
-    """Answers the first requests with 503; the events are stored all the same."""
-
-    def __init__(self, app, failures):
-        self.app, self.left = app, failures
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http" or self.left == 0:
-            await self.app(scope, receive, send)
-            return
-        self.left -= 1
-
-        async def nowhere(message):
-            pass
-
-        await self.app(scope, receive, nowhere)
-        await send({"type": "http.response.start", "status": 503, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
 
 
 def app(log, *keys, **config):
@@ -98,7 +79,7 @@ def reply(status, body=b'{"id":"e","status":"accepted"}', length=None, **headers
 
 async def test_both_clients_retry_with_one_id_and_count_once():
     log = MemoryLog()
-    async with serving(Flaky(app(log), 2)) as url:
+    async with serving(LosesAnswers(app(log), 2)) as url:
         sent = await asyncio.to_thread(Ostinato(url).feedback, "R", "accepted", True)
         async with AsyncOstinato(url + "/v1/") as client:
             other = await client.feedback("R:1", "undone", 0.5, source="code", occurred_at=3.0, comment="c", id="mine")

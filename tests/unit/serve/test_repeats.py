@@ -7,6 +7,7 @@ import json
 import openai
 import pytest
 from gateway_world import ASK, all_sampled, events, world
+from tests.fakes.proxy import LosesAnswers
 
 from ostinato.core.records import Finish
 from ostinato.testing.engine import FakeEngine
@@ -136,29 +137,9 @@ async def test_a_refused_body_does_not_use_up_its_key():
         assert (await w.chat(headers=KEY, max_tokens=10))[0] == 200
 
 
-class LosesAnswers:
-    """Handles the first so many requests, and drops the connection's answer for an error of a proxy."""
-
-    def __init__(self, app, left):
-        self.app, self.left = app, left
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http" or self.left == 0:
-            await self.app(scope, receive, send)
-            return
-        self.left -= 1
-
-        async def nowhere(message):
-            pass
-
-        await self.app(scope, receive, nowhere)
-        await send({"type": "http.response.start", "status": 502, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_official_clients_retries_make_one_turn(stream):
-    async with world(engine=counting(), real=True, wrap=lambda app: LosesAnswers(app, 2)) as w:
+    async with world(engine=counting(), real=True, wrap=lambda app: LosesAnswers(app, 2, status=502)) as w:
         async with openai.AsyncOpenAI(base_url=w.url + "/v1", api_key="none", max_retries=3) as client:
             answer = await client.chat.completions.create(**ASK, stream=stream, extra_headers={"Idempotency-Key": "k1"})
             text = (

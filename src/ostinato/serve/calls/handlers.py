@@ -159,7 +159,7 @@ class Calls:
             grammar=grammar,
             conversation=conversation,
             remember=remember,
-            answered=partial(self._overheard.answered, question),
+            answered=partial(self._overheard.answered, question) if self._overheard.on else None,
         )
 
     def _render(self, tenant: str, question: Question) -> tuple[Prompt, str]:

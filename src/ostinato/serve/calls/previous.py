@@ -30,13 +30,7 @@ class _Kept:
 
     @property
     def cost(self) -> int:
-        chars = sum(
-            len(message.text)
-            + len(message.reasoning)
-            + sum(len(call.name) + len(call.arguments) for call in message.calls)
-            for message in self.said
-        )
-        return chars + _OVERHEAD * (1 + len(self.said))
+        return sum(message.chars for message in self.said) + _OVERHEAD * (1 + len(self.said))
 
 
 class Previous:
@@ -62,10 +56,8 @@ class Previous:
         if not isinstance(request, ResponsesRequest) or request.previous_response_id is None:
             return request.conversation
         steps = list(self._back(request.previous_response_id))
-        for step in steps:
-            self._kept.move_to_end(
-                step
-            )  # the first last: of a conversation that is dropped its newest answers go first
+        for step in steps:  # the first answer last: of a conversation that is dropped the newest answers go first
+            self._kept.move_to_end(step)
         return request.after([message for step in reversed(steps) for message in self._kept[step].said])
 
     def keep(self, request: ConversationRequest, turn: Turn, answer: Message) -> None:

@@ -56,7 +56,7 @@ class Overheard:
     """
 
     def __init__(self, parts: Parts, intake: Intake) -> None:
-        self._on = parts.config.next_message
+        self.on = parts.config.next_message
         self._clock = parts.clock
         self._intake = intake
         self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()  # turn, and when
@@ -67,7 +67,7 @@ class Overheard:
 
     def note(self, tenant: str, question: Question, purpose: Purpose) -> None:
         """Listen to a question soon, and have what it says written. What was noted before counts once, by its id."""
-        if self._on and purpose is Purpose.TASK and not question.conversation.continued:
+        if self.on and purpose is Purpose.TASK and not question.conversation.continued:
             now = self._clock()
             turn, at = self._answered.get(_place(question), ("", now)) if question.again else ("", now)
             read = turn if now - at >= _READING_S else ""
@@ -76,7 +76,7 @@ class Overheard:
 
     def answered(self, question: Question, turns: Sequence[str], answers: Sequence[Message]) -> None:
         """A client got these answers whole: who asks the same again was not content with the one that they could read."""
-        if self._on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
+        if self.on and len(turns) == 1 and answers[0].text.strip() and not answers[0].calls:
             place = _place(question)
             self._answered[place] = (turns[0], self._clock())
             self._answered.move_to_end(place)
