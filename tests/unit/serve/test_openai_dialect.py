@@ -1,12 +1,17 @@
 import json
+import math
 import tracemalloc
 
 import pytest
 
-from ostinato.core.conversation import Message, Role
+from ostinato.core.conversation import Message, Piece, Role
 from ostinato.core.errors import BadRequest, TooLarge
+from ostinato.core.records import Finish
+from ostinato.serve.dialects.dialect import Counts, Heading, Tokens, Whole
 from ostinato.serve.dialects.openai import parse_chat, parse_completion
+from ostinato.serve.dialects.openai_reply import Chat, Completion
 from ostinato.serve.wire.body import parse_json, read_json
+from ostinato.testing.renderer import ByteRenderer
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -199,3 +204,33 @@ async def test_a_refused_body_is_never_held():
     assert peak < 8_000_000
     assert sum(charged) == sent * 1_000_000
     assert sent < 40  # an endless body is not read for ever
+
+
+def test_every_token_is_told_as_json_that_reads_back():
+    """Quotes, control characters, parts of a character, probabilities of nothing, whole and streamed."""
+    renderer, ids = ByteRenderer(), [*range(256), *b'"\\\n']
+    logprobs = [-float(i) / 3 for i in ids]
+    tops = [((token, logprob), (0x22, -math.inf)) for token, logprob in zip(ids, logprobs, strict=True)]
+    tokens = Tokens(ids, logprobs, tops)
+    heading = Heading(id="x", created=0.0, model="m", choices=1, prompt_tokens=1, count_usage=False)
+
+    def told(token, logprob):
+        raw = renderer.token_bytes(token)
+        return {"token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": max(logprob, -9999.0)}
+
+    expected = [
+        {**told(token, logprob), "top_logprobs": [told(*top) for top in each]}
+        for token, logprob, each in zip(ids, logprobs, tops, strict=True)
+    ]
+    whole = Whole(message=Message(role=Role.ASSISTANT, text="x"), tokens=tokens, finish=Finish.STOP)
+    body = json.loads(Chat(heading, renderer).body([whole], Counts(prompt=1, answer=len(ids)), {}))
+    assert body["choices"][0]["logprobs"] == {"content": expected, "refusal": None}
+    assert (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]) == ("x", "stop")
+    event = json.loads(Chat(heading, renderer).delta(0, [Piece(text="x")], tokens).removeprefix("data: "))
+    assert event["choices"][0]["logprobs"] == {"content": expected, "refusal": None}
+    legacy = json.loads(Completion(heading, renderer).body([whole], Counts(prompt=1, answer=len(ids)), {}))
+    logged = legacy["choices"][0]["logprobs"]
+    assert logged["tokens"] == [each["token"] for each in expected]
+    assert logged["top_logprobs"] == [
+        {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in expected
+    ]

@@ -9,7 +9,7 @@ import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
@@ -32,14 +32,14 @@ class _OpenAI(Writer):
     def __init__(self, heading: Heading, renderer: Renderer | None) -> None:
         self._head: Json = {"id": heading.id, "created": int(heading.created), "model": heading.model}
         self._heading = heading
-        self._renderer = renderer
+        self._tokens = None if renderer is None else _Tokens(renderer)
         self._prefix = f'data: {_text({**self._head, "object": self.chunk_object})[:-1]},"choices":['
         self._more = ',"usage":null' if heading.count_usage else ""
 
     def body(self, answers: Sequence[Whole], counts: Counts, ostinato: Json) -> bytes:
-        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
-        whole = {**self._head, "object": self.body_object, "choices": choices, "usage": usage(counts)}
-        return json_bytes({**whole, "ostinato": ostinato})
+        head = _text({**self._head, "object": self.body_object})[:-1]
+        choices = ",".join(self._choice(index, answer) for index, answer in enumerate(answers))
+        return f'{head},"choices":[{choices}],"usage":{_text(usage(counts))},"ostinato":{_text(ostinato)}}}'.encode()
 
     def ending(self, index: int, finish: Finish, closing: tuple[Counts, Json] | None) -> str:
         last = self._last(index, finish)
@@ -56,8 +56,8 @@ class _OpenAI(Writer):
         return f"{self._prefix}{choice}]{more}}}\n\n"
 
     @abstractmethod
-    def _choice(self, index: int, answer: Whole) -> Json:
-        """A whole choice."""
+    def _choice(self, index: int, answer: Whole) -> str:
+        """A whole choice, as JSON."""
 
     @abstractmethod
     def _last(self, index: int, finish: Finish) -> str:
@@ -79,9 +79,9 @@ class Chat(_OpenAI):
         return "".join(self._event(choice.format(i), self._more) for i in range(self._heading.choices))
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
-        logged = "null" if self._renderer is None else _text(self._logprobs(tokens))
+        logged = self._logprobs(tokens)
         deltas = [self._delta(index, piece) for piece in pieces]
-        if not deltas and self._renderer is not None and tokens.ids:
+        if not deltas and self._tokens is not None and tokens.ids:
             deltas = ['{"content":""}']  # tokens that show nothing yet
         data = ""
         for delta in deltas:
@@ -102,7 +102,7 @@ class Chat(_OpenAI):
     def _last(self, index: int, finish: Finish) -> str:
         return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{finish}"}}'
 
-    def _choice(self, index: int, answer: Whole) -> Json:
+    def _choice(self, index: int, answer: Whole) -> str:
         said = answer.message
         message: Json = {"role": "assistant", "content": said.text, "refusal": None}
         if said.reasoning:
@@ -110,17 +110,19 @@ class Chat(_OpenAI):
         if said.calls:
             message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
         logged = self._logprobs(answer.tokens)
-        return {"index": index, "message": message, "logprobs": logged, "finish_reason": str(answer.finish)}
+        return f'{{"index":{index},"message":{_text(message)},"logprobs":{logged},"finish_reason":"{answer.finish}"}}'
 
-    def _logprobs(self, tokens: Tokens) -> Json | None:
-        if self._renderer is None:
-            return None
-        content: list[Json] = []
+    def _logprobs(self, tokens: Tokens) -> str:
+        """As JSON that is put together by hand: an answer may tell of a hundred thousand tokens, and all calls share one thread."""
+        told = self._tokens
+        if told is None:
+            return "null"
+        content: list[str] = []
         for i, (token, logprob) in enumerate(zip(tokens.ids, tokens.logprobs, strict=True)):
             tops = tokens.tops[i] if tokens.tops else ()
-            told = [_told(self._renderer, top, value) for top, value in tops]
-            content.append({**_told(self._renderer, token, logprob), "top_logprobs": told})
-        return {"content": content, "refusal": None}
+            others = ",".join([f"{told[top].json}{max(value, _FLOOR)!r}}}" for top, value in tops])
+            content.append(f'{told[token].json}{max(logprob, _FLOOR)!r},"top_logprobs":[{others}]}}')
+        return f'{{"content":[{",".join(content)}],"refusal":null}}'
 
 
 class Completion(_OpenAI):
@@ -138,7 +140,7 @@ class Completion(_OpenAI):
 
     def delta(self, index: int, pieces: Sequence[Piece], tokens: Tokens) -> str:
         text = "".join(piece.text for piece in pieces)
-        if not text and (self._renderer is None or not tokens.ids):
+        if not text and (self._tokens is None or not tokens.ids):
             return ""
         logged = _text(self._logprobs(index, tokens))
         choice = f'{{"index":{index},"text":{_text(text)},"logprobs":{logged},"finish_reason":null}}'
@@ -147,23 +149,21 @@ class Completion(_OpenAI):
     def _last(self, index: int, finish: Finish) -> str:
         return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{finish}"}}'
 
-    def _choice(self, index: int, answer: Whole) -> Json:
+    def _choice(self, index: int, answer: Whole) -> str:
         logged = self._logprobs(index, answer.tokens)
         text = answer.message.text
-        return {"index": index, "text": text, "logprobs": logged, "finish_reason": str(answer.finish)}
+        return _text({"index": index, "text": text, "logprobs": logged, "finish_reason": str(answer.finish)})
 
     def _logprobs(self, index: int, tokens: Tokens) -> Json | None:
-        renderer = self._renderer
-        if renderer is None:
+        told = self._tokens
+        if told is None:
             return None
-        texts = [renderer.token_bytes(token).decode(errors="replace") for token in tokens.ids]
+        texts = [told[token].text for token in tokens.ids]
         offsets: list[int] = []
         for text in texts:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(text)
-        tops = [
-            {_told(renderer, top, value)["token"]: max(value, _FLOOR) for top, value in each} for each in tokens.tops
-        ]
+        tops = [{told[top].text: max(value, _FLOOR) for top, value in each} for each in tokens.tops]
         return {
             "tokens": texts,
             "token_logprobs": [max(logprob, _FLOOR) for logprob in tokens.logprobs],
@@ -172,10 +172,24 @@ class Completion(_OpenAI):
         }
 
 
-def _told(renderer: Renderer, token: int, logprob: float) -> Json:
-    """A token and its log-probability. A part of a character has bytes but no text of its own."""
-    raw = renderer.token_bytes(token)
-    return {"token": raw.decode(errors="replace"), "logprob": max(logprob, _FLOOR), "bytes": list(raw)}
+class _Token(NamedTuple):
+    """What is told of a token: its text, and the JSON of an entry up to its log-probability."""
+
+    text: str
+    json: str
+
+
+class _Tokens(dict[int, _Token]):
+    """Tokens as they are told, each made once. A part of a character has bytes but no text of its own."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def __missing__(self, token: int) -> _Token:
+        raw = self._renderer.token_bytes(token)
+        text = raw.decode(errors="replace")
+        self[token] = made = _Token(text, f'{{"token":{_text(text)},"bytes":{_text(list(raw))},"logprob":')
+        return made
 
 
 def _call(call: ToolCall) -> Json:
