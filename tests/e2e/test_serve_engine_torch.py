@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ostinato.core.errors import TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.weights import Snapshot, WeightArray
@@ -123,7 +123,8 @@ async def test_more_than_the_pool_holds_is_served_in_turn(tmp_path):
         assert answers == [[ids] * 2 for ids in expected]
         assert tiny.engine.stats()["preemptions"] > 0
         assert tiny.engine.stats()["kv_blocks_used"] == 0
-        with pytest.raises(TooLarge):
+        assert tiny.engine.capabilities().context == 160
+        with pytest.raises(BadRequest, match="ask for at most 60"):
             await answer(tiny.engine, ask("z" * 100, max_tokens=61))
 
 

@@ -33,7 +33,11 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     prefill_chunk: int = Field(
         default=256, ge=16, description="prompt tokens computed per step and thread; more delays the open streams"
     )
-    kv_tokens: int = Field(default=32768, ge=64, description="tokens that the KV cache holds, shared by all slots")
+    kv_tokens: int = Field(
+        default=32768,
+        ge=64,
+        description="tokens that the KV cache holds, shared by all slots; no answer has more with its prompt",
+    )
     block: int = Field(
         default=32,
         ge=16,

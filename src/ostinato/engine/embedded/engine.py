@@ -191,11 +191,11 @@ class TorchEngine:
         return self._contract
 
     def capabilities(self) -> Capabilities:
-        """The renderer's context and vocabulary; scores are exact where a contract says so."""
+        """The renderer's vocabulary and its context, if the KV cache holds so many; scores are exact where a contract says so."""
         exact = self._contract is not None and self._contract.mode == "exact"
         renderer = self._renderer
         return Capabilities(
-            context=renderer.context,
+            context=min(renderer.context, self._blocks * self.config.block),
             vocab_size=renderer.vocab_size,
             scores_exactly=exact,
             follows_grammars=self._grammars is not None,
@@ -243,13 +243,8 @@ class TorchEngine:
 
     def _admit(self, worker: EngineThread, request: Generate) -> None:
         self._policy(worker, request.slot)
-        check_request(request, context=self._renderer.context, vocab_size=self._renderer.vocab_size)
-        tokens = len(request.prompt_ids) + request.sampling.max_tokens
-        if -(-tokens // self.config.block) > self._blocks:
-            raise TooLarge(
-                f"Prompt and max_tokens need {tokens} tokens; the KV cache holds {self._blocks * self.config.block}.",
-                field="max_tokens",
-            )
+        can = self.capabilities()
+        check_request(request, context=can.context, vocab_size=can.vocab_size)
         if self._open + request.n > self.config.max_waiting:
             raise Unavailable(
                 f"{self._open} samples are open, the limit is {self.config.max_waiting}; try again later."
