@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ostinato.reward.asking.isolated as isolation
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
 from ostinato.reward.asking.inline import Inline
@@ -52,6 +54,16 @@ def fate(turn, signals, now, *, scale: float = 1.0):
         os._exit(0)  # the parent ends, the copy answers
     if turn.text == "helper":
         return NoReward(reason=str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "600")))
+    if turn.text == "escape":
+        told, tell = os.pipe()
+        if (child := os.fork()) == 0:
+            os.setsid()  # no longer of the group that is killed
+            os.close(tell)
+            time.sleep(20)
+            os._exit(0)
+        os.close(tell)
+        os.read(told, 1)
+        return NoReward(reason=str(child))
     if turn.text == "later":
         return Pending(until=now + 1)
     return Reward(turn=turn.id, value=scale * len(signals), function="fate@1", signals=tuple(s.id for s in signals), at=now)
@@ -192,14 +204,13 @@ async def isolated(naughty):
 def started(monkeypatch) -> list[int]:
     """The processes that were started, by their ids."""
     pids: list[int] = []
-    start = asyncio.create_subprocess_exec
 
-    async def counted(*command, **how):
-        process = await start(*command, **how)
-        pids.append(process.pid)
-        return process
+    class Counted(isolation.Process):
+        def __init__(self, *parts):
+            super().__init__(*parts)
+            pids.append(self.pid)
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+    monkeypatch.setattr(isolation, "Process", Counted)
     return pids
 
 
@@ -254,6 +265,18 @@ async def test_what_a_function_started_ends_with_its_process(isolated: Isolated)
     assert running(int(helper.reason))
     await isolated.close()
     gone(int(helper.reason))
+
+
+async def test_what_a_function_left_in_another_group_holds_nobody_up_and_no_file_open(isolated: Isolated):
+    before = os.listdir("/proc/self/fd")
+    (escaped,) = await isolated.ask([question("escape")])
+    began = time.monotonic()
+    await isolated.close()
+    assert time.monotonic() - began < 5
+    assert running(int(escaped.reason))
+    await asyncio.sleep(0.1)
+    assert os.listdir("/proc/self/fd") == before
+    os.kill(int(escaped.reason), signal.SIGKILL)
 
 
 def running(process: int) -> bool:

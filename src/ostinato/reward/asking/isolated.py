@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +66,7 @@ class Isolated:
         self._load_s = load_s
         self._max_abs = max_abs
         self._process: Process | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
         self._loaded = False
 
     async def open(self) -> None:
@@ -102,15 +103,24 @@ class Isolated:
         process.stdin.close()
         with contextlib.suppress(OSError):
             await process.stdin.wait_closed()
+        output = None if self._transport is None else self._transport.get_pipe_transport(1)
+        if output is not None:
+            output.close()  # what the function left running may hold its other end, and the wait below is for that, too
         await process.wait()
 
     async def _start(self) -> Process:
         """A process that has loaded the function."""
         command = (sys.executable, "-m", "ostinato.reward.asking.child")
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, limit=LONGEST_LINE, start_new_session=True
+        loop = asyncio.get_running_loop()
+        self._transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(limit=LONGEST_LINE, loop=loop),
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=None,
+            start_new_session=True,
         )
-        self._process = process
+        self._process = process = Process(self._transport, protocol, loop)
         try:
             await _send(process, [json.dumps(self._hello).encode() + b"\n"])
             line = await _line(process, self._load_s)
