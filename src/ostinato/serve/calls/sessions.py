@@ -75,6 +75,10 @@ class _Entry:
         """Those of its prompt and what it sampled."""
         return self.run.ids[: self.length]
 
+    def asks(self, ids: array[int]) -> bool:
+        """True if these ids are its prompt."""
+        return self.prompt == len(ids) and self.run.ids[: self.prompt].tobytes() == ids.tobytes()
+
 
 @dataclass(slots=True, kw_only=True)
 class Question:
@@ -221,11 +225,7 @@ class Sessions:
         """Walk along the conversation's answers, each found by the ids that its question has."""
         scope, conversation = question.scope, question.conversation
         place = _place(scope.tenant, scope.user, scope.arm)
-        cold = [
-            entry
-            for entry in list(self._cold.get(place, ()))
-            if scope.episode is None or entry.episode == scope.episode
-        ]
+        cold = [entry for entry in self._cold.get(place, ()) if scope.episode in (None, entry.episode)]
         spoken = [*reversed(_spoken(conversation.messages))]
         if not cold or not spoken or (scope.shared and not conversation.messages[spoken[0]].calls):
             return
@@ -243,9 +243,9 @@ class Sessions:
     def _match(self, cold: list[_Entry], ids: list[int] | None, conversation: Conversation) -> _Entry | None:
         """The newest turn whose prompt has these ids and that said the last of these messages, or was continued to say it."""
         last = conversation.messages[-1]
-        said, guesses = normal(last), 0
+        said, guesses, prompt = normal(last), 0, None if ids is None else array("i", ids)
         for entry in reversed(cold):
-            if ids is not None and entry.ids[: entry.prompt].tolist() == ids:
+            if prompt is not None and entry.asks(prompt):
                 if normal(self._read(conversation, entry)) == said:
                     return entry
                 continue
@@ -254,7 +254,7 @@ class Sessions:
             guesses += 1
             begun = replace(last, text=last.text[: len(last.text) - len(entry.text)])
             asked = replace(conversation, messages=(*conversation.messages[:-1], begun), continued=True)
-            if entry.ids[: entry.prompt].tolist() == self._renderer.chat(asked):
+            if entry.asks(array("i", self._renderer.chat(asked))):
                 return entry
         return None
 
