@@ -6,20 +6,15 @@ a look at each character.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from ostinato.core.records import Turn
+from ostinato.release.monitors.written_calls import WrittenCall, written_calls
 
 LONGEST = 40_000  # characters of an answer that are looked at
-MOST_CALLS = 64
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FENCES = ("```", "~~~")
 _PATCH = ("diff --git ", "@@ ", "*** Begin Patch", "<<<<<<< SEARCH")
 _HEADS = ("+++ ", "*** Update File: ", "*** Add File: ", "*** Delete File: ")
-_PATHS = ("path", "file_path", "file", "filename", "target_file")
 
 SHELLS = frozenset(
     {"bash", "cmd", "exec", "exec_command", "execute_command", "run_command", "run_shell_command", "run_terminal_cmd"}
@@ -32,24 +27,6 @@ EDITORS = frozenset(
     | {"str_replace", "str_replace_based_edit_tool", "str_replace_editor", "write", "write_file"}
 )
 """Names of tools that change a file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCall:
-    """A call of a tool, as it was written. Example: ``WrittenCall(name="bash", arguments={"command": "ls"})``"""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-    @property
-    def path(self) -> str:
-        """The file that it is about; "" if it names none."""
-        return next((value for key in _PATHS if isinstance(value := self.arguments.get(key), str)), "")
-
-    @property
-    def written(self) -> str:
-        """All text in its arguments' first level, one value a line."""
-        return "\n".join(value for value in self.arguments.values() if isinstance(value, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +68,7 @@ class TurnText:
 def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
     """Look at a turn's first 40,000 characters. Never raises, whatever the text."""
     text = turn.text[:LONGEST]
-    calls, broken, rest = _tool_calls(text)
+    calls, broken, rest = written_calls(text)
     lines = rest.splitlines()
     prose, blocks = _fenced(lines)
     edits = tuple(call for call in calls if call.name in EDITORS)
@@ -111,39 +88,6 @@ def take_apart(turn: Turn, prompt: str | None = None) -> TurnText:
         has_edit=is_patch or bool(edits) or bool(code),
         prompt=prompt,
     )
-
-
-def _tool_calls(text: str) -> tuple[list[WrittenCall], int, str]:
-    """The well-formed calls, the number of others, and the text without any of them. A call without an end is broken."""
-    calls: list[WrittenCall] = []
-    rest: list[str] = []
-    broken, at = 0, 0
-    while len(calls) + broken < MOST_CALLS and (start := text.find(_OPEN, at)) >= 0:
-        rest.append(text[at:start])
-        end = text.find(_CLOSE, start)
-        body = text[start + len(_OPEN) : end if end >= 0 else len(text)]
-        call = _parsed(body) if end >= 0 else None
-        if call is None:
-            broken += 1
-        else:
-            calls.append(call)
-        at = end + len(_CLOSE) if end >= 0 else len(text)
-    rest.append(text[at:])
-    return calls, broken, "".join(rest)
-
-
-def _parsed(body: str) -> WrittenCall | None:
-    """A JSON object with a name and arguments (an object, or one written as a string); None for anything else."""
-    try:
-        found = json.loads(body)
-        arguments = found["arguments"]
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        name = found["name"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return WrittenCall(name=name, arguments=cast("dict[str, Any]", arguments))
 
 
 def _fenced(lines: list[str]) -> tuple[list[str], list[CodeBlock]]:
