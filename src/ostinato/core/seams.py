@@ -219,6 +219,16 @@ class Renderer(Protocol):
         """What the answer must follow (`Sampling.grammar`); "" where the conversation demands nothing. Raises BadRequest."""
         ...
 
+    def has_compiled(self, grammar: str) -> bool:
+        """True if `compile` would return at once."""
+        ...
+
+    def compile(self, grammar: str) -> None:
+        """Make sure that answers can be held to a grammar; may take seconds. Raises BadRequest for one that cannot be followed, or costs
+        too much to; Unavailable if that cannot be found out now.
+        """
+        ...
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         """Reads the answer to a conversation; its calls get ids that name the turn (`core.conversation.call_id`)."""
         ...

@@ -6,76 +6,19 @@ log-probability that was recorded and the one that is trained on are under the s
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Sampling
-
-MAX_GRAMMAR_CHARS = 100_000
-_KEPT = 64  # compiled grammars
-_LIMITS = LLParserLimits(step_lexer_fuel=20_000, step_max_items=5_000)
-"""What one token's mask may cost: every stream of a step waits for it. 60 tools of eight arguments take 0.2 ms and come nowhere near it;
-what goes beyond has cost up to 40 ms, and its answer ends there.
-"""
-
-
-class Grammars:
-    """Compiles grammars for one tokenizer; the last ones are kept. Safe to share between threads.
-
-    Args:
-        tokenizer: with its control tokens.
-        vocab_size: how many logits the model has.
-        stop_ids: the tokens that may end an answer once the grammar is satisfied.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_ids: Collection[int]) -> None:
-        self._tokens = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=sorted(stop_ids))
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = Lock()
-
-    def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of an answer. Raises BadRequest for what is no grammar, or one that is too large."""
-        with self._lock:
-            made = self._kept.get(grammar)
-        if made is None:
-            made = self._compile(grammar)
-        with self._lock:
-            self._kept[grammar] = made
-            self._kept.move_to_end(grammar)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-            return made.deep_copy()
-
-    def _compile(self, grammar: str) -> LLMatcher:
-        if len(grammar) > MAX_GRAMMAR_CHARS:
-            raise BadRequest(
-                f"the grammar of the answer has {len(grammar)} characters; send {MAX_GRAMMAR_CHARS} at most"
-            )
-        try:
-            grammar.encode()
-        except UnicodeEncodeError as error:
-            raise BadRequest(
-                "a tool's name holds half of a surrogate pair, which is not text", field="tools"
-            ) from error
-        made = LLMatcher(self._tokens, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=_LIMITS)
-        tried = made.deep_copy()
-        if not tried.is_error():
-            tried.compute_bitmask()  # the first is often the dearest: here no stream waits for it
-        if tried.is_error():
-            why = " ".join(tried.get_error().split())[:500]
-            raise BadRequest(f"The format, or the parameters of a tool that must be called, cannot be held to: {why}")
-        return made
+from ostinato.model.grammars.compiling import Grammars
 
 
 @dataclass(frozen=True, slots=True)

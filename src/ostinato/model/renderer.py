@@ -21,7 +21,8 @@ from ostinato.core.seams import AnswerReader
 from ostinato.model.answers.demands import grammar_of
 from ostinato.model.answers.formats import format_for
 from ostinato.model.answers.reader import Reader
-from ostinato.model.logit_edits import Grammars
+from ostinato.model.grammars.compiling import Grammars
+from ostinato.model.grammars.trial import Trial
 from ostinato.model.rendering.fences import Fences, encodable
 from ostinato.model.rendering.template import ChatTemplate
 from ostinato.model.token_bytes import TokenBytes
@@ -85,10 +86,14 @@ class HFRenderer:
     def grammar(self, conversation: Conversation) -> str:
         thinks = bool(self._format.reasoning)
         opening = self._template.opening
-        grammar = grammar_of(conversation, self._format.wording, self._control, thinks=thinks, opening=opening)
-        if grammar:
-            self.grammars.matcher(grammar)  # what cannot be held to is refused now; the engine finds it compiled
-        return grammar
+        return grammar_of(conversation, self._format.wording, self._control, thinks=thinks, opening=opening)
+
+    def has_compiled(self, grammar: str) -> bool:
+        return self.grammars.has(grammar)
+
+    def compile(self, grammar: str) -> None:
+        self._trial.check(grammar)
+        self.grammars.matcher(grammar)  # the engine finds it
 
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         opening = "" if conversation.continued else self._template.opening
@@ -111,7 +116,11 @@ class HFRenderer:
     @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for this tokenizer. Takes half a second to make."""
-        return Grammars(self._core, self.vocab_size, self._stop_ids)
+        return Grammars(self._core.to_str(), self.vocab_size, self._stop_ids)
+
+    @cached_property
+    def _trial(self) -> Trial:
+        return Trial(self._core.to_str(), self.vocab_size, self._stop_ids)
 
     # ------------------------------------------------------------ text -> ids
 

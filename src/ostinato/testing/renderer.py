@@ -41,6 +41,12 @@ class ByteRenderer:
     def grammar(self, conversation: Conversation) -> str:
         return grammar_of(conversation, HERMES.wording, {}, thinks=False, opening="")
 
+    def has_compiled(self, grammar: str) -> bool:
+        return True
+
+    def compile(self, grammar: str) -> None:
+        pass
+
     def reader(self, conversation: Conversation, turn: str) -> AnswerReader:
         return Reader(HERMES, tools=conversation.tools, turn=turn, opening="")
 

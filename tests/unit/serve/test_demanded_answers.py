@@ -1,5 +1,6 @@
 """What a request demands of its answer, in every dialect, and that the answer is so, whatever the model would rather say."""
 
+import asyncio
 import json
 
 import pytest
@@ -209,3 +210,36 @@ async def test_many_answers_may_not_each_have_many_alternatives():
         assert (await w.chat(logprobs=True, top_logprobs=20, n=6))[0] == 200
         status, _, body = await w.chat(logprobs=True, top_logprobs=20, n=7)
         assert (status, body["error"]["param"]) == (400, "top_logprobs")
+
+
+async def test_schemas_that_are_dear_to_compile_hold_up_nobody_elses_calls(tmp_path):
+    """Each is given up after its two seconds, or as soon as it takes too much memory; another tenant waits for one of them at most."""
+
+    def dear(number):
+        parts = [{"type": "string", "pattern": f".*{letter}.{{20}}"} for letter in "abcdefghijklmnopqrst"]
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": {"title": str(number), "allOf": parts}}}
+
+    fine = {"type": "json_schema", "json_schema": {"name": "y", "schema": SCHEMA}}
+    acme, bolt = "ka-0123456789abcdef", "kb-0123456789abcdef"
+    ended = []
+    async with (
+        tiny_engine(tmp_path, context=2048) as tiny,
+        world(engine=tiny.engine, renderer=tiny.renderer, api_keys=(f"acme:{acme}", f"bolt:{bolt}")) as w,
+    ):
+
+        async def ask(key, name, **more):
+            answer = await w.chat(headers={"x-api-key": key}, max_tokens=20, **more)
+            ended.append((name, answer[0]))
+
+        await ask(bolt, "first", response_format={"type": "json_object"})
+        flood = [asyncio.create_task(ask(acme, "dear", response_format=dear(number))) for number in range(6)]
+        await asyncio.sleep(0.2)
+        await ask(bolt, "without")
+        await ask(bolt, "known", response_format={"type": "json_object"})
+        before = ended.count(("dear", 400))
+        await ask(bolt, "new", response_format=fine)
+        assert ended.count(("dear", 400)) <= before + 2
+        await asyncio.gather(*flood)
+    assert sorted(ended) == sorted(
+        [*[(name, 200) for name in ("first", "without", "known", "new")], *[("dear", 400)] * 6]
+    )

@@ -25,7 +25,8 @@ from ostinato.engine.embedded.kv import Store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
-from ostinato.model.logit_edits import Grammars, LogitEditor
+from ostinato.model.grammars.compiling import Grammars
+from ostinato.model.logit_edits import LogitEditor
 from ostinato.model.threads import team
 
 T = TypeVar("T")

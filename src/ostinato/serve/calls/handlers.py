@@ -27,12 +27,12 @@ from ostinato.serve.calls.draws import Draws
 from ostinato.serve.calls.previous import Previous
 from ostinato.serve.calls.purposes import purpose_of
 from ostinato.serve.calls.reading import Reading
-from ostinato.serve.calls.rendering import Rendering
+from ostinato.serve.calls.rendering import LONG, Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
 from ostinato.serve.calls.routes import CallRoute
 from ostinato.serve.calls.ruling import ruled
 from ostinato.serve.calls.sender import Caller, Placement, Senders
-from ostinato.serve.calls.sessions import AUTO, Prompt, Question, Scope, Sessions
+from ostinato.serve.calls.sessions import AUTO, Prompt, Scope, Sessions
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
 from ostinato.serve.dialects.openai import CompletionRequest
@@ -44,7 +44,6 @@ from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARS = 32  # an empty message costs a template about as much as so much text
-_DEMAND_CHARS = 100_000  # a grammar costs about as much as so long a text, at most
 _LEAST_SHARE = (
     16  # of the context: agents ask for more than there is, and an answer shorter than this is of no use to them
 )
@@ -106,7 +105,7 @@ class Calls:
         self._sessions = {tenant: Sessions(parts.renderer, budget=budget) for tenant in tenants}
         self._previous = {tenant: Previous(config.previous_chars // len(tenants)) for tenant in tenants}
         self._overheard = overheard
-        self._rendering = Rendering()
+        self._rendering, self._compiling = Rendering(), Rendering()  # what a stranger's grammar takes delays no prompt
         self._repeats = Repeats(parts.log, remembered=config.repeat_keys)
         self._deliveries = Deliveries(parts.log, parts.clock, parts.writes)
 
@@ -129,6 +128,7 @@ class Calls:
         except TimeoutError:
             _LOG.error("The log did not confirm the last writes within %g s; they may be kept or not.", longest_s)
         self._rendering.close()
+        self._compiling.close()
 
     # ------------------------------------------------------------ the prompt
 
@@ -144,9 +144,10 @@ class Calls:
         self._check_length(chars, asked.route.field)
         sessions = self._sessions[tenant]
         question = sessions.look(asked.scope, conversation)
-        cost = chars + _MESSAGE_CHARS * len(conversation.messages) + (conversation.demand is not None) * _DEMAND_CHARS
+        cost = chars + _MESSAGE_CHARS * len(conversation.messages)
         purpose = purpose_of(asked.exchange.headers, conversation)
-        prompt, grammar = await self._rendering.run(tenant, cost, partial(self._render, tenant, question))
+        prompt = await self._rendering.run(tenant, cost, partial(sessions.render, question))
+        grammar = await self._grammar(tenant, conversation)
         self._overheard.note(tenant, question, purpose)
 
         def remember(turn: Turn, answer: Message) -> None:
@@ -162,12 +163,17 @@ class Calls:
             answered=partial(self._overheard.answered, question) if self._overheard.on else None,
         )
 
-    def _render(self, tenant: str, question: Question) -> tuple[Prompt, str]:
-        """The prompt, and the grammar of the answer. Raises BadRequest."""
-        conversation = question.conversation
-        if conversation.demand is not None and not self._parts.engine.capabilities().follows_grammars:
+    async def _grammar(self, tenant: str, conversation: Conversation) -> str:
+        """What the answer must follow; "" for anything. Raises BadRequest."""
+        if conversation.demand is None:
+            return ""
+        if not self._parts.engine.capabilities().follows_grammars:
             raise BadRequest("this server's engine cannot be held to a form; send tool_choice 'auto' and no format.")
-        return self._sessions[tenant].render(question), self._parts.renderer.grammar(conversation)
+        renderer = self._parts.renderer
+        grammar = await self._rendering.run(tenant, LONG, partial(renderer.grammar, conversation))
+        if grammar and not renderer.has_compiled(grammar):
+            await self._compiling.run(tenant, LONG, partial(renderer.compile, grammar))
+        return grammar
 
     async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
         prompt = request.prompt

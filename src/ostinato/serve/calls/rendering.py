@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ostinato.serve.quotas import QuotaExceeded
 
 AT_ONCE_CHARS = 4_000  # renders in about a millisecond: less than a thread's answer takes on a busy machine
+LONG = AT_ONCE_CHARS + 1
 MOST_WAITING = 64
 
 _T = TypeVar("_T")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.records import Turn
-from ostinato.model.logit_edits import Edit, Grammars, LogitEditor
+from ostinato.model.grammars.compiling import Grammars
+from ostinato.model.logit_edits import Edit, LogitEditor
 
 _LOG = logging.getLogger(__name__)
 

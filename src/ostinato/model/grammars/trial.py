@@ -1,0 +1,142 @@
+"""Tries a stranger's grammar in a process of its own before it is compiled in one that serves.
+
+llguidance's compiler recurses as deep as a schema wants, works as long and takes as much memory: a schema of 900 characters kept it busy
+for half a minute and 2.8 GB, one of 88,000 ended its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection
+from hashlib import blake2b
+from threading import Lock
+
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.model.grammars.child import READY, Hello
+from ostinato.model.grammars.compiling import REFUSED, check_text
+
+COMPILE_S = 2.0
+"""Seconds that a grammar may take: 60 tools of eight arguments take 0.02, 1,500 patterns 0.2."""
+MEMORY_BYTES = 64 << 20
+"""What it may take beside what the process starts with: those take 1 MB and 6 MB."""
+_START_S = 60.0
+_DEFAULT_STACK = 2 << 20  # of a thread where the process has no limit for its own
+_KNOWN = 4096  # verdicts
+_LOG = logging.getLogger(__name__)
+
+
+class Trial:
+    """Whether a grammar can be compiled within bounds. The process starts with the first, and again when one ended it.
+
+    Safe to share between threads; one grammar is tried at a time, and blocks its caller. Verdicts are kept.
+
+    Args:
+        tokenizer: with its control tokens, as JSON.
+        vocab_size: how many logits the model has.
+        stop_ids: the tokens that may end an answer.
+
+    Example: ``trial.check(grammar)``, then ``grammars.matcher(grammar)``
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, stop_ids: Collection[int]) -> None:
+        self._hello = Hello(
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            stop_ids=sorted(stop_ids),
+            memory_bytes=MEMORY_BYTES,
+            stack_bytes=_stack_bytes() // 2,
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end = lambda: None
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, grammar: str) -> None:
+        """Raise BadRequest for a grammar that is none, or takes too much; Unavailable if the process does not start."""
+        check_text(grammar)
+        key = blake2b(grammar.encode(), digest_size=16).digest()
+        with self._lock:
+            why = self._known.get(key)
+            if why is None:
+                why = self._tried(grammar)
+            self._known[key] = why
+            self._known.move_to_end(key)
+            if len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        if why:
+            raise BadRequest(why)
+
+    def close(self) -> None:
+        """End the process, if it runs."""
+        with self._lock:
+            self._stop()
+
+    def _tried(self, grammar: str) -> str:
+        """Why it is refused; "" if it is not."""
+        process = self._process or self._start()
+        line = _asked(process, json.dumps(grammar).encode() + b"\n", COMPILE_S)
+        if line:
+            return str(json.loads(line))
+        self._stop()
+        _LOG.warning("a grammar of %d characters took more than it may, and is refused", len(grammar))
+        return (
+            f"{REFUSED}its grammar takes more than {COMPILE_S:g} s or {MEMORY_BYTES >> 20} MiB to make; ask for less."
+        )
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "ostinato.model.grammars.child"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._process, self._end = process, weakref.finalize(self, _kill, process)
+        if _asked(process, json.dumps(self._hello).encode() + b"\n", _START_S) != READY:
+            self._stop()
+            raise Unavailable(
+                "formats and demanded calls cannot be checked: the process that does did not start; its output says why"
+            )
+        return process
+
+    def _stop(self) -> None:
+        self._process = None
+        self._end()
+
+
+def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
+    """What it answers, with the end of the line; b"" if it ends or is late."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    answer, until = b"", time.monotonic() + seconds
+    ready = select.poll()
+    ready.register(process.stdout, select.POLLIN)
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except OSError:
+        return b""
+    while not answer.endswith(b"\n"):
+        left_ms = max(0, int(1000 * (until - time.monotonic())))
+        part = os.read(process.stdout.fileno(), 1 << 16) if ready.poll(left_ms) else b""
+        if not part:
+            return b""
+        answer += part
+    return answer
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with contextlib.suppress(OSError), process:  # closes its pipes, and waits
+        pass
+
+
+def _stack_bytes() -> int:
+    """The stack of a thread here (glibc: that of the process's limit)."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return _DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft
