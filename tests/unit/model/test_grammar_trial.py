@@ -76,9 +76,19 @@ def test_it_starts_again_when_its_process_was_killed(trial):
     trial.check(of(ORDINARY))
     os.kill(trial._process.pid, signal.SIGKILL)
     trial._process.wait()
+    trial.check(of(TREE))
+
+
+def test_what_took_too_long_once_is_tried_again_later(trial, monkeypatch):
+    trial.check(of(ORDINARY))
+    os.kill(trial._process.pid, signal.SIGSTOP)  # a machine that stands still
     with pytest.raises(BadRequest, match="takes more than"):
         trial.check(of(TREE))
-    trial.check(of(chain(3)))
+    with pytest.raises(BadRequest, match="takes more than"):
+        trial.check(of(TREE))
+    now = time.monotonic() + 61.0
+    monkeypatch.setattr(trials.time, "monotonic", lambda: now)
+    trial.check(of(TREE))
 
 
 def test_a_process_that_does_not_start_is_no_fault_of_the_grammar(trial, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import resource
 import select
@@ -32,6 +33,7 @@ MEMORY_BYTES = 64 << 20
 _START_S = 60.0
 _DEFAULT_STACK = 2 << 20  # of a thread where the process has no limit for its own
 _KNOWN = 4096  # verdicts
+_LATE_S = 60.0  # for which it is known that a grammar took too long: the machine may have been busy
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,7 +60,7 @@ class Trial:
         )
         self._process: subprocess.Popen[bytes] | None = None
         self._end = lambda: None
-        self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when that holds
         self._lock = Lock()
 
     def check(self, grammar: str) -> None:
@@ -66,10 +68,10 @@ class Trial:
         check_text(grammar)
         key = blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
-            why = self._known.get(key)
-            if why is None:
-                why = self._tried(grammar)
-            self._known[key] = why
+            why, until = self._known.get(key, ("", 0.0))
+            if until < time.monotonic():
+                why, until = self._tried(grammar)
+            self._known[key] = why, until
             self._known.move_to_end(key)
             if len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
@@ -81,23 +83,31 @@ class Trial:
         with self._lock:
             self._stop()
 
-    def _tried(self, grammar: str) -> str:
-        """Why it is refused; "" if it is not."""
-        process = self._process or self._start()
-        line = _asked(process, json.dumps(grammar).encode() + b"\n", COMPILE_S)
+    def _tried(self, grammar: str) -> tuple[str, float]:
+        """Why it is refused, "" if it is not, and until when that is known."""
+        question, until = json.dumps(grammar).encode() + b"\n", math.inf
+        try:
+            line = b"" if self._process is None else _asked(self._process, question, COMPILE_S)
+            if not line:  # a process that has ended may have done so before
+                self._stop()
+                line = _asked(self._start(), question, COMPILE_S)
+        except TimeoutError:
+            line, until = b"", time.monotonic() + _LATE_S
         if line:
-            return str(json.loads(line))
+            return str(json.loads(line)), until
         self._stop()
         _LOG.warning("a grammar of %d characters took more than it may, and is refused", len(grammar))
-        return (
-            f"{REFUSED}its grammar takes more than {COMPILE_S:g} s or {MEMORY_BYTES >> 20} MiB to make; ask for less."
-        )
+        limits = f"{COMPILE_S:g} s or {MEMORY_BYTES >> 20} MiB"
+        return f"{REFUSED}its grammar takes more than {limits} to make; ask for less.", until
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ostinato.model.grammars.child"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._process, self._end = process, weakref.finalize(self, _kill, process)
-        if _asked(process, json.dumps(self._hello).encode() + b"\n", _START_S) != READY:
+        ready = False
+        with contextlib.suppress(TimeoutError):
+            ready = _asked(process, json.dumps(self._hello).encode() + b"\n", _START_S) == READY
+        if not ready:
             self._stop()
             raise Unavailable(
                 "formats and demanded calls cannot be checked: the process that does did not start; its output says why"
@@ -110,7 +120,7 @@ class Trial:
 
 
 def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
-    """What it answers, with the end of the line; b"" if it ends or is late."""
+    """What it answers, with the end of the line; b"" if it has ended. Raises TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
     answer, until = b"", time.monotonic() + seconds
@@ -123,7 +133,9 @@ def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> byt
         return b""
     while not answer.endswith(b"\n"):
         left_ms = max(0, int(1000 * (until - time.monotonic())))
-        part = os.read(process.stdout.fileno(), 1 << 16) if ready.poll(left_ms) else b""
+        if not ready.poll(left_ms):
+            raise TimeoutError
+        part = os.read(process.stdout.fileno(), 1 << 16)
         if not part:
             return b""
         answer += part
