@@ -17,7 +17,7 @@ def show(*, common: Common | None = None) -> None:
     """The alarms that stand: what was found, since when, and the newest turns that show it."""
     from ostinato.launch.commands.alarms import show_alarms
 
-    asyncio.run(show_alarms((common or Common()).load(), Console()))
+    asyncio.run(show_alarms((common or Common()).of_run(), Console()))
 
 
 @alarms.command
@@ -35,4 +35,4 @@ def accept(name: str, *, reason: str = "by hand", actor: str | None = None, comm
     """
     from ostinato.launch.commands.alarms import accept_alarm
 
-    asyncio.run(accept_alarm((common or Common()).load(), name, reason, actor, Console()))
+    asyncio.run(accept_alarm((common or Common()).of_run(), name, reason, actor, Console()))

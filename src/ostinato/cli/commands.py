@@ -120,7 +120,7 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
     """
     from ostinato.launch.commands.show import show_release as run
 
-    asyncio.run(run((common or Common()).load(), version, Console()))
+    asyncio.run(run((common or Common()).of_run(), version, Console()))
 
 
 @app.command
@@ -184,7 +184,7 @@ def evaluate(
     """
     from ostinato.launch.commands.release import evaluate_slot
 
-    asyncio.run(evaluate_slot((common or Common()).load(), slot, draws, Console()))
+    asyncio.run(evaluate_slot((common or Common()).of_run(), slot, draws, Console()))
 
 
 @app.command
@@ -198,7 +198,7 @@ def status(*, json: Annotated[bool, Parameter(negative="")] = False, common: Com
     """
     from ostinato.launch.commands.status import show_status
 
-    asyncio.run(show_status((common or Common()).load(), Console(), machine=json))
+    asyncio.run(show_status((common or Common()).of_run(), Console(), machine=json))
 
 
 @app.command
@@ -238,7 +238,7 @@ def show_log(
     """
     from ostinato.launch.commands.log import print_log
 
-    asyncio.run(print_log((common or Common()).load(), kind, last, Console()))
+    asyncio.run(print_log((common or Common()).of_run(), kind, last, Console()))
 
 
 @app.command(name="auto")
@@ -252,7 +252,7 @@ def show_auto(*, share: tuple[str, ...] = (), common: Common | None = None) -> N
     """
     from ostinato.launch.commands.auto import show_auto as run
 
-    asyncio.run(run((common or Common()).load(), share, Console()))
+    asyncio.run(run((common or Common()).of_run(), share, Console()))
 
 
 @app.command
@@ -268,7 +268,7 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
     """
     from ostinato.launch.commands.log import forget as run
 
-    asyncio.run(run((common or Common()).load(), tenant, user, Console()))
+    asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
 
 
 @app.command
@@ -288,7 +288,7 @@ def ship(
     """
     from ostinato.launch.commands.release import ship as run
 
-    asyncio.run(run((common or Common()).load(), version, reason, actor, Console()))
+    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
 
 
 @app.command
@@ -308,7 +308,7 @@ def approve(
     """
     from ostinato.launch.commands.release import approve as run
 
-    asyncio.run(run((common or Common()).load(), version, reason, actor, Console()))
+    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
 
 
 @app.command
@@ -328,7 +328,7 @@ def refuse(
     """
     from ostinato.launch.commands.release import refuse as run
 
-    asyncio.run(run((common or Common()).load(), version, reason, actor, Console()))
+    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
 
 
 @app.command
@@ -348,7 +348,7 @@ def rollback(
     """
     from ostinato.launch.commands.release import roll_back
 
-    asyncio.run(roll_back((common or Common()).load(), version, reason, actor, Console()))
+    asyncio.run(roll_back((common or Common()).of_run(), version, reason, actor, Console()))
 
 
 @app.command

@@ -5,6 +5,7 @@ Nothing here, nor in the other files of this room, imports what a command does b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,13 +35,26 @@ class Common:
 
         return load(self.config, (*more, *self.overrides))
 
-    def of_run(self, directory: Path | None) -> Config:
-        """The checked configuration of the run in a directory: the one that it was started with, where no other file is named."""
-        from ostinato.config import load, load_saved
+    def of_run(self, directory: Path | None = None, more: Sequence[str] = ()) -> Config:
+        """The checked configuration of a run that exists: the one that it was started with, where no file is named.
 
-        if directory is None:
-            return self.load()
-        own, overrides = directory / "config.json", (f"run.directory='{directory}'", *self.overrides)
+        Args:
+            directory: the run's; None: `run.directory`.
+            more: overrides that give way to the user's.
+
+        Raises:
+            NotFound: no run is there. Nothing is made.
+            BadConfig: the configuration is wrong.
+        """
+        from ostinato.config import load, load_saved
+        from ostinato.core.errors import NotFound
+
+        directory = directory or self.load(*more).run.directory
+        if not (directory / "log").exists():
+            raise NotFound(
+                f"no run in {directory}; name its directory with --set run.directory=..., or start one with `ostinato up`"
+            )
+        own, overrides = directory / "config.json", (*more, *self.overrides, f"run.directory='{directory}'")
         if self.config is not None or not own.exists():
             return load(self.config, overrides)
         config, unknown = load_saved(own, overrides)
@@ -49,3 +63,11 @@ class Common:
                 f"{own} is of another version; left out: {', '.join(unknown)}", style="yellow", highlight=False
             )
         return config
+
+    def of_store(self, more: Sequence[str] = ()) -> Config:
+        """The checked configuration for who reads a weight store: a run's, or without a run the one that `weights.url` names.
+
+        Raises NotFound, BadConfig as `of_run`.
+        """
+        config = self.load(*more)
+        return config if config.weights.url and not (config.run.directory / "log").exists() else self.of_run(more=more)

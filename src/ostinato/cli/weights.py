@@ -19,7 +19,7 @@ def weights_log(*, ref: str = "live", common: Common | None = None) -> None:
     """The chain of versions behind a ref: number, hash, kind, bytes."""
     from ostinato.launch.commands.weights.chain import print_chain
 
-    asyncio.run(print_chain((common or Common()).load(), ref, Console()))
+    asyncio.run(print_chain((common or Common()).of_store(), ref, Console()))
 
 
 @weights.command
@@ -33,7 +33,7 @@ def show(version: str = "live", *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.versions import show_version
 
-    asyncio.run(show_version((common or Common()).load(), version, Console()))
+    asyncio.run(show_version((common or Common()).of_store(), version, Console()))
 
 
 @weights.command
@@ -51,7 +51,7 @@ def diff(one: str, other: str, *, html: Path | None = None, common: Common | Non
     """
     from ostinato.launch.commands.weights.versions import diff_versions
 
-    asyncio.run(diff_versions((common or Common()).load(), one, other, html, Console()))
+    asyncio.run(diff_versions((common or Common()).of_store(), one, other, html, Console()))
 
 
 @weights.command
@@ -59,7 +59,7 @@ def fsck(common: Common | None = None) -> None:
     """Verify every object that a ref can reach."""
     from ostinato.launch.commands.weights.chain import check_store
 
-    asyncio.run(check_store((common or Common()).load(), Console()))
+    asyncio.run(check_store((common or Common()).of_store(), Console()))
 
 
 @weights.command
@@ -102,7 +102,8 @@ def gc(
     from ostinato.launch.commands.weights.gc import collect_garbage
 
     named = {"keep": keep, "grace_hours": grace_hours}
-    config = (common or Common()).load(*(f"collect.{key}={value}" for key, value in named.items() if value is not None))
+    given = [f"collect.{key}={value}" for key, value in named.items() if value is not None]
+    config = (common or Common()).of_store(given)
     asyncio.run(collect_garbage(config, dry_run, Console()))
 
 
@@ -119,7 +120,7 @@ def pin(name: str, version: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.gc import pin_version
 
-    asyncio.run(pin_version((common or Common()).load(), name, version, Console()))
+    asyncio.run(pin_version((common or Common()).of_store(), name, version, Console()))
 
 
 @weights.command
@@ -133,7 +134,7 @@ def unpin(name: str, *, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.gc import unpin_version
 
-    asyncio.run(unpin_version((common or Common()).load(), name, Console()))
+    asyncio.run(unpin_version((common or Common()).of_store(), name, Console()))
 
 
 @weights.command
@@ -149,7 +150,7 @@ def export(target: Path, *, ref: str = "live", common: Common | None = None) -> 
     """
     from ostinato.launch.commands.weights.chain import export_model
 
-    asyncio.run(export_model((common or Common()).load(), ref, target, Console()))
+    asyncio.run(export_model((common or Common()).of_store(), ref, target, Console()))
 
 
 @weights.command
@@ -203,7 +204,7 @@ def push(
     """
     from ostinato.launch.commands.weights.transfers import push as run
 
-    asyncio.run(run((common or Common()).load(), url, ref, to, option, console))
+    asyncio.run(run((common or Common()).of_store(), url, ref, to, option, console))
 
 
 @weights.command
@@ -220,7 +221,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.transfers import relay as run
 
-    asyncio.run(run((common or Common()).load(), listen, console))
+    asyncio.run(run((common or Common()).of_store(), listen, console))
 
 
 @weights.command(name="plan")
@@ -290,7 +291,7 @@ def drive_vllm(
     """
     from ostinato.launch.commands.weights.vllm import drive
 
-    asyncio.run(drive((common or Common()).load(), url, ref, kv, store, console))
+    asyncio.run(drive((common or Common()).of_store(), url, ref, kv, store, console))
 
 
 @weights.command
@@ -298,4 +299,4 @@ def replay(common: Common | None = None) -> None:
     """Train again from the log alone and compare every version bit for bit with what was published."""
     from ostinato.launch.commands.weights.replay import replay_run
 
-    asyncio.run(replay_run((common or Common()).load(), Console()))
+    asyncio.run(replay_run((common or Common()).of_run(), Console()))

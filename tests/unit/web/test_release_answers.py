@@ -132,8 +132,8 @@ async def test_the_way_back_fits_what_is_live():
     assert answers(replace(found, previous=None))[3].verdict == "there is no earlier release to go back to"
     gone = replace(found, line=replace(found.line, live=False, state="rolled_back"), live=V18, kept=False)
     assert answers(gone)[3].verdict == "nothing to take back: it is rolled back, and v18 is live"
-    assert answers(gone)[3].details == ("Its weights are not in the store any more, so it cannot be shipped.",)
-    assert "ostinato ship v17" in answers(replace(gone, kept=True))[3].details[0]
+    assert answers(gone)[3].details[-1] == "Its weights are not in the store any more, so it cannot be shipped."
+    assert "ostinato ship v17" in answers(replace(gone, kept=True))[3].details[-1]
 
 
 async def test_the_page_says_the_verdict_first_and_shows_what_it_rests_on():
@@ -184,3 +184,29 @@ async def test_a_release_that_waits_for_approval_says_how_it_is_decided():
     back = answers(replace(found, line=replace(found.line, live=False), awaits=True))[-1]
     assert back.question == "How is it decided?"
     assert back.verdict.startswith("ostinato approve v17 puts it before users; ostinato refuse v17")
+
+
+async def test_who_decided_and_why_is_said():
+    found = await detail()
+    event = replace(found.events[0][0], action="rolled_back", policy=V16, previous=V17, reason="people complained")
+    taken_back = replace(found, line=replace(found.line, live=False, state="rolled_back"), live=V16)
+    for detail_, who in (({"actor": "ann"}, "ann"), ({}, "the release worker")):
+        said = answers(replace(taken_back, events=((event, detail_), *found.events)))[3].details
+        assert said[0] == f"Rolled back by {who}, to v16: people complained"
+    refused = replace(event, action="blocked", policy=V17, previous=None, reason="not yet")
+    assert answers(replace(taken_back, events=((refused, {"actor": "bo"}),)))[3].details[0] == "Refused by bo: not yet"
+
+
+async def test_commands_name_the_run_that_they_are_for():
+    found, run = await detail(), "--set run.directory=runs/demo-0"
+    assert answers(found, run)[3].verdict == f'ostinato rollback {run} --reason "..." makes v16 live again'
+    waits = replace(found, line=replace(found.line, live=False), awaits=True)
+    assert answers(waits, run)[3].verdict.startswith(f"ostinato approve v17 {run} puts it")
+    older = replace(found, line=replace(found.line, live=False), live=V18)
+    assert any(each.startswith(f'ostinato ship v17 {run} --reason "..."') for each in answers(older, run)[3].details)
+
+
+async def test_a_suite_says_how_sure_it_is():
+    evidence = replace(evidence_of(V17), trial=(), rules=None, dealt=None, gate_alpha=0.05)
+    sure = answers(await detail(evidence=evidence))[1]
+    assert any("worse than live by the margin of 10 pp passes with 5% at most" in each for each in sure.details), sure

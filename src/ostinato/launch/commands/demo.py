@@ -23,6 +23,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Log
 from ostinato.demo.users import UserStats
 from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.scenarios.copilot import Copilot
 from ostinato.launch.commands.scenarios.scenario import Scenario, measure_held_out
@@ -111,6 +112,11 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
         async with launch(config, say) as launched:
             with console.status("starting") as status:
                 url = await launched.during(_served(launched, status))
+            console.print(
+                f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:", highlight=False
+            )
+            for command in ("status", "release show live", "log"):
+                console.print(f"  ostinato {command} {named(config)}", highlight=False, soft_wrap=True)
             with open_log(config) as log:
                 observer = RunObserver(home(config), log)
                 await launched.during(
@@ -208,7 +214,7 @@ async def traffic(
     console: Console,
 ) -> UserStats:
     """Simulated users at work, and the screen that follows them."""
-    started = time.monotonic()
+    started, told = time.monotonic(), 0.0
     working = asyncio.ensure_future(scenario.crowd(config, url, minutes * 60, seed))
     try:
         with Live(console=console, refresh_per_second=2, transient=False) as live:
@@ -217,6 +223,9 @@ async def traffic(
                 passed = (time.monotonic() - started) / 60
                 head = f"{passed:.1f} of {minutes:g} min, {scenario.users} simulated users on {url}"
                 live.update(panel(seen, head, scenario.arms(seen, wall_clock())))
+                if not console.is_terminal and passed >= told:  # the panel is shown at the end only
+                    console.print(head, highlight=False, soft_wrap=True)
+                    told = passed + 1.0
                 await asyncio.wait({working}, timeout=1.0)
     finally:
         working.cancel()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
 
 from ostinato.app.storage import Home, open_log
-from ostinato.config import Config
+from ostinato.config import Config, RunConfig
 from ostinato.core.errors import NotFound
 from ostinato.core.records import (
     Alarm,
@@ -48,6 +49,12 @@ def existing(config: Config) -> Home:
     if not place.log.exists():
         raise NotFound(f"no run in {config.run.directory}; start one with `ostinato up`, or --set run.directory=...")
     return place
+
+
+def named(config: Config) -> str:
+    """The option by which another command finds this run; "" if it finds it without. Example: ``--set run.directory=runs/demo-0``"""
+    place = config.run.directory
+    return "" if place == RunConfig().directory else f"--set {shlex.quote(f'run.directory={place}')}"
 
 
 def line(row: Row, parts: Mapping[str, float] | None = None) -> str:
@@ -97,7 +104,10 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
             return "batch", f"step {row.step}  {len(row.turns)} turns  reference {row.reference}"
         case ReleaseEvent():
             actor = f"  by {row.detail['actor']}" if row.detail.get("actor") else ""
-            return "release", f"{row.action}  {row.policy}{actor}  {row.reason}"
+            which = (
+                f"{row.previous} to {row.policy}" if row.action == "rolled_back" and row.previous else str(row.policy)
+            )
+            return "release", f"{row.action}  {which}{actor}  {row.reason}"
         case Stamp():
             return "contract", f"{row.id}  {row.contract}"
         case Alarm():

@@ -9,7 +9,7 @@ from rich.text import Text
 from ostinato.app.storage import open_run
 from ostinato.config import Config
 from ostinato.core.errors import BadRequest, NotFound
-from ostinato.launch.commands.log import existing
+from ostinato.launch.commands.log import existing, named
 from ostinato.launch.views.page.looking import looking
 from ostinato.launch.views.plain import plain
 from ostinato.web.page.releases.answers import answers
@@ -32,7 +32,7 @@ async def show_release(config: Config, version: str, console: Console) -> None:
     line = found.line
     state = "live" if line.live else line.state.replace("_", " ")
     console.print(Text.assemble((f"v{line.policy.number}", "bold"), f"  {state}  {line.policy.hash[:16]}"))
-    for answer in answers(found):
+    for answer in answers(found, named(config)):
         console.print()
         console.print(Text(answer.question, "bold"))
         console.print(Text(f"  {_SIGNS[answer.state]} {plain(answer.verdict)}", _STYLES[answer.state]), soft_wrap=True)

@@ -196,7 +196,8 @@ def stations_of(run: RunNow) -> list[Station]:
     doing = {worker.name: worker for worker in run.workers}
     bad = {name: "bad" for name, worker in doing.items() if worker.condition == "failed" or worker.trouble}
     judged = run.refs.get("evaluation")
-    last = f"{run.last.action.replace('_', ' ')} v{run.last.policy.number}" if run.last else "no release yet"
+    back = "to " if run.last is not None and run.last.action == "rolled_back" else ""
+    last = f"{run.last.action.replace('_', ' ')} {back}v{run.last.policy.number}" if run.last else "no release yet"
     tried = f"canary v{canary.number}" if canary is not None and canary != live else ""
     ready = candidate is not None and candidate != live
     return [

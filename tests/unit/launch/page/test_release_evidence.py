@@ -12,6 +12,7 @@ from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import BadRequest, NotFound
 from ostinato.core.records import Arm, Batch, PolicyVersion, ReleaseEvent, Reward, Span
+from ostinato.launch.commands.log import named
 from ostinato.launch.commands.report import write_report
 from ostinato.launch.commands.show import find_release, show_release
 from ostinato.launch.views.page.facts import INDEX
@@ -216,7 +217,7 @@ async def test_the_command_line_answers_as_the_page_does(seen):
     text = console.file.getvalue()
     assert "Is v17 better than v16?" in text
     assert "by what people did better (provisional): +2.1 pp [+0.4, +3.8] in the share of good turns" in text
-    assert 'ostinato rollback --reason "..." makes v16 live again' in text
+    assert f'ostinato rollback {named(seen.run.config)} --reason "..." makes v16 live again' in text
     assert (await find_release(seen.facts, "live")).line.policy == NEW
     assert (await find_release(seen.facts, OLD.hash[:8])).line.policy == OLD
     with pytest.raises(NotFound, match="v17, v16"):

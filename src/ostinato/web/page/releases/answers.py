@@ -11,6 +11,7 @@ from ostinato.web.page.sources import GateLook, ReleaseDetail, ReleaseLine
 
 VERDICTS = {"SHIP": "not worse than the margin", "BLOCK": "did not pass", "EXTEND": "undecided"}
 _ACCEPTED = "accepted"
+_DECISIONS = {"shipped": "Shipped", "blocked": "Refused", "rolled_back": "Rolled back"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,9 @@ class Answer:
     details: tuple[str, ...]
 
 
-def answers(found: ReleaseDetail) -> tuple[Answer, ...]:
-    """Is it better, how sure is that, what changed, how is it taken back."""
-    return (_better(found), _sure(found), _changed(found), _way_back(found))
+def answers(found: ReleaseDetail, run: str = "") -> tuple[Answer, ...]:
+    """Is it better, how sure is that, what changed, how is it taken back. `run`: what a command needs besides, to find the run."""
+    return (_better(found), _sure(found), _changed(found), _way_back(found, f" {run}" if run else ""))
 
 
 def sentence(line: ReleaseLine) -> str:
@@ -128,6 +129,11 @@ def _sure(found: ReleaseDetail) -> Answer:
             f"Suite {last.suite}: {last.items} items × {last.draws} draws, look {len(looks)}; all looks share one error budget. "  # noqa: RUF001
             f"An equally good candidate passes such a look with a chance of {100 * last.power:.0f}%."
         )
+        if evidence.gate_alpha is not None:
+            details.append(
+                f"One that is worse than live by the margin of {100 * last.margin:g} pp passes with "
+                f"{100 * evidence.gate_alpha:g}% at most, all looks together."
+            )
     details += _held_against(evidence)
     if evidence.trial:
         verdict, state, said = _people(evidence, evidence.trial[-1])
@@ -217,26 +223,44 @@ def _moved(rate: RateShift) -> str:
 # ---------------------------------------------------------------- how is it taken back?
 
 
-def _way_back(found: ReleaseDetail) -> Answer:
+def _way_back(found: ReleaseDetail, run: str) -> Answer:
     policy, live, previous = found.line.policy, found.live, found.previous
+    decided = _decided(found)
     question = "How do I take it back?"
     if found.line.live and previous is not None:
-        verdict = f'ostinato rollback --reason "..." makes {_name(previous)} live again'
+        verdict = f'ostinato rollback{run} --reason "..." makes {_name(previous)} live again'
         details = (
             f"Engines follow within seconds, no stream is dropped; {_name(policy)} never ships again by itself.",
+            *decided,
         )
         return Answer(question=question, verdict=verdict, state="good", details=details)
     if found.line.live:
-        return Answer(question=question, verdict="there is no earlier release to go back to", state="wait", details=())
+        return Answer(
+            question=question, verdict="there is no earlier release to go back to", state="wait", details=decided
+        )
     if found.awaits:
-        verdict = f'ostinato approve {_name(policy)} puts it before users; ostinato refuse {_name(policy)} --reason "..." does not'
+        approve, refuse = (
+            f"ostinato approve {_name(policy)}{run}",
+            f'ostinato refuse {_name(policy)}{run} --reason "..."',
+        )
+        verdict = f"{approve} puts it before users; {refuse} does not"
         details = ("It has passed and waits for a person: release.approval is manual.",)
         return Answer(question="How is it decided?", verdict=verdict, state="wait", details=details)
     state = found.line.state.replace("_", " ")
     verdict = f"nothing to take back: it is {state}, and {'nothing' if live is None else _name(live)} is live"
-    ships = f'ostinato ship {_name(policy)} --reason "..." puts it before users, unjudged.'
-    details = (ships,) if found.kept else ("Its weights are not in the store any more, so it cannot be shipped.",)
-    return Answer(question=question, verdict=verdict, state="good", details=details)
+    ships = f'ostinato ship {_name(policy)}{run} --reason "..." puts it before users, unjudged.'
+    way = ships if found.kept else "Its weights are not in the store any more, so it cannot be shipped."
+    return Answer(question=question, verdict=verdict, state="good", details=(*decided, way))
+
+
+def _decided(found: ReleaseDetail) -> tuple[str, ...]:
+    """The last decision about it, whose it was, and why."""
+    for event, detail in found.events:
+        if event.action in _DECISIONS:
+            actor = f" by {detail['actor']}" if detail.get("actor") else " by the release worker"
+            where = f", to {_name(event.policy)}" if event.action == "rolled_back" else ""
+            return (f"{_DECISIONS[event.action]}{actor}{where}: {event.reason}",)
+    return ()
 
 
 def _name(policy: PolicyVersion) -> str:

@@ -148,7 +148,10 @@ class SamePrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseEvidence:
-    """Everything beside the gate's looks. `against`: what the version was compared with; `steps`, `turns`: what it learned since."""
+    """Everything beside the gate's looks. `against`: what the version was compared with; `steps`, `turns`: what it learned since.
+
+    `gate_alpha`: the chance that the gate lets a version pass that is worse than live by the margin.
+    """
 
     against: PolicyVersion | None = None
     comparisons: tuple[Comparison, ...] = ()
@@ -161,3 +164,4 @@ class ReleaseEvidence:
     turns: int | None = None
     weights: WeightChange | None = None
     examples: tuple[SamePrompt, ...] = ()
+    gate_alpha: float | None = None

@@ -74,6 +74,7 @@ class Gathering:
             turns=slow.turns,
             weights=slow.weights,
             examples=slow.examples,
+            gate_alpha=self._run.config.evaluate.gate.alpha,
         )
 
     # ------------------------------------------------------------ what takes longer

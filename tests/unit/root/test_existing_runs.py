@@ -1,0 +1,78 @@
+"""Commands about a run use the settings that it was started with, and make none where there is none."""
+
+import pytest
+
+from ostinato.app.storage import open_log
+from ostinato.cli.commands import app
+from ostinato.cli.options import Common
+from ostinato.config import load, save
+from ostinato.core.errors import NotFound
+from ostinato.launch.commands.log import named
+
+ABOUT_A_RUN = [
+    "status",
+    "log",
+    "report",
+    "rollback",
+    "ship v1",
+    "approve",
+    "refuse",
+    "eval",
+    "auto",
+    "forget default",
+    "alarms",
+    "alarms accept monitor:edit",
+    "release show",
+    "weights log",
+    "weights show",
+    "weights diff v1 v2",
+    "weights fsck",
+    "weights gc --dry-run",
+    "weights pin a v1",
+    "weights unpin a",
+    "weights export out",
+    "weights push elsewhere",
+    "weights relay",
+    "weights replay",
+]
+
+
+@pytest.mark.parametrize("command", ABOUT_A_RUN)
+def test_a_run_that_is_not_there_is_not_made(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotFound, match=r"no run in runs/none; name its directory with --set run\.directory=\.\.\."):
+        app([*command.split(), "--set", "run.directory=runs/none"], result_action="return_value")
+    assert list(tmp_path.iterdir()) == []
+
+
+def a_run(place, *settings):
+    config = load(None, [f"run.directory={place}", *settings])
+    with open_log(config):
+        save(config, place / "config.json")
+    return place
+
+
+def test_its_own_settings_hold_but_for_those_that_are_named_now(tmp_path):
+    place = a_run(tmp_path / "run", "release.trial.margin=0.07", "evaluate.gate.margin=0.09")
+    found = Common(overrides=(f"run.directory={place}",)).of_run()
+    assert (found.run.directory, found.release.trial.margin, found.evaluate.gate.margin) == (place, 0.07, 0.09)
+    named_now = Common(overrides=(f"run.directory={place}", "evaluate.gate.margin=0.11")).of_run()
+    assert (named_now.release.trial.margin, named_now.evaluate.gate.margin) == (0.07, 0.11)
+    file = tmp_path / "own.toml"
+    file.write_text(f'[run]\ndirectory = "{place}"\n[release.trial]\nmargin = 0.05\n')
+    assert Common(config=file).of_run().release.trial.margin == 0.05
+
+
+def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):
+    store = tmp_path / "store"
+    found = Common(overrides=(f"run.directory={tmp_path / 'none'}", f"weights.url={store}")).of_store()
+    assert found.weights.url == str(store)
+    place = a_run(tmp_path / "run", f"weights.url={store}")
+    assert Common(overrides=(f"run.directory={place}",)).of_store().weights.url == str(store)
+    with pytest.raises(NotFound):
+        Common(overrides=(f"run.directory={tmp_path / 'none'}",)).of_store()
+
+
+def test_the_option_that_finds_a_run_can_be_pasted(tmp_path):
+    assert named(load(None, [])) == ""
+    assert named(load(None, ["run.directory='runs/my demo'"])) == "--set 'run.directory=runs/my demo'"
