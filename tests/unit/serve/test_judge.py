@@ -176,6 +176,15 @@ async def test_after_a_restart_a_repeat_changes_nothing(outside):
     assert len(signals(log)) == 3
 
 
+async def test_a_judge_that_is_let_decide_may_say_again_what_it_said_beside_the_rules(outside):
+    log = MemoryLog()
+    for decides, count in ((False, 2), (True, 4)):
+        async with judging(outside, log=log, decides=decides) as w:
+            await converse(w, "Sort the list.", "The order is odd.", headers={"X-Ostinato-Episode": "e1"})
+            await told(log, count)
+    assert sorted(row.name for row in considered(signals(log), 1e9)) == ["dissatisfied", "judged_dissatisfied"]
+
+
 async def test_what_nobody_typed_is_not_heard(outside):
     async with judging(outside) as w:
         await converse(w, "Sort the list.", "<system-reminder>That is wrong.</system-reminder>")

@@ -102,7 +102,7 @@ def test_a_bare_label_may_be_dressed(answer):
         '{"label": "complai',
         '["complaint"]',
         "[" * 150,
-        "complaint" + " " * 500 + "praise",
+        '{"label": "complaint"' + " " * 500 + "}",
         "<think>It is a complaint.</think>complaint",
         "null",
     ],
