@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from ostinato.serve.auto.config import AutoConfig
+from ostinato.serve.judge.config import JudgeConfig
 
 
 class QuotaConfig(BaseModel, frozen=True, extra="forbid"):
@@ -151,6 +152,9 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         description="Make signals of what people say next, by rules for English: dissatisfied (a retry, correction or complaint), "
         "praised, followed_up, interrupted, tool_rejected.",
     )
+    judge: JudgeConfig = Field(
+        default_factory=JudgeConfig, description="A model that hears next messages too, beside the rules."
+    )
     session_rebuild_rows: int = Field(
         default=2_000, ge=0, description="How many of the log's last rows are read at the start to find sessions again."
     )
@@ -159,3 +163,11 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     repeat_keys: int = Field(
         default=100_000, ge=0, description="Idempotency keys remembered to tell another body under the same key."
     )
+
+    @model_validator(mode="after")
+    def _something_to_judge(self) -> ServeConfig:
+        if self.judge.url and not self.next_message:
+            raise ValueError(
+                "judge.url is set, and nothing is heard; set serve.next_message = true, or leave judge.url out"
+            )
+        return self

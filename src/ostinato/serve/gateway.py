@@ -35,6 +35,7 @@ from ostinato.serve.feedback.handlers import Feedback
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.feedback.telemetry_handlers import Telemetry
+from ostinato.serve.judge.judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
 from ostinato.serve.quotas import Quotas
@@ -122,7 +123,9 @@ class GatewayApp(Starlette):
         self._parts = parts
         self._origins = Origins(checked=parts.keys.open, allowed=parts.config.allowed_hosts)
         self._intake = Intake(parts)
-        self._calls = Calls(parts, stored=self._intake.turn, overheard=Overheard(parts, self._intake))
+        self._judge = Judge(parts.config.judge, parts.metrics) if parts.config.judge.url else None
+        overheard = Overheard(parts, self._intake, self._judge)
+        self._calls = Calls(parts, stored=self._intake.turn, overheard=overheard)
         self._endpoints = self._all_endpoints(
             About(parts), Feedback(parts, self._intake), Telemetry(parts, self._intake)
         )
@@ -195,7 +198,11 @@ class GatewayApp(Starlette):
         deals = self._parts.deals
         if deals is not None:
             await deals.start()
+        if self._judge is not None:
+            await self._judge.start()
         yield
+        if self._judge is not None:
+            await self._judge.close()
         await self._calls.close()
         if deals is not None:
             await deals.close()

@@ -52,6 +52,12 @@ class Metrics:
         self._refused = _tenants("refusals", "Calls refused by a quota or a bound, by reason.", registry, "reason")
         self._feedback = _tenants("feedback", "Feedback events by status.", registry, "status")
         self._named = _tenants("feedback_signals", "Accepted signals by name.", registry, "name")
+        self._words = _tenants(
+            "judge_words", "Words of the judge, by the rules' and its own.", registry, "rules", "judge"
+        )
+        self._no_words = _tenants("judge_no_words", "Messages without a word of the judge.", registry, "reason")
+        self._judge_tokens = _tenants("judge_tokens", "Tokens that the judge counted.", registry, "of")
+        self._judge_cost = _tenants("judge_cost", "Money that its tokens cost, in the configured currency.", registry)
         self._foreign = _Labelled(
             Counter("ostinato_feedback_foreign", "Events about another tenant's turn.", ["sender"], registry=registry)
         )
@@ -110,6 +116,21 @@ class Metrics:
         if len(names) < _MAX_NAMES:
             names.add(name)
         self._named.inc(tenant, name if name in names else "other")
+
+    def judged(self, tenant: str, rules: str, judge: str) -> None:
+        """The judge said what a message is, and so had the rules."""
+        self._words.inc(tenant, rules, judge)
+
+    def not_judged(self, tenant: str, reason: str) -> None:
+        """The judge was to hear a message and said nothing that counts."""
+        self._no_words.inc(tenant, reason)
+
+    def judge_used(self, tenant: str, prompt: float, answer: float, cost: float) -> None:
+        """The judge counted so many tokens, which cost so much; 0.0 without prices."""
+        self._judge_tokens.inc(tenant, "prompt", by=prompt)
+        self._judge_tokens.inc(tenant, "answer", by=answer)
+        if cost:
+            self._judge_cost.inc(tenant, by=cost)
 
     def swapped(self, swap: Swap) -> None:
         """A slot's weights were exchanged."""

@@ -3,7 +3,7 @@
 Whoever changes a rule because of one of them writes new ones.
 """
 
-from further_follow_ups import read
+from tests.unit.serve.further_follow_ups import read
 
 _LINES = r"""
 complaint: The page doesn't render at all

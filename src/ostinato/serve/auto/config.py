@@ -10,6 +10,15 @@ from pydantic import BaseModel, Field, model_validator
 _NAME = r"^[a-z][a-z0-9_-]{0,31}$"
 
 
+def check_url(url: str, whose: str) -> None:
+    """Raises ValueError if this is no base URL of a model outside, or holds a password."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise ValueError(f"the url of {whose} holds a password; name a variable in key_env instead")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(f"url {url!r} of {whose} must be http(s)://host/path")
+
+
 class AutoArm(BaseModel, frozen=True, extra="forbid"):
     """One arm: a slot that is served here, or, with `url` and `model`, a model outside that speaks OpenAI's chat completions.
 
@@ -51,11 +60,7 @@ class AutoArm(BaseModel, frozen=True, extra="forbid"):
         if (self.slot is None) == (not self.url):
             raise ValueError(f"arm {self.name!r} needs either slot or url")
         if self.url:
-            parts = urlsplit(self.url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-                raise ValueError(f"url {self.url!r} of arm {self.name!r} must be http(s)://host/path")
-            if parts.username or parts.password:
-                raise ValueError(f"the url of arm {self.name!r} holds a password; name a variable in key_env instead")
+            check_url(self.url, f"arm {self.name!r}")
             if not self.model:
                 raise ValueError(f"arm {self.name!r} has a url and needs the model's name there")
         return self

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from random import SystemRandom
 
-from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.errors import Unavailable
 from ostinato.core.generation import Chunk
 from ostinato.core.records import Arm, Pick, Turn
 from ostinato.core.seams import Dealer
 from ostinato.serve.auto.breaker import Breaker
 from ostinato.serve.auto.config import AutoArm, AutoConfig
-from ostinato.serve.auto.outside import OutsideModel, OutsideQuery
+from ostinato.serve.auto.outside import OutsideModel, OutsideQuery, key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,12 @@ class Deals:
         self._arms = {arm.name: arm for arm in config.arms}
         environment = os.environ if keys is None else keys
         self._outside = {
-            arm.name: OutsideModel(arm, _key(arm, environment), _breaker(config))
+            arm.name: OutsideModel(
+                arm,
+                key_of(arm, environment, f"serve.auto: arm {arm.name!r}"),
+                _breaker(config),
+                who=f"auto: arm {arm.name}",
+            )
             for arm in config.arms
             if arm.slot is None
         }
@@ -129,12 +134,3 @@ class Deals:
 
 def _breaker(config: AutoConfig) -> Breaker:
     return Breaker(failures=config.failures, rest_s=config.rest_s, longest_s=config.longest_rest_s)
-
-
-def _key(arm: AutoArm, environment: Mapping[str, str]) -> str | None:
-    if not arm.key_env:
-        return None
-    key = environment.get(arm.key_env, "").strip()
-    if not key:
-        raise BadConfig(f"serve.auto: arm {arm.name!r} takes its key from the variable {arm.key_env}, which is not set")
-    return key

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from ostinato.core.conversation import Conversation
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import BadConfig, OstinatoError
 from ostinato.core.generation import Chunk, Usage
 from ostinato.core.records import Finish, Sampling
 from ostinato.serve.auto.breaker import Breaker
@@ -52,10 +52,12 @@ class OutsideModel:
         arm: its address, limits and prices.
         key: what it is asked with; None: nothing.
         breaker: told how each call went.
+        who: what the service's own log calls it.
     """
 
-    def __init__(self, arm: AutoArm, key: str | None, breaker: Breaker) -> None:
+    def __init__(self, arm: AutoArm, key: str | None, breaker: Breaker, *, who: str) -> None:
         self._arm = arm
+        self._who = who
         self._breaker = breaker
         self._headers = {"accept": "text/event-stream"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._session: aiohttp.ClientSession | None = None
@@ -92,14 +94,14 @@ class OutsideModel:
         except (OutsideFailure, aiohttp.ClientError, TimeoutError, ValueError) as error:
             well = False if not isinstance(error, OutsideFailure) or error.blame else None
             what = str(error) if isinstance(error, OutsideFailure) else type(error).__name__
-            _LOG.warning("auto: arm %s failed: %s", self._arm.name, what)
+            _LOG.warning("%s failed: %s", self._who, what)
             raise OutsideFailed(
                 f"The model behind arm {self._arm.name!r} could not answer; send the request again."
             ) from error
         finally:
             self._breaker.end(_now(), well=well)
             if self._breaker.resting != was_resting:
-                _LOG.warning("auto: arm %s %s", self._arm.name, "answers again" if was_resting else "is left alone")
+                _LOG.warning("%s %s", self._who, "answers again" if was_resting else "is left alone")
 
     async def _chunks(self, asked: OutsideQuery) -> AsyncGenerator[Chunk]:
         answer = _OutsideAnswer(asked)
@@ -142,7 +144,21 @@ class OutsideModel:
             body["stop"] = list(sampling.stop)
         if sampling.seed is not None:
             body["seed"] = sampling.seed
+        demand = asked.conversation.demand
+        if demand is not None and demand.schema is not None:
+            form = {"name": "answer", "schema": demand.schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
         return body
+
+
+def key_of(arm: AutoArm, environment: Mapping[str, str], whose: str) -> str | None:
+    """The key that an arm is asked with; None: none. Raises BadConfig if its variable is not set."""
+    if not arm.key_env:
+        return None
+    key = environment.get(arm.key_env, "").strip()
+    if not key:
+        raise BadConfig(f"{whose} takes its key from the variable {arm.key_env}, which is not set")
+    return key
 
 
 class _OutsideAnswer:

@@ -1,6 +1,6 @@
 """What people say next as signals about the answer before: kept in memory, and listened to and written in batches beside the calls.
 
-No call waits for it or fails by it. What a kill loses is at most the last quarter of a second.
+No call waits for it or fails by it. What a kill loses is at most the last quarter of a second, and the words that a judge had not said yet.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from ostinato.core.conversation import Message, Role, calling_turn
@@ -18,6 +20,8 @@ from ostinato.serve.calls.sessions import Question
 from ostinato.serve.feedback.intake import Intake
 from ostinato.serve.feedback.next_message import DISSATISFIED, VERSION, Next, kind_of
 from ostinato.serve.feedback.typed import Typed, asked_before, typed
+from ostinato.serve.judge.judge import Judge, Ruled
+from ostinato.serve.judge.prompt import Case
 from ostinato.serve.parts import Parts
 
 _LOG = logging.getLogger(__name__)
@@ -30,13 +34,14 @@ _READING_S = 2.0  # what is asked again sooner than this was asked by a program:
 
 
 class _Said(NamedTuple):
-    """A signal before it has a tenant and a time."""
+    """A signal before it has a tenant and a time; `ruled`: what the rules said it is, for a judge to hear."""
 
     id: str
     turn: str
     name: str
     comment: str | None = None
     source: Source = Source.IMPLICIT
+    ruled: Ruled | None = None
 
 
 class _Asked(NamedTuple):
@@ -55,8 +60,9 @@ class Overheard:
     when its answers were handed over, and at the end ``await overheard.close()``
     """
 
-    def __init__(self, parts: Parts, intake: Intake) -> None:
+    def __init__(self, parts: Parts, intake: Intake, judge: Judge | None = None) -> None:
         self.on = parts.config.next_message
+        self._judge = judge
         self._clock = parts.clock
         self._intake = intake
         self._answered: OrderedDict[tuple[bytes, str], tuple[str, float]] = OrderedDict()  # turn, and when
@@ -95,21 +101,40 @@ class Overheard:
 
     def _listen(self) -> None:
         asked, self._asked = self._asked, []
-        self._noted += [
-            Signal(
-                id=said.id,
-                tenant=each.tenant,
-                turn=said.turn,
-                name=said.name,
-                value=1.0,
-                source=said.source,
-                occurred_at=each.at,
-                received_at=each.at,
-                comment=said.comment,
+        for each in asked:
+            for said in self._said(each):
+                signal = Signal(
+                    id=said.id,
+                    tenant=each.tenant,
+                    turn=said.turn,
+                    name=said.name,
+                    value=1.0,
+                    source=said.source,
+                    occurred_at=each.at,
+                    received_at=each.at,
+                    comment=said.comment,
+                )
+                self._noted.append(signal)
+                if self._judge is not None and said.ruled is not None:
+                    self._judge.ask(each.tenant, said.id, said.ruled, partial(self._judged, signal))
+
+    def _judged(self, ruled: Signal, kind: Next) -> None:
+        """Note a judge's word about what the rules spoke about. It came now: a reward whose time is over does not count it."""
+        assert self._judge is not None
+        now, decides = self._clock(), self._judge.decides
+        word = replace(
+            ruled,
+            id=f"{'judge' if decides else 'judged'}-{ruled.id}",
+            name=_name(kind) if decides else f"judged_{_name(kind)}",
+            received_at=now,
+            comment=self._judge.comment(kind),
+        )
+        self._noted.append(word)
+        if decides:  # the rules' word stands until there is another, and stays in the log
+            self._noted.append(
+                replace(ruled, id=f"{word.id}-r", value=0.0, received_at=now, comment=None, retracts=ruled.id)
             )
-            for each in asked
-            for said in self._said(each)
-        ]
+        self._wait(EVERY_S)
 
     def _said(self, asked: _Asked) -> Iterator[_Said]:
         """What the message says: nothing if it is no person's, or goes on from an answer of no turn that was found."""
@@ -135,9 +160,13 @@ class Overheard:
             yield _Said(f"{id}-i", turn, "interrupted")
         if words.text:
             messages, known = question.conversation.messages, question.known
-            kind = kind_of(words.text, asked_before(question.conversation, known), messages[known - 1].text)
-            name = "dissatisfied" if kind in DISSATISFIED else "praised" if kind is Next.PRAISE else "followed_up"
-            yield _Said(id, turn, name, _comment(kind))
+            case = Case(
+                request=asked_before(question.conversation, known),
+                answer=messages[known - 1].text,
+                message=words.text,
+            )
+            kind = kind_of(case.message, case.request, case.answer)
+            yield _Said(id, turn, _name(kind), _comment(kind), ruled=Ruled(case, kind))
 
     # ------------------------------------------------------------ writing
 
@@ -161,7 +190,8 @@ class Overheard:
         self._listen()
         while self._noted:
             tenant = self._noted[0].tenant
-            part = [signal for signal in self._noted if signal.tenant == tenant][:_MOST]
+            theirs = [signal for signal in self._noted if signal.tenant == tenant]
+            part = theirs[: _MOST + any(signal.retracts for signal in theirs[_MOST : _MOST + 1])]  # with its word
             ids = {signal.id for signal in part}
             try:
                 await self._intake.take(part)
@@ -183,6 +213,10 @@ def _spoken(messages: Sequence[Message]) -> bool:
 def _place(question: Question) -> tuple[bytes, str]:
     """What is the same for a question that is asked again."""
     return question.chain[-1], question.scope.episode or ""
+
+
+def _name(kind: Next) -> str:
+    return "dissatisfied" if kind in DISSATISFIED else "praised" if kind is Next.PRAISE else "followed_up"
 
 
 def _comment(kind: Next) -> str:

@@ -1,0 +1,1 @@
+"""A model that says what next messages are, beside the rules."""

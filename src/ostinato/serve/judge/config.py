@@ -1,0 +1,80 @@
+"""The judge of next messages, as configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from ostinato.serve.auto.config import AutoArm, check_url
+
+
+class JudgeConfig(BaseModel, frozen=True, extra="forbid"):
+    """A model that hears next messages beside the rules; without a `url` there is none.
+
+    Example: ``JudgeConfig(url="https://api.example.com/v1", model="small-2", key_env="JUDGE_KEY", share=0.1)``
+    """
+
+    url: str = Field(
+        default="",
+        description="Base URL, up to and with /v1, of the model that judges; it speaks OpenAI's chat completions. What a person asked, the "
+        "beginning and end of the answer, and what they typed next are sent there, readable whatever record.encrypt says, and not who "
+        "they are. Empty: only the rules judge.",
+    )
+    model: str = Field(default="", description="The model's name there.")
+    key_env: str = Field(default="", description="The environment variable that holds the key for it; empty: no key.")
+    tenants: tuple[str, ...] = Field(
+        default=(), description="Tenants whose messages may be sent there; empty: everybody's."
+    )
+    share: float = Field(default=1.0, ge=0.0, le=1.0, description="Share of the messages that it hears.")
+    calls_per_minute: int = Field(
+        default=60, ge=1, description="Calls in any minute; what comes beyond is left to the rules."
+    )
+    timeout_s: float = Field(default=20.0, gt=0.0, description="Longest wait for its answer, in seconds.")
+    decides: bool = Field(
+        default=False,
+        description="False: its word is a signal of its own (judged_dissatisfied, ...), which no reward reads unless it says so. True: its "
+        "word takes the place of the rules', which is retracted.",
+    )
+    schema_sent: bool = Field(
+        default=True,
+        description="Send a JSON schema with each question (response_format). False, for endpoints that know none: it is only told.",
+    )
+    max_tokens: int = Field(
+        default=64, ge=8, le=8192, description="Token budget of its answer; a model that reasons first needs more."
+    )
+    budget_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        default="max_tokens", description="What the token budget is called there."
+    )
+    temperature: float = Field(
+        default=0.0, ge=0.0, le=2.0, description="What it samples with; some models that reason take 1 only."
+    )
+    prompt_price: float = Field(
+        default=0.0, ge=0.0, description="Money for a million tokens of prompts, in your currency."
+    )
+    answer_price: float = Field(
+        default=0.0, ge=0.0, description="Money for a million tokens of answers, in your currency."
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> JudgeConfig:
+        if self.url:
+            check_url(self.url, "the judge")
+            if not self.model:
+                raise ValueError("the judge has a url and needs the model's name there")
+        return self
+
+    @property
+    def arm(self) -> AutoArm:
+        """Where and how it is asked."""
+        return AutoArm(
+            name="judge",
+            url=self.url,
+            model=self.model,
+            key_env=self.key_env,
+            budget_field=self.budget_field,
+            prompt_price=self.prompt_price,
+            answer_price=self.answer_price,
+            silence_s=self.timeout_s,
+            longest_s=self.timeout_s,
+        )
