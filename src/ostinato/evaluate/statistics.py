@@ -57,6 +57,8 @@ class Spread:
 
 Tally = Mapping[Person, tuple[float, int]]
 """Tenant and user -> (sum of outcomes, number of outcomes)."""
+WeightedTally = Mapping[Person, tuple[float, float]]
+"""The same, where outcomes may have weights."""
 
 
 def paired_items(
@@ -268,7 +270,7 @@ def _score_interval(share: float, n: float, z: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def clustered_difference(treated: Tally, control: Tally, confidence: float = 0.95) -> Estimate:
+def clustered_difference(treated: WeightedTally, control: WeightedTally, confidence: float = 0.95) -> Estimate:
     """Difference of two pooled proportions, treated minus control, with a user-clustered variance and t interval.
 
     Every user contributes one residual to the linearised ratio estimator (Liang and Zeger 1986; Deng, Knoblich and Lu 2018,
@@ -295,7 +297,7 @@ def clustered_difference(treated: Tally, control: Tally, confidence: float = 0.9
     return Estimate(mean=mean, lower=mean - half, upper=mean + half, error=error, df=float(smaller - 1), n=len(users))
 
 
-def _residuals(tally: Tally, users: Sequence[Person]) -> tuple[float, NDArray[np.float64]]:
+def _residuals(tally: WeightedTally, users: Sequence[Person]) -> tuple[float, NDArray[np.float64]]:
     total = sum(count for _, count in tally.values())
     mean = math.fsum(value for value, _ in tally.values()) / total
     pairs = (tally.get(user, (0.0, 0)) for user in users)

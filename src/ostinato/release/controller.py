@@ -80,7 +80,9 @@ class ReleaseController:
         self._clock = clock
         self._paused = paused
         self._watch = (
-            None if compare is None else Watch(Outcomes(log, config.outcomes, config.metrics), config.guard, compare)
+            None
+            if compare is None
+            else Watch(Outcomes(log, config.outcomes, config.metrics), config.guard, compare, config.trial.slot_s)
         )
         self._moves = Moves(self.ledger, store, versions, holdback=config.trial.holdback)
         self._approvals = Approvals(self.ledger, self._moves, manual=config.approval == "manual")

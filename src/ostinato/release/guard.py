@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel, Field
 
 from ostinato.core.records import Person
 
-Tally = Mapping[Person, tuple[float, int]]
-"""Tenant and user -> (sum of outcomes in [0, 1], number of outcomes)."""
+Tally = Mapping[Person, tuple[float, float]]
+"""Tenant and user -> (sum of outcomes in [0, 1], number of outcomes); both may be weighted."""
 
 
 class Bounds(Protocol):
@@ -94,7 +94,7 @@ def look_due(outcomes: int, rows: int, window: int, config: GuardConfig) -> int 
     return full + rows // window
 
 
-def total(tally: Tally) -> int:
+def total(tally: Mapping[Any, tuple[float, int]]) -> int:
     """Number of outcomes."""
     return sum(count for _, count in tally.values())
 

@@ -6,6 +6,7 @@ another tenant's turn is not heard.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -74,17 +75,31 @@ class Outcomes:
         With `dealt` only of people who were dealt to the arm by chance. Turns younger than `maturity_s` at `until` are left out: quick
         reactions would otherwise speak for slow ones.
         """
-        return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s, dealt=dealt)
+        tally: dict[Person, tuple[float, int]] = {}
+        until -= self._config.maturity_s
+        for (_, person), (value, count) in self._tally(
+            self._goal, arm, policy, since, until, dealt=dealt, slot_s=math.inf
+        ).items():
+            tally[person] = value, count
+        return tally
 
-    def success(self, arm: Arm, policy: PolicyVersion, since: float, until: float) -> dict[Person, tuple[float, int]]:
-        """Per person who was dealt to the arm by chance: turns that did not end in an engine error, and all turns."""
-        return self._tally(_FAILED, arm, policy, since, until, dealt=True)
+    def acceptance_by_slot(
+        self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
+    ) -> dict[tuple[int, Person], tuple[float, int]]:
+        """The same of people who were dealt to the arm, slot of time by slot."""
+        return self._tally(self._goal, arm, policy, since, until - self._config.maturity_s, dealt=True, slot_s=slot_s)
+
+    def success_by_slot(
+        self, arm: Arm, policy: PolicyVersion, since: float, until: float, slot_s: float
+    ) -> dict[tuple[int, Person], tuple[float, int]]:
+        """Per slot and person who was dealt to the arm: turns that did not end in an engine error, and all turns."""
+        return self._tally(_FAILED, arm, policy, since, until, dealt=True, slot_s=slot_s)
 
     def _tally(
-        self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool
-    ) -> dict[Person, tuple[float, int]]:
+        self, metric: Metric, arm: Arm, policy: PolicyVersion, since: float, until: float, *, dealt: bool, slot_s: float
+    ) -> dict[tuple[int, Person], tuple[float, int]]:
         """A turn that ended before its first token names no version: it counts for whichever is asked for in that time."""
-        tally: dict[Person, tuple[float, int]] = {}
+        tally: dict[tuple[int, Person], tuple[float, int]] = {}
         for each in self._window:
             if each.arm != arm or each.policy not in (policy.hash, "") or not since <= each.ended_at <= until:
                 continue
@@ -93,8 +108,9 @@ class Outcomes:
             measured = metric.measure(each.known())
             if measured is not None:
                 good = measured[0] / measured[1]
-                value, count = tally.get(each.person, (0.0, 0))
-                tally[each.person] = value + (good if metric.sign > 0 else 1.0 - good), count + 1
+                key = int(each.ended_at // slot_s), each.person
+                value, count = tally.get(key, (0.0, 0))
+                tally[key] = value + (good if metric.sign > 0 else 1.0 - good), count + 1
         return tally
 
     def _turn(self, turn: Turn) -> None:

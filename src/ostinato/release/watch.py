@@ -6,31 +6,36 @@ from collections.abc import Callable, Mapping
 
 from ostinato.core.records import Arm, Person, PolicyVersion
 from ostinato.core.seams import Cursor
-from ostinato.release.guard import Compare, GuardConfig, Harm, Tally, judge, look_due, total
+from ostinato.release.guard import Compare, GuardConfig, Harm, judge, look_due, total
 from ostinato.release.ledger import State
 from ostinato.release.outcomes import Outcomes
 from ostinato.release.pace.brakes import DAY
 from ostinato.release.pace.cadence import Traffic
+from ostinato.release.side_by_side import SlotTallies, side_by_side
 from ostinato.release.trial.config import HOUR
 
 _RELEASES = 8
 """The newest releases, whose users are looked at."""
 
-Pair = tuple[Tally, Callable[[], Tally]]
+Pair = tuple[SlotTallies, Callable[[], SlotTallies]]
 """What is watched, and what it is compared with: counted only when a look is due, which is seldom."""
 
 
 class Watch:
     """Makes each look once per release; a restarted process may repeat its last one.
 
-    Both arms are served in the same hours: an outage, or a night, that both have tells nothing about a version while their shares
-    stay. A long outage with everything rejected, before a candidate takes half of live's users, may still look like live's fault.
+    Both arms are compared within slots of time: an outage, or a night, that both have tells nothing about a version, whatever their
+    shares were before and after it.
+
+    Args:
+        slot_s: how long a slot is, in seconds.
     """
 
-    def __init__(self, outcomes: Outcomes, config: GuardConfig, compare: Compare) -> None:
+    def __init__(self, outcomes: Outcomes, config: GuardConfig, compare: Compare, slot_s: float) -> None:
         self._outcomes = outcomes
         self._config = config
         self._compare = compare
+        self._slot_s = slot_s
         self._looked: dict[tuple[str, float, str], int] = {}
 
     async def live(self, state: State, control: PolicyVersion, after: Cursor, now: float) -> Harm | None:
@@ -42,15 +47,15 @@ class Watch:
         if not self._config.enabled or live is None or control.hash == live.hash:
             return None
         await self._outcomes.refresh()
-        since = state.shipped_at
+        since, slot_s, outcomes = state.shipped_at, self._slot_s, self._outcomes
         pairs: dict[str, Pair] = {
             "acceptance against the control arm": (
-                self._outcomes.acceptance(Arm.LIVE, live, since, now, dealt=True),
-                lambda: self._outcomes.acceptance(Arm.CONTROL, control, since, now, dealt=True),
+                outcomes.acceptance_by_slot(Arm.LIVE, live, since, now, slot_s),
+                lambda: outcomes.acceptance_by_slot(Arm.CONTROL, control, since, now, slot_s),
             ),
             "success rate against the control arm": (
-                self._outcomes.success(Arm.LIVE, live, since, now),
-                lambda: self._outcomes.success(Arm.CONTROL, control, since, now),
+                outcomes.success_by_slot(Arm.LIVE, live, since, now, slot_s),
+                lambda: outcomes.success_by_slot(Arm.CONTROL, control, since, now, slot_s),
             ),
         }
         return self._look(live, since, self._outcomes.upto - after, pairs)
@@ -86,6 +91,6 @@ class Watch:
             if look is None or look <= self._looked.get(key, -1):
                 continue
             self._looked[key] = look
-            if harm := judge(measure, watched, baseline(), look, config, self._compare):
+            if harm := judge(measure, *side_by_side(watched, baseline()), look, config, self._compare):
                 return harm
         return None

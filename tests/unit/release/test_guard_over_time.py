@@ -31,7 +31,7 @@ class Product:
 
     def started(self):
         outcomes = Outcomes(self.log, OutcomeConfig(maturity_s=0.0, window=WINDOW))
-        return Watch(outcomes, RULES, self._compare)
+        return Watch(outcomes, RULES, self._compare, 1800.0)
 
     def _compare(self, watched, baseline, confidence):
         self.looks.append(self.rounds)

@@ -153,7 +153,7 @@ async def test_engine_errors_count_even_before_their_first_token():
         turn("d", finish=Finish.ABORT),
     )
     outcomes = await tallies(rows)
-    assert outcomes.success(Arm.LIVE, V3, 0.0, 0.0) == {("t", "u"): (2.0, 4)}
+    assert outcomes.success_by_slot(Arm.LIVE, V3, 0.0, 0.0, 60.0) == {(0, ("t", "u")): (2.0, 4)}
 
 
 @pytest.mark.parametrize("policies", [(V3,), ()])
@@ -262,4 +262,4 @@ async def test_a_start_reads_as_far_back_as_the_window_reaches_however_long_the_
     await log.append(turn("new"))
     await outcomes.refresh()
     assert begun == [5_000 - 100, 5_000]
-    assert outcomes.success(Arm.LIVE, V3, 0.0, 5.0) == {("t", "u"): (100.0, 100)}
+    assert outcomes.success_by_slot(Arm.LIVE, V3, 0.0, 5.0, 60.0) == {(0, ("t", "u")): (100.0, 100)}
