@@ -104,6 +104,8 @@ class Trial:
         command = [sys.executable, "-m", "ostinato.model.grammars.child"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._process, self._end = process, weakref.finalize(self, _kill, process)
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
         ready = False
         with contextlib.suppress(TimeoutError):
             ready = _asked(process, json.dumps(self._hello).encode() + b"\n", _START_S) == READY
@@ -123,22 +125,26 @@ def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> byt
     """What it answers, with the end of the line; b"" if it has ended. Raises TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
-    answer, until = b"", time.monotonic() + seconds
-    ready = select.poll()
-    ready.register(process.stdout, select.POLLIN)
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-    except OSError:
-        return b""
+    asks, answers, until = process.stdin.fileno(), process.stdout.fileno(), time.monotonic() + seconds
+    answer, left = b"", memoryview(line)
     while not answer.endswith(b"\n"):
-        left_ms = max(0, int(1000 * (until - time.monotonic())))
-        if not ready.poll(left_ms):
+        waiting = select.poll()
+        waiting.register(answers, select.POLLIN)
+        if left:
+            waiting.register(asks, select.POLLOUT)
+        ready = dict(waiting.poll(max(0, int(1000 * (until - time.monotonic())))))
+        if not ready:
             raise TimeoutError
-        part = os.read(process.stdout.fileno(), 1 << 16)
-        if not part:
-            return b""
-        answer += part
+        if asks in ready:
+            try:
+                left = left[os.write(asks, left) :]
+            except OSError:
+                return b""
+        if answers in ready:
+            part = os.read(answers, 1 << 16)
+            if not part:
+                return b""
+            answer += part
     return answer
 
 
