@@ -83,6 +83,9 @@ def test_it_starts_again_when_its_process_was_killed(trial):
 def test_what_took_too_long_once_is_tried_again_later(trial, monkeypatch, schema):
     trial.check(of(ORDINARY))
     os.kill(trial._process.pid, signal.SIGSTOP)  # a machine that stands still
+    tasks = Path(f"/proc/{trial._process.pid}/task")
+    while any(task.joinpath("stat").read_text().split()[2] != "T" for task in tasks.iterdir()):
+        time.sleep(0.01)
     for _ in range(2):
         with pytest.raises(BadRequest, match="takes more than"):
             trial.check(of(schema))
