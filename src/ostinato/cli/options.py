@@ -65,9 +65,11 @@ class Common:
         return config
 
     def of_store(self, more: Sequence[str] = ()) -> Config:
-        """The checked configuration for who reads a weight store: a run's, or without a run the one that `weights.url` names.
+        """The checked configuration for who reads a weight store: a run's, or without a run that of `weights.url`, or what `pull` made.
 
         Raises NotFound, BadConfig as `of_run`.
         """
         config = self.load(*more)
-        return config if config.weights.url and not (config.run.directory / "log").exists() else self.of_run(more=more)
+        place = config.run.directory
+        alone = (config.weights.url or (place / "weights").exists()) and not (place / "log").exists()
+        return config if alone else self.of_run(more=more)

@@ -221,7 +221,7 @@ def relay(*, listen: str | None = None, common: Common | None = None) -> None:
     """
     from ostinato.launch.commands.weights.transfers import relay as run
 
-    asyncio.run(run((common or Common()).of_store(), listen, console))
+    asyncio.run(run((common or Common()).load(), listen, console))
 
 
 @weights.command(name="plan")

@@ -127,7 +127,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.1,
         gt=0,
         le=1,
-        description="Largest share of a batch's credit that one user may have, or 2 / users where that is more: one or two are not capped.",
+        description="Largest share of a batch that one user may have, each episode counting alike, or 2 / users where that is more: one or "
+        "two are not capped.",
     )
     user_steps: int = Field(
         default=50,
@@ -139,7 +140,7 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.5,
         gt=0,
         le=1,
-        description="Largest share of a batch's credit that one tenant may have; or 2 / tenants where that is more (one or two are not "
+        description="Largest share of a batch that one tenant may have, each episode counting alike; or 2 / tenants where that is more (one or two are not "
         "capped), or what the others' users cannot fill under `user_cap`. Tenants with turns to learn from are dealt into a batch in turn.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")

@@ -32,7 +32,6 @@ ABOUT_A_RUN = [
     "weights unpin a",
     "weights export out",
     "weights push elsewhere",
-    "weights relay",
     "weights replay",
 ]
 
@@ -71,6 +70,11 @@ def test_a_store_without_a_run_is_read_where_its_url_is_given(tmp_path):
     assert Common(overrides=(f"run.directory={place}",)).of_store().weights.url == str(store)
     with pytest.raises(NotFound):
         Common(overrides=(f"run.directory={tmp_path / 'none'}",)).of_store()
+    (tmp_path / "pulled" / "weights").mkdir(parents=True)
+    pulled = Common(overrides=(f"run.directory={tmp_path / 'pulled'}",))
+    assert pulled.of_store().run.directory == tmp_path / "pulled"
+    with pytest.raises(NotFound):
+        pulled.of_run()
 
 
 def test_the_option_that_finds_a_run_can_be_pasted(tmp_path):
