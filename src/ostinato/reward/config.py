@@ -140,8 +140,9 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.5,
         gt=0,
         le=1,
-        description="Largest share of a batch that one tenant may have, each episode counting alike; or 2 / tenants where that is more (one or two are not "
-        "capped), or what the others' users cannot fill under `user_cap`. Tenants with turns to learn from are dealt into a batch in turn.",
+        description="Largest share of a batch that one tenant may have, each episode counting alike; or 2 / tenants where that is more "
+        "(one or two are not capped), or what the others' users cannot fill under `user_cap`. Tenants with turns to learn from are dealt "
+        "into a batch in turn.",
     )
     baseline: BaselineConfig = Field(default_factory=BaselineConfig, description="The learned baseline.")
     coverage: CoverageConfig = Field(default_factory=CoverageConfig, description="When silence is not believed.")
