@@ -254,11 +254,27 @@ async def ask_on(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
+WRITTEN_BY_A_RUN = {
+    *("config.json", "admin.key", "follow.json", "workers.json", "serve.jsonl", "housekeeping.jsonl", "status.fold"),
+    *(".up.lock", ".serve.lock", ".train.lock", ".release.lock", ".prepare.lock", ".housekeeping.lock"),
+}
+
+
+def files_of(run: Up) -> list[Path]:
+    """What lies in a run's directory and beside its folds, but for the log."""
+    paths = [*run.home.root.glob("*"), *(run.home.root / "folds").glob("*")]
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith("log.db"))
+
+
+def names(paths: list[Path]) -> set[str]:
+    return {path.name for path in paths}
+
+
 @pytest.mark.parametrize("kept", [0.0, pytest.param(0.5, marks=pytest.mark.examination)])
 async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_path, up, kept):
     run = up()
     served = await live(await run.serving())
-    await run.until(lambda: (run.home.root / "folds" / "status.fold").exists(), "the summary was kept")
+    await run.until(lambda: names(files_of(run)) >= WRITTEN_BY_A_RUN, "every file was there")
     key = run.home.admin_key()
     pids = [each.pid for each in read_board(run.home.workers).workers]
     run.kill()
@@ -267,24 +283,8 @@ async def test_it_survives_kill_9_of_itself_whatever_its_files_then_hold(tmp_pat
             await asyncio.sleep(0.02)
     assert read_address(run.home.address) is None, "a gateway that is gone is not believed in"
 
-    damaged = sorted(
-        path
-        for path in (*run.home.root.iterdir(), *(run.home.root / "folds").iterdir())
-        if path.is_file() and not path.name.startswith("log.db")
-    )
-    names = {path.name for path in damaged}
-    assert names >= {
-        *(
-            "config.json",
-            "admin.key",
-            "follow.json",
-            "workers.json",
-            "serve.jsonl",
-            "housekeeping.jsonl",
-            "status.fold",
-        ),
-        *(".up.lock", ".serve.lock", ".train.lock", ".release.lock", ".prepare.lock", ".housekeeping.lock"),
-    }
+    damaged = files_of(run)
+    assert names(damaged) >= WRITTEN_BY_A_RUN
     for path in damaged:
         if path.exists():
             os.truncate(path, int(kept * path.stat().st_size))
