@@ -20,7 +20,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.model import routing, threads
 from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.experts import set_rows
-from ostinato.model.paged import Blocks, Entry, Places, Reads
+from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 
 class Pack(Protocol):
@@ -49,26 +49,40 @@ class BlockMemory:
     """Keys and values in blocks, and attention by our kernel, as in the engine; each sequence's blocks lie in reverse order."""
 
     def __init__(self, sequences: int, tokens: int, block: int = 32) -> None:
-        self._block, self._each = block, -(-tokens // block)
+        self.block, self._each = block, -(-tokens // block)
         self._total = sequences * self._each
         self._layers: dict[int, Blocks] = {}
 
     def __call__(self, pieces: Sequence[Piece]) -> Attend:
-        entries = [self._entry(piece) for piece in pieces]
-        reads, places = Reads(entries, self._block), Places.of(entries, self._block)
+        return _Memory(self, [self._entry(piece) for piece in pieces])
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-            if layer not in self._layers:
-                self._layers[layer] = Blocks(self._total, k.shape[1], self._block, k.shape[2], k.dtype)
-            blocks = self._layers[layer]
-            blocks.write(k, v, places)
-            return reads.attend(q, blocks, scale, window)[0]
-
-        return attend
+    def blocks(self, layer: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Blocks:
+        """A layer's, empty at first."""
+        if layer not in self._layers:
+            self._layers[layer] = Blocks(self._total, kv_heads, self.block, dim, dtype)
+        return self._layers[layer]
 
     def _entry(self, piece: Piece) -> Entry:
         last = self._total - 1 - piece.sequence * self._each
-        return Entry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self._block), -1))
+        return Entry(start=piece.start, end=piece.end, blocks=range(last, last - -(-piece.end // self.block), -1))
+
+
+class _Memory:
+    """Attention of one pass over a `BlockMemory`."""
+
+    def __init__(self, memory: BlockMemory, entries: Sequence[Entry]) -> None:
+        self._memory, self._reads = memory, Reads(entries, memory.block)
+        self._places = Places.of(entries, memory.block)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        blocks = self._memory.blocks(layer, k.shape[1], k.shape[2], k.dtype)
+        blocks.write(k, v, self._places)
+        return self._reads.attend(q, blocks, scale, window)[0]
+
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
+        """The same for whoever runs all layers at once."""
+        held = [self._memory.blocks(layer, kv_heads, dim, dtype) for layer in range(layers)]
+        return Pages(self._reads, self._places, held)
 
 
 _CUTS = (16, 16, 16, 7, 7, 1, 1, 1, 1, 1, 1, 1, 1)

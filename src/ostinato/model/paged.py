@@ -36,7 +36,7 @@ class Entry:
 class Reads:
     """Who reads what in one flattened forward over `entries`: made once, used by every layer.
 
-    Token n stands at `positions_N[n]` and its blocks begin at `table[where_N[n]]`.
+    Token n stands at `positions_N[n]` and its blocks begin at `table[where_N[n]]`. `queries` and `longest` are what the kernel takes.
     """
 
     def __init__(self, entries: Sequence[Entry], block: int) -> None:
@@ -52,10 +52,10 @@ class Reads:
         self.tokens = len(positions)
         self.positions_N, self.where_N = np.array(positions, np.int64), np.array(where, np.int64)
         self.table = np.array(table, np.int64)
-        self._queries = (tiles, self.positions_N, self.where_N, self.table)
+        self.queries = (tiles, self.positions_N, self.where_N, self.table)
         pairs = self.positions_N.cumsum()[tiles[:, :2].sum(1) - 1] if len(tiles) else np.zeros(0, np.int64)
         self._pairs = np.concatenate([[0], pairs])
-        self._longest = max((-(-entry.end // block) for entry in entries), default=0) * block
+        self.longest = max((-(-entry.end // block) for entry in entries), default=0) * block
 
     def attend(self, q: Tensor, held: Blocks, scale: float, window: int) -> tuple[Tensor, Tensor]:
         """Attention of all tokens.
@@ -74,8 +74,8 @@ class Reads:
         out[self.tokens :] = 0
         lse = torch.empty(q.shape[:2], dtype=torch.float32)
         run = attention(q.shape[2], self.block, q.shape[1] // held.keys.shape[1])
-        arrays = (array(q), held.keys_array, held.values_array, *self._queries)
-        rest = (np.float32(scale), window, array(out), lse.numpy(), self._longest)
+        arrays = (array(q), held.keys_array, held.values_array, *self.queries)
+        rest = (np.float32(scale), window, array(out), lse.numpy(), self.longest)
         spread(self._cuts(), lambda a, b: run(*arrays, a, b, *rest))
         return out, lse
 
@@ -83,9 +83,9 @@ class Reads:
         """Where the tiles are divided among the threads, by query-key pairs."""
         threads = torch.get_num_threads()
         if threads == 1 or self._pairs[-1] < _WORTH:
-            return [0, len(self._queries[0])]
+            return [0, len(self.queries[0])]
         marks = np.linspace(0, self._pairs[-1], threads + 1)[1:-1]
-        return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self._queries[0])]
+        return [0, *np.searchsorted(self._pairs, marks).tolist(), len(self.queries[0])]
 
 
 def _tiles(entries: Sequence[Entry], block: int) -> list[tuple[int, int, int]]:
@@ -153,6 +153,15 @@ class Places:
         return Places(np.arange(len(pairs)), pairs[:, 0].copy(), pairs[:, 1].copy())
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What attention over blocks comes down to: who reads and writes what, and the blocks of each layer."""
+
+    reads: Reads
+    places: Places
+    layers: Sequence[Blocks]
+
+
 class WholeAttend:
     """Causal attention over whole sequences that stand one after another, by the same arithmetic as engine and trainer.
 
@@ -172,3 +181,8 @@ class WholeAttend:
         blocks = Blocks(self._used, k.shape[1], self._reads.block, k.shape[2], k.dtype)
         blocks.write(k, v, self._places)
         return self._reads.attend(q, blocks, scale, window)[0]
+
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
+        """The same for whoever runs all layers at once."""
+        made = [Blocks(self._used, kv_heads, self._reads.block, dim, dtype) for _ in range(layers)]
+        return Pages(self._reads, self._places, made)

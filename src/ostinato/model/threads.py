@@ -40,6 +40,16 @@ def spread(cuts: Sequence[int], run: Callable[[int, int], object]) -> None:
         other.result()
 
 
+def together(run: Callable[[], object]) -> None:
+    """`run` on this thread, and on as many more as torch may use as soon as they come; returns when this one is done.
+
+    For a computation whose threads share it among themselves (`kernels.turns`): one that comes late finds it done.
+    """
+    for _ in range(torch.get_num_threads() - 1):
+        _pool().submit(run)
+    run()
+
+
 @lru_cache
 def _pool() -> ThreadPoolExecutor:
     """One for every team: a thread is started when there is work for it, so the size is only a bound."""

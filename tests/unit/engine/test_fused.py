@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, Ministral3Config, Qwen3Config
 
-from ostinato.engine.embedded import fused
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.fused import FusedLayer, fuse
+from ostinato.engine.embedded.forms import fused, trial
+from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
+from ostinato.engine.embedded.forms.packed import prepack_linears
 from ostinato.model.attention import hidden, logits
 from ostinato.model.exactness import bits_of, check_exact
 from ostinato.model.load import load_model
@@ -59,7 +60,8 @@ def test_a_fused_model_gives_the_same_bits(tmp_path, kind, dtype):
         pytest.skip("this CPU has no bf16 kernels to pack for")
     path = tiny_of(tmp_path / "m", FUSED[kind]())
     plain, engine = load_model(path, dtype), load_model(path, dtype)
-    assert prepack(engine, ROWS) == 2 * 7 + 1
+    assert fuse(engine, ROWS) == 2 * 7
+    assert prepack_linears(engine) == 1
     assert layers_of(engine) == [True, True]
     for count in (1, 4, 7, 33, 100):
         assert torch.equal(answer(engine, count), answer(plain, count)), count
@@ -158,7 +160,7 @@ def test_models_are_compared_at_one_thread_whatever_the_caller_has(tmp_path, mon
         seen.append(torch.get_num_threads())
         return hidden(*args, **named)
 
-    monkeypatch.setattr(fused, "hidden", watched)
+    monkeypatch.setattr(trial, "hidden", watched)
     model = load_model(tiny_of(tmp_path / "m", FUSED["llama"]()), torch.float32)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -167,7 +169,7 @@ def test_models_are_compared_at_one_thread_whatever_the_caller_has(tmp_path, mon
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == [1] * 2 * len(fused._runs(model.config, ROWS))
+    assert seen == [1] * 2 * len(trial.runs_of(model.config, ROWS))
 
 
 def test_weights_of_zeros_prove_nothing(tmp_path):

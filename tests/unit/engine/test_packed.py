@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.packed import PackedLinear
+from ostinato.engine.embedded.forms.packed import PackedLinear
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.linear import Linear
 from ostinato.model.load import load_model

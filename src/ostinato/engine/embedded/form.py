@@ -1,12 +1,13 @@
-"""The engine's form of a model: fused layers where that changes no bit, packed linear layers elsewhere."""
+"""The engine's form of a model: all layers in one call or fused ones where that changes no bit, packed linear layers elsewhere."""
 
 from __future__ import annotations
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.fused import fuse
-from ostinato.engine.embedded.packed import prepack_linears
+from ostinato.engine.embedded.forms.condensed import condense
+from ostinato.engine.embedded.forms.fused import fuse
+from ostinato.engine.embedded.forms.packed import prepack_linears
 
 
 def prepack(model: nn.Module, rows: int = 1) -> int:
@@ -14,5 +15,5 @@ def prepack(model: nn.Module, rows: int = 1) -> int:
 
     `rows` is the row rule: what is computed at multiples of it keeps its bits.
     """
-    fused = fuse(model, rows) if isinstance(model, PreTrainedModel) else 0
-    return fused + prepack_linears(model)
+    taken = (condense(model, rows) or fuse(model, rows)) if isinstance(model, PreTrainedModel) else 0
+    return taken + prepack_linears(model)

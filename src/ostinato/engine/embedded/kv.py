@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ostinato.model.paged import Blocks, Entry, Places, Reads
+from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +64,8 @@ class PagedAttention:
         blocks = self._store.layers[layer]
         blocks.write(k, v, self._places)
         return self._reads.attend(q, blocks, scale, window)[0]
+
+    def pages(self, layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
+        """The same for whoever runs all layers at once."""
+        del layers, kv_heads, dim, dtype  # a policy of another shape is not loaded
+        return Pages(self._reads, self._places, self._store.layers)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ostinato.engine.embedded.forms.condensed import is_condensed
 from ostinato.engine.embedded.kv import PagedAttention, Store
 from ostinato.engine.embedded.sampler import Draw, Drawn, draw
 from ostinato.engine.embedded.scheduler import Scheduled
@@ -44,6 +45,10 @@ class Lanes:
         self._pool = ThreadPoolExecutor(
             max(1, count - 1), thread_name_prefix="ostinato-lane", initializer=torch.set_num_threads, initargs=(1,)
         )
+
+    def parts(self, model: PreTrainedModel) -> int:
+        """Into how many parts a model's work is best divided: into one where the threads share each of its phases anyway."""
+        return 1 if self._wide and is_condensed(model) else self.count
 
     def map(self, run: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """`run` of every item; each lane takes the next one when it is done with its last, so the longest should come first.
@@ -136,13 +141,16 @@ def forward(part: Part, store: Store, rows: int) -> Ran:
 @torch.inference_mode()
 def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes, padding: int) -> Drawn:
     """One token for each of M states, drawn as `rows` says."""
+    together = lanes.parts(model) == 1
+    made_MV = lanes.map(lambda states_MD: logits(model, states_MD, rows=padding), [states_MD])[0] if together else None
     share = -(-len(rows) // lanes.count)
     starts = range(0, len(rows), max(share, _WORTH))
 
     def part(start: int) -> Drawn:
         stop = min(start + max(share, _WORTH), len(rows))
         with torch.inference_mode():
-            return draw(logits(model, states_MD[start:stop], rows=padding), rows[start:stop])
+            own_MV = logits(model, states_MD[start:stop], rows=padding) if made_MV is None else made_MV[start:stop]
+            return draw(own_MV, rows[start:stop])
 
     parts = lanes.map(part, starts)
     return Drawn(

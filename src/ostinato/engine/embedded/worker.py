@@ -223,16 +223,16 @@ class EngineThread(threading.Thread):
         by_policy: dict[str, list[Scheduled]] = {}  # slots that hold the same weights share a forward pass
         for piece in work:
             by_policy.setdefault(self.policies[piece.sample.request.slot].version.hash, []).append(piece)
-        parts = [
-            part
-            for pieces in by_policy.values()
-            for part in cut(self.policies[pieces[0].sample.request.slot].model, pieces, self._lanes.count)
-        ]
+        parts = [part for pieces in by_policy.values() for part in self._cut(pieces)]
         if parts:
             self._run(sorted(parts, key=lambda part: -part.tokens))  # the longest first: see `Lanes.map`
         self._send()
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - started
+
+    def _cut(self, pieces: Sequence[Scheduled]) -> list[Part]:
+        model = self.policies[pieces[0].sample.request.slot].model
+        return cut(model, pieces, self._lanes.parts(model))
 
     def _run(self, parts: Sequence[Part]) -> None:
         store = self._store

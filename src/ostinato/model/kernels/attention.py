@@ -149,6 +149,73 @@ def _give(out_RD, sums_R, at, count, first_head, share, pitch, out_NHD):
                 out_NHD[at + i, first_head + g, d] = store(out_NHD[0, 0, 0], y)
 
 
+@njit(inline="always")
+def room(dim, block, share, longest):
+    """What `attend_head` works in, one for each thread: queries, answers, scores, sums."""
+    height = QUERIES * _apart(share)
+    q, out = np.zeros((height, dim), np.float32), np.zeros((height, dim), np.float32)
+    return q, out, np.zeros((height, longest), np.float32), np.zeros(height, np.float32)
+
+
+@njit(inline="always")
+def _apart(share):
+    """Rows of a query that also reads blocks of its own."""
+    return (share + ROWS - 1) // ROWS * ROWS
+
+
+@njit(inline="always")
+def attend_head(
+    dim, block, share, q_NHD, keys, values, tile_3, after, head, where, scale, window, out_NHD, lse_NH, place
+):
+    """One tile's queries of the heads that read key head `head`. `where` is (positions_N, where_N, table), `after` the next tile's
+    first query, `place` a `room`; the first three are constants of the caller. See `attention`.
+    """
+    at, count, common = tile_3
+    positions_N, where_N, table = where
+    q, out, scores, sums = place
+    apart = _apart(share)
+    lowest, highest = positions_N[at : at + count].min(), positions_N[at : at + count].max()
+    start = max(0, lowest - window + 1) // block if window > 0 else 0
+    stop = highest // block + 1
+    pitch = share if common == stop else apart
+    used = (count * pitch + ROWS - 1) // ROWS * ROWS
+    _take(q_NHD, at, count, head * share, share, pitch, scale, q)
+    scores[:used, start * block : stop * block] = np.float32(0.0)
+    out[:used] = np.float32(0.0)
+    for b in range(start, common):  # the values are on their way while the keys are used
+        held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
+        accumulate(q, keys[held, head], part, used, dim, block, values[held, head])
+    for i in range(count):
+        position, own = positions_N[at + i], where_N[at + i]
+        end = max(common, position // block + 1)
+        for b in range(max(start, common), end):
+            held, part = table[own + b], scores[i * pitch :, b * block : (b + 1) * block]
+            accumulate(q[i * pitch :], keys[held, head], part, apart, dim, block, values[held, head])
+        seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
+        for g in range(share):
+            row = i * pitch + g
+            top, sums[row] = _softmax(scores, row, start * block, seen, end * block)
+            lse_NH[at + i, head * share + g] = top + np.log(sums[row])
+    for b in range(start, common):
+        held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
+        coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
+        accumulate(part, values[held, head], out, used, block, dim, coming)
+    for i in range(count):
+        for b in range(max(start, common), positions_N[at + i] // block + 1):
+            held, part = table[where_N[at + i] + b], scores[i * pitch :, b * block : (b + 1) * block]
+            coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
+            accumulate(part, values[held, head], out[i * pitch :], apart, block, dim, coming)
+    _give(out, sums, at, count, head * share, share, pitch, out_NHD)
+
+
+@njit(inline="always")
+def _coming(keys, table, where_N, positions_N, held, head, after, b, block):
+    """The keys that will be read soon after these values: the next head's, then the next tile's."""
+    if head + 1 < keys.shape[1]:
+        return keys[held, head + 1]
+    return keys[table[where_N[after] + min(b, positions_N[after] // block)], 0]
+
+
 @lru_cache
 def attention(dim, block, share):
     """The kernel for one head size, block size (multiple of 16) and number of query heads per key head.
@@ -160,59 +227,32 @@ def attention(dim, block, share):
     position + 1.
     """
     # only numbers may be captured: numba names a cached kernel by what it captures, and a function has a new name in each process
-    apart = (share + ROWS - 1) // ROWS * ROWS  # rows of a query that also reads blocks of its own
-    height = QUERIES * apart
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def attend(
         q_NHD, keys, values, tiles_T3, positions_N, where_N, table, first, last, scale, window, out_NHD, lse_NH, longest
     ):
-        q, out = np.zeros((height, dim), np.float32), np.zeros((height, dim), np.float32)
-        scores, sums = np.zeros((height, longest), np.float32), np.zeros(height, np.float32)
-        heads = keys.shape[1]
+        place, where = room(dim, block, share, longest), (positions_N, where_N, table)
         for tile in range(first, last):
-            at, count, common = tiles_T3[tile]
-            lowest, highest = positions_N[at : at + count].min(), positions_N[at : at + count].max()
-            start = max(0, lowest - window + 1) // block if window > 0 else 0
-            stop = highest // block + 1
-            pitch = share if common == stop else apart
-            used = (count * pitch + ROWS - 1) // ROWS * ROWS
             after = tiles_T3[min(tile + 1, last - 1), 0]
-            for head in range(heads):
-                _take(q_NHD, at, count, head * share, share, pitch, scale, q)
-                scores[:used, start * block : stop * block] = np.float32(0.0)
-                out[:used] = np.float32(0.0)
-                for b in range(start, common):  # the values are on their way while the keys are used
-                    held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
-                    accumulate(q, keys[held, head], part, used, dim, block, values[held, head])
-                for i in range(count):
-                    position, where = positions_N[at + i], where_N[at + i]
-                    end = max(common, position // block + 1)
-                    for b in range(max(start, common), end):
-                        held, part = table[where + b], scores[i * pitch :, b * block : (b + 1) * block]
-                        accumulate(q[i * pitch :], keys[held, head], part, apart, dim, block, values[held, head])
-                    seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
-                    for g in range(share):
-                        row = i * pitch + g
-                        top, sums[row] = _softmax(scores, row, start * block, seen, end * block)
-                        lse_NH[at + i, head * share + g] = top + np.log(sums[row])
-                for b in range(start, common):
-                    held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
-                    coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-                    accumulate(part, values[held, head], out, used, block, dim, coming)
-                for i in range(count):
-                    for b in range(max(start, common), positions_N[at + i] // block + 1):
-                        held, part = table[where_N[at + i] + b], scores[i * pitch :, b * block : (b + 1) * block]
-                        coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-                        accumulate(part, values[held, head], out[i * pitch :], apart, block, dim, coming)
-                _give(out, sums, at, count, head * share, share, pitch, out_NHD)
+            tile_3 = (tiles_T3[tile, 0], tiles_T3[tile, 1], tiles_T3[tile, 2])
+            for head in range(keys.shape[1]):
+                attend_head(
+                    dim,
+                    block,
+                    share,
+                    q_NHD,
+                    keys,
+                    values,
+                    tile_3,
+                    after,
+                    head,
+                    where,
+                    scale,
+                    window,
+                    out_NHD,
+                    lse_NH,
+                    place,
+                )
 
     return attend
-
-
-@njit(inline="always")
-def _coming(keys, table, where_N, positions_N, held, head, after, b, block):
-    """The keys that will be read soon after these values: the next head's, then the next tile's."""
-    if head + 1 < keys.shape[1]:
-        return keys[held, head + 1]
-    return keys[table[where_N[after] + min(b, positions_N[after] // block)], 0]

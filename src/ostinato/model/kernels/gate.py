@@ -30,7 +30,7 @@ _ONE = np.float32(1.0)
 
 
 @njit(inline="always")
-def _sigmoid16(g):
+def sigmoid16(g):
     """1 / (1 + exp(-g)) as numerator and denominator."""
     e = exp16(away16(g))
     return pick16(g, e, all16(_ONE)), add16(all16(_ONE), e)
@@ -51,7 +51,7 @@ def silu_mul(gate_NF, up_NF, out_NF):
     for n in range(rows):
         for f in range(0, whole, WIDE):
             g = load16(gate_NF, n, f)
-            numerator, denominator = _sigmoid16(g)
+            numerator, denominator = sigmoid16(g)
             y = round16(out_NF, div16(mul16(g, numerator), denominator))
             store16(out_NF, n, f, mul16(y, load16(up_NF, n, f)))
         for f in range(whole, width):
@@ -73,7 +73,7 @@ def silu_mul_gradients(gate_NF, up_NF, grad_NF, out_NF, d_gate_NF, d_up_NF):
     for n in range(rows):
         for f in range(0, whole, WIDE):
             g, u, d = load16(gate_NF, n, f), load16(up_NF, n, f), load16(grad_NF, n, f)
-            numerator, denominator = _sigmoid16(g)
+            numerator, denominator = sigmoid16(g)
             s = div16(numerator, denominator)
             y = div16(mul16(g, numerator), denominator)
             rounded = round16(out_NF, y)

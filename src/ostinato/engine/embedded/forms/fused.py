@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -18,28 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ostinato.engine.embedded.packed import PackedLinear
-from ostinato.model.attention import Attend, hidden
-from ostinato.model.exactness import bits_of, vocabulary_of
+from ostinato.engine.embedded.forms.packed import PackedLinear
+from ostinato.engine.embedded.forms.trial import Found, Reach, answers, count_linears, tried_once
+from ostinato.model.attention import Attend
 from ostinato.model.gated import GatedMLP, gated
 from ostinato.model.kernels.norm import LANES, add_norm, rms_norm
 from ostinato.model.kernels.rotary import rotate
 from ostinato.model.norms import RMSNorm
-from ostinato.model.paged import WholeAttend, array
-from ostinato.model.threads import team
+from ostinato.model.paged import array
 
 _LOG = logging.getLogger(__name__)
-_STEPS = (1, 2, 3, 5)  # numbers of tokens at which a fused model is compared, in multiples of the row rule
-_LOCK = threading.Lock()
 _UNREAD = np.empty(0, np.float32)  # a norm's scales are for a backward pass, and there is none
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What a layer asks of attention beside its queries, keys and values; see `model.attention.Attend`."""
-
-    scale: float
-    window: int
 
 
 class FusedMLP(nn.Module):
@@ -81,10 +69,10 @@ class FusedLayer(nn.Module):
         attention: Any = layer.self_attn
         self._layer: int = attention.layer_idx
         self._reach, self._rotations, self._dim = reach, rotations, cast("int", attention.head_dim)
-        self.input_layernorm = _norm_of(layer.input_layernorm)
-        self.post_attention_layernorm = _norm_of(layer.post_attention_layernorm)
+        self.input_layernorm = norm_of(layer.input_layernorm)
+        self.post_attention_layernorm = norm_of(layer.post_attention_layernorm)
         self.q_norm, self.k_norm = (
-            None if norm is None else _norm_of(norm, self._dim)
+            None if norm is None else norm_of(norm, self._dim)
             for norm in (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
         )
         # views: what is written into a norm's weight later is seen
@@ -126,7 +114,8 @@ class FusedLayer(nn.Module):
         return q_NX.view(rows, heads, dim), k_NX.view(rows, kv_heads, dim), v_NX.view(rows, kv_heads, dim)
 
 
-def _norm_of(norm: object, width: int = 0) -> RMSNorm:
+def norm_of(norm: object, width: int = 0) -> RMSNorm:
+    """The norm, of `width` numbers if that is given. Raises ValueError for one that the kernels do not compute."""
     if not isinstance(norm, RMSNorm) or (width and len(norm.weight) != width) or len(norm.weight) % LANES:
         raise ValueError("a norm of another kind")
     return norm
@@ -140,7 +129,7 @@ def _terms(norm: RMSNorm | None, like: NDArray[Any] | None = None) -> tuple[NDAr
     return array(norm.weight)[None], np.float32(norm.eps)
 
 
-_known: dict[tuple[str, torch.dtype, int], tuple[Reach, ...] | None] = {}
+_known: Found = {}
 
 
 @torch.inference_mode()
@@ -154,17 +143,9 @@ def fuse(model: PreTrainedModel, rows: int) -> int:
     layers: Any = getattr(body, "layers", None)
     if not isinstance(layers, nn.ModuleList) or model.device.type != "cpu":
         return 0
-    with _LOCK:
-        key = (model.config.to_json_string(use_diff=False), model.dtype, rows)
-        linears = sum(isinstance(part, nn.Linear) for part in layers.modules())
-        if key not in _known:
-            found, telling = _try(model, layers, rows)
-            if not telling:
-                return 0  # such weights say nothing about others
-            _known[key] = found
-        elif (reaches := _known[key]) is not None:
-            _exchange(layers, reaches)
-        return linears - sum(isinstance(part, nn.Linear) for part in layers.modules())
+    before = count_linears(layers)
+    tried_once(_known, model, rows, lambda: _try(model, layers, rows), lambda reaches: _exchange(layers, reaches))
+    return before - count_linears(layers)
 
 
 def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach]) -> None:
@@ -180,11 +161,11 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tupl
     """
     plain, telling = list(layers), True
     try:
-        want, reaches = _answers(model, rows)
+        want, reaches = answers(model, rows)
         telling = len(torch.unique(want[-1], dim=0)) > 1  # with weights of zeros every token gets the same state
         if telling and len(reaches) == len(plain):
             _exchange(layers, reaches)
-            got, asked = _answers(model, rows)
+            got, asked = answers(model, rows)
             if asked == reaches and all(torch.equal(a, b) for a, b in zip(want, got, strict=True)):
                 return reaches, True
             _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)
@@ -193,47 +174,3 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tupl
     for number, layer in enumerate(plain):
         layers[number] = layer
     return None, telling
-
-
-class _Recorded:
-    """Attention over one whole sequence that keeps what each layer asks of it."""
-
-    def __init__(self, tokens: int) -> None:
-        self._whole = WholeAttend([tokens])
-        self.reaches: list[Reach] = []
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-        self.reaches.append(Reach(scale, window))
-        return self._whole(layer, q, k, v, scale, window)
-
-
-def _answers(model: PreTrainedModel, rows: int) -> tuple[list[Tensor], tuple[Reach, ...]]:
-    """Bits of the model's final states for several runs of tokens, and what each layer asked of attention the last time."""
-    found: list[Tensor] = []
-    attend = _Recorded(0)
-    with team(1):  # whichever thread this is: bits are compared with bits of as many threads
-        for first, count in _runs(model.config.get_text_config(), rows):
-            attend = _Recorded(count)
-            ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
-            found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
-    return found, tuple(attend.reaches)
-
-
-def _runs(config: Any, rows: int) -> list[tuple[int, int]]:
-    """(first position, tokens): short runs from the beginning, and long ones where a model may come to compute something else.
-
-    Some change what they do with the position: Ministral 3 scales its queries from the length on that it was first trained at.
-    """
-    counts = [rows * step for step in _STEPS]
-    longest = counts[-1]
-    ends = cast("int | None", getattr(config, "max_position_embeddings", None)) or 0
-    far = {length - longest // 2 for length in _first_lengths(config)} | {ends - longest}
-    return [(0, count) for count in counts] + [(first, longest) for first in sorted(far) if first > 0]
-
-
-def _first_lengths(config: Any) -> set[int]:
-    """The lengths that a model was trained at before its rotary embeddings were stretched, as its configuration tells them."""
-    rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
-    told = [vars(config), rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
-    lengths = (cast("dict[str, Any]", each).get("original_max_position_embeddings") for each in told)
-    return {length for length in lengths if isinstance(length, int)}

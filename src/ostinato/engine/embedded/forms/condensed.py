@@ -1,0 +1,265 @@
+"""All layers of a dense bf16 model in one call of our own kernels, where that changes no bit.
+
+At few streams a token costs what it costs to read the weights, and every call in between: here are none, and the cores share each
+matrix. Like fused layers (`fused`), which remain for
+all other models, it is tried on the loaded model and left alone where any bit differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ostinato.engine.embedded.forms.fused import norm_of
+from ostinato.engine.embedded.forms.trial import Found, Reach, answers, count_linears, tried_once
+from ostinato.model.attention import Attend
+from ostinato.model.gated import GatedMLP
+from ostinato.model.kernels.decoder import ATTENTION, PHASES, decoder
+from ostinato.model.kernels.turns import COLUMNS
+from ostinato.model.paged import Pages, WholeAttend, array
+from ostinato.model.panels import able, chain_of, in_panels, multiply
+from ostinato.model.threads import together
+
+_LOG = logging.getLogger(__name__)
+_TABLE = 1 << 15  # positions whose rotations are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the library's body answers with, as far as anybody asks."""
+
+    last_hidden_state: Tensor
+
+
+class CondensedHead(nn.Module):
+    """An output head over a copy of its weight. Raises ValueError where the kernel cannot give its bits."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self._chain = _chain(layer.in_features, layer.out_features)
+        if cast("Tensor | None", layer.bias) is not None:  # the library's annotation forgets bias=False
+            raise ValueError("an output head with a bias")
+        self._panels = in_panels(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        return multiply(x.reshape(-1, x.shape[-1]).contiguous(), self._panels, self._chain).view(*x.shape[:-1], -1)
+
+
+class CondensedBody(nn.Module):
+    """A body over copies of another's matrices. Raises ValueError or AttributeError for a body of other parts."""
+
+    def __init__(self, body: Any, reaches: Sequence[Reach]) -> None:
+        super().__init__()
+        self.embed_tokens: nn.Module = body.embed_tokens
+        self._rotary: nn.Module = body.rotary_emb
+        layers = list(body.layers)
+        first = layers[0].self_attn
+        self._dim: int = first.head_dim
+        self._heads, self._kv_heads = (part.out_features // self._dim for part in (first.q_proj, first.k_proj))
+        self._width, self._inner = body.embed_tokens.weight.shape[1], layers[0].mlp.gate_proj.out_features
+        self._reaches = tuple(reaches)
+        packed = [_pack(layer) for layer in layers]
+        self._weights = [weights for weights, _ in packed]  # keeps alive what addresses name
+        wide = (self._heads + 2 * self._kv_heads) * self._dim
+        biased = [getattr(part, "bias", None) is not None for part in (first.q_proj, first.o_proj)]
+        chains = [
+            _chain(self._width, wide, bias=biased[0]),
+            _chain(self._heads * self._dim, self._width, bias=biased[1]),
+            _chain(self._width, 2 * self._inner),
+            _chain(self._inner, self._width),
+        ]
+        self._model = _constants(body, layers, packed, chains, self._dim)
+        self._scales = np.array([reach.scale for reach in reaches], np.float32)
+        self._windows = np.array([reach.window for reach in reaches], np.int64)
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, input_ids: Tensor, *, position_ids: Tensor, attend: Attend, **_: Any) -> Answer:
+        """As the library's: [1, N] -> [1, N, D]."""
+        x_ND = F.embedding(input_ids[0], cast("Tensor", self.embed_tokens.weight))
+        rows, heads, dim = len(x_ND), self._heads, self._dim
+        make = x_ND.new_empty
+        normed, qkv = make(rows, self._width), make(rows, (heads + 2 * self._kv_heads) * dim)
+        q, k, seen = make(rows, heads, dim), make(rows, self._kv_heads * dim), make(rows, heads, dim)
+        cos, sin = self._rotations(x_ND, position_ids)
+        parts = (x_ND, normed, qkv, q, k, seen, make(rows, self._inner))
+        state = (*map(array, parts), np.empty((rows, heads), np.float32), array(cos), array(sin))
+        count = len(self._reaches) * PHASES
+        pages = getattr(attend, "pages", None)
+        if pages is not None:
+            held: Pages = pages(len(self._reaches), self._kv_heads, dim, x_ND.dtype)
+            seen[held.reads.tokens :] = 0
+            self._run(0, count + 1, held, state)
+            return Answer(normed[None])
+        for layer, reach in enumerate(self._reaches):
+            at = layer * PHASES
+            self._run(at, at + ATTENTION, None, state)
+            v = qkv[:, -self._kv_heads * dim :].view(rows, self._kv_heads, dim)
+            seen.copy_(attend(layer, q, k.view(rows, self._kv_heads, dim), v, reach.scale, reach.window))
+            self._run(at + ATTENTION + 1, at + PHASES, None, state)
+        self._run(count, count + 1, None, state)
+        return Answer(normed[None])
+
+    def _run(self, first: int, last: int, held: Pages | None, state: tuple[NDArray[Any], ...]) -> None:
+        block = 16 if held is None else held.reads.block
+        kernel = decoder(self._dim, block, self._heads // self._kv_heads)
+        counters = np.zeros((last - first, COLUMNS), np.int64)
+        cache = _nowhere() if held is None else _where(held)
+        cache = (*cache[:-1], self._scales, self._windows, cache[-1])
+        together(lambda: kernel(first, last, counters, self._model, cache, state))
+
+    def _rotations(self, x_ND: Tensor, positions_1N: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [N, dim] of the library's making; those of the first positions are made once."""
+        last = int(positions_1N.max())
+        if last >= _TABLE:
+            cos, sin = self._rotary(x_ND[None], positions_1N)
+            return _checked(cos, self._dim), _checked(sin, self._dim)
+        table = self._table
+        if table is None or len(table[0]) <= last:
+            every = torch.arange(1 << max(10, last.bit_length()))
+            cos, sin = self._rotary(x_ND[None], every[None])
+            self._table = table = _checked(cos, self._dim), _checked(sin, self._dim)
+        return table[0][positions_1N[0]], table[1][positions_1N[0]]
+
+
+def _checked(x_1ND: Tensor, dim: int) -> Tensor:
+    if x_1ND.shape[0] != 1 or x_1ND.shape[2] != dim:
+        raise ValueError("only a part of each head is rotated")
+    return x_1ND[0].contiguous()
+
+
+def _nowhere() -> tuple[Any, ...]:
+    """A cache that nothing is written to."""
+    empty = np.empty(0, np.int64)
+    return (
+        np.empty((0, 2), np.int64),
+        0,
+        np.empty((3, 0), np.int64),
+        np.empty((0, 3), np.int64),
+        empty,
+        empty,
+        empty,
+        16,
+    )
+
+
+def _where(held: Pages) -> tuple[Any, ...]:
+    places = held.places
+    return (
+        np.array([(blocks.keys.data_ptr(), blocks.values.data_ptr()) for blocks in held.layers], np.int64),
+        len(held.layers[0].keys),
+        np.stack([places.tokens, places.blocks, places.offsets]),
+        *held.reads.queries,
+        held.reads.longest,
+    )
+
+
+def _chain(inputs: int, outputs: int, *, bias: bool = False) -> int:
+    found = chain_of(inputs, outputs, bias=bias)
+    if found is None:
+        raise ValueError(f"products {inputs} -> {outputs} are added in another order")
+    return found
+
+
+def _pack(layer: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, Tensor | None]]:
+    """The four weights of a layer in panels, and the biases of its queries, keys and values, and of its output."""
+    attention, mlp = layer.self_attn, layer.mlp
+    if not isinstance(mlp, GatedMLP) or any(getattr(part, "bias", None) is not None for part in mlp.children()):
+        raise ValueError("a feed-forward layer of another kind")
+    three = [attention.q_proj, attention.k_proj, attention.v_proj]
+    biases = [part.bias.detach() for part in three if part.bias is not None]
+    if len(biases) not in (0, 3):
+        raise ValueError("biases of some")
+    gate, up, down = (cast("nn.Linear", part).weight for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    out = attention.o_proj
+    weights = (
+        in_panels(torch.cat([part.weight.detach() for part in three])),
+        in_panels(out.weight),
+        in_panels(gate, up),
+        in_panels(down),
+    )
+    return weights, (torch.cat(biases) if biases else None, None if out.bias is None else out.bias.detach())
+
+
+def _constants(body: Any, layers: list[Any], packed: list[Any], chains: list[int], dim: int) -> tuple[Any, ...]:
+    """`model` of the kernel; see `decoder`."""
+    norms = [norm_of(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    norms.append(norm_of(body.norm))
+    heads = [[getattr(layer.self_attn, name, None) for layer in layers] for name in ("q_norm", "k_norm")]
+    none = np.empty((len(layers), 0), np.uint16)
+    biases = [none if packed[0][1][i] is None else array(torch.stack([each[1][i] for each in packed])) for i in (0, 1)]
+    of_heads = [none if kind[0] is None else _stacked([norm_of(norm, dim) for norm in kind]) for kind in heads]
+    eps = [0.0 if kind[0] is None else kind[0].eps for kind in heads]
+    addresses = np.array([[weight.data_ptr() for weight in weights] for weights, _ in packed], np.int64)
+    scales = np.array([norm.eps for norm in norms], np.float32)
+    return (
+        addresses, np.array(chains, np.int64), *biases, none, _stacked(norms), scales, *of_heads, np.array(eps, np.float32),
+    )  # fmt: skip
+
+
+def _stacked(norms: list[Any]) -> NDArray[Any]:
+    return array(torch.stack([norm.weight.detach() for norm in norms]))
+
+
+_known: Found = {}
+
+
+@torch.inference_mode()
+def condense(model: PreTrainedModel, rows: int) -> int:
+    """Exchange the body and the output head of a model for condensed ones, in place; returns how many linear layers they took over.
+
+    A model of other parts or another dtype, one on a CPU without the kernel's instructions, and one that answers with other bits at
+    some multiple of `rows` tokens, stay as they are. Tried once per process for each configuration.
+    """
+    if (
+        model.dtype != torch.bfloat16
+        or not able()
+        or not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList)
+    ):
+        return 0
+    before = count_linears(model)
+    tried_once(_known, model, rows, lambda: _try(model, rows), lambda reaches: _exchange(model, reaches))
+    if is_condensed(model):
+        head = cast("nn.Linear", model.get_output_embeddings())
+        with contextlib.suppress(ValueError):  # it is packed like any other layer
+            model.set_output_embeddings(CondensedHead(head))
+    return before - count_linears(model)
+
+
+def is_condensed(model: PreTrainedModel) -> bool:
+    """Whether all of its layers are one call, which threads share."""
+    return isinstance(model.base_model, CondensedBody)
+
+
+def _exchange(model: PreTrainedModel, reaches: Sequence[Reach]) -> None:
+    setattr(model, model.base_model_prefix, CondensedBody(model.base_model, reaches))
+
+
+def _try(model: PreTrainedModel, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
+    """As in `tried_once`: layer by layer around another's attention, and all at once with the kernel's own."""
+    plain, telling = model.base_model, True
+    try:
+        want, reaches = answers(model, rows)
+        telling = len(torch.unique(want[-1], dim=0)) > 1  # with weights of zeros every token gets the same state
+        if telling and len(reaches) == len(cast("Any", plain).layers):
+            _exchange(model, reaches)
+            ways = answers(model, rows)[0], answers(model, rows, lambda count: WholeAttend([count]))[0]
+            if all(torch.equal(a, b) for got in ways for a, b in zip(want, got, strict=True)):
+                return reaches, True
+            _LOG.warning(
+                "%s is not condensed, and slower for it: its layers in one call give other bits", type(model).__name__
+            )
+    except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
+        pass  # parts of another kind, or called in another way
+    setattr(model, model.base_model_prefix, plain)
+    return None, telling

@@ -1,0 +1,108 @@
+"""Whether a model in another form answers with the same bits: it is compared with itself as it was, once for each configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ostinato.model.attention import Attend, hidden
+from ostinato.model.exactness import bits_of, vocabulary_of
+from ostinato.model.paged import WholeAttend
+from ostinato.model.threads import team
+
+_STEPS = (1, 2, 3, 5)  # numbers of tokens at which models are compared, in multiples of the row rule
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a layer asks of attention beside its queries, keys and values; see `model.attention.Attend`."""
+
+    scale: float
+    window: int
+
+
+Found = dict[tuple[str, torch.dtype, int], tuple[Reach, ...] | None]
+"""By configuration, dtype and row rule: what each layer asks of attention, or None where the form changes a bit."""
+
+
+def count_linears(part: nn.Module) -> int:
+    """How many linear layers it has."""
+    return sum(isinstance(each, nn.Linear) for each in part.modules())
+
+
+def tried_once(
+    known: Found,
+    model: PreTrainedModel,
+    rows: int,
+    attempt: Callable[[], tuple[tuple[Reach, ...] | None, bool]],
+    exchange: Callable[[tuple[Reach, ...]], None],
+) -> None:
+    """Exchange a model's parts: by `attempt` for a configuration that is not `known` yet, later by what it found, if anything.
+
+    `attempt` returns what each layer asks of attention, or None if the parts are as they were; and whether such weights say anything
+    about others.
+    """
+    key = (model.config.to_json_string(use_diff=False), model.dtype, rows)
+    with _LOCK:
+        if key not in known:
+            found, telling = attempt()
+            if telling:
+                known[key] = found
+        elif (reaches := known[key]) is not None:
+            exchange(reaches)
+
+
+class Recorded:
+    """Attention over one whole sequence that keeps what each layer asks of it."""
+
+    def __init__(self, tokens: int) -> None:
+        self._whole = WholeAttend([tokens])
+        self.reaches: list[Reach] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        self.reaches.append(Reach(scale, window))
+        return self._whole(layer, q, k, v, scale, window)
+
+
+def answers(
+    model: PreTrainedModel, rows: int, attending: Callable[[int], Attend] = Recorded
+) -> tuple[list[Tensor], tuple[Reach, ...]]:
+    """Bits of the model's final states for several runs of tokens, and what each layer asked of attention the last time.
+
+    `attending` makes the attention over so many tokens.
+    """
+    found: list[Tensor] = []
+    attend: Attend = Recorded(0)
+    with team(1):  # whichever thread this is: bits are compared with bits of as many threads
+        for first, count in runs_of(model.config.get_text_config(), rows):
+            attend = attending(count)
+            ids = torch.randint(vocabulary_of(model), (count,), generator=torch.Generator().manual_seed(count))
+            found.append(bits_of(hidden(model, ids, torch.arange(first, first + count), attend, rows=rows)))
+    return found, tuple(attend.reaches) if isinstance(attend, Recorded) else ()
+
+
+def runs_of(config: Any, rows: int) -> list[tuple[int, int]]:
+    """(first position, tokens): short runs from the beginning, and long ones where a model may come to compute something else.
+
+    Some change what they do with the position: Ministral 3 scales its queries from the length on that it was first trained at.
+    """
+    counts = [rows * step for step in _STEPS]
+    longest = counts[-1]
+    ends = cast("int | None", getattr(config, "max_position_embeddings", None)) or 0
+    far = {length - longest // 2 for length in _first_lengths(config)} | {ends - longest}
+    return [(0, count) for count in counts] + [(first, longest) for first in sorted(far) if first > 0]
+
+
+def _first_lengths(config: Any) -> set[int]:
+    """The lengths that a model was trained at before its rotary embeddings were stretched, as its configuration tells them."""
+    rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
+    told = [vars(config), rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    lengths = (cast("dict[str, Any]", each).get("original_max_position_embeddings") for each in told)
+    return {length for length in lengths if isinstance(length, int)}

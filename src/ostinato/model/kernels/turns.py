@@ -1,0 +1,88 @@
+# pyright: basic, reportCallIssue=false
+"""How threads share the phases of one computation inside a kernel, without a lock and without a meeting.
+
+Each thread runs the same phases in the same order. In a phase it takes one piece of work after another until none is left, and goes on
+when all pieces are done, whoever did them. So a thread that comes late, or never, holds up nobody: it finds the phases done and
+passes through. Counters [phases, 16], zeros at the start, belong to one computation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+TAKEN, DONE = 0, 8  # columns: a cache line each
+COLUMNS = 16
+_LONG = ir.IntType(64)
+_PATIENCE = 4000  # looks, some 50 us, before a waiting thread offers its core to others
+
+
+def _counter(context: Any, builder: Any, kind: Any, counters: Any, phase: Any, column: Any) -> Any:
+    made = context.make_array(kind)(context, builder, counters)
+    at = builder.add(builder.mul(phase, ir.Constant(_LONG, COLUMNS)), column)
+    return builder.gep(made.data, [at])
+
+
+@intrinsic
+def _next(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
+    """The counter as it was, before it is raised by one."""
+    del typingctx, phase, column
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = _counter(context, builder, signature.args[0], *args)
+        return builder.atomic_rmw("add", place, ir.Constant(_LONG, 1), "acq_rel")
+
+    return types.int64(counters, types.int64, types.int64), generate
+
+
+@intrinsic
+def _look(typingctx: Any, counters: Any, phase: Any, column: Any) -> Any:
+    """The counter now, and with it all that was written before it was raised."""
+    del typingctx, phase, column
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_counter(context, builder, signature.args[0], *args), "acquire", 8)
+
+    return types.int64(counters, types.int64, types.int64), generate
+
+
+@intrinsic
+def _rest(typingctx: Any, yielding: Any) -> Any:
+    """A moment's pause; if `yielding`, the core goes to whoever else wants it."""
+    del typingctx, yielding
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        del signature
+        pause = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, pause, "llvm.x86.sse2.pause"), [])
+        with builder.if_then(builder.trunc(args[0], ir.IntType(1))):
+            kind = ir.FunctionType(ir.IntType(32), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(types.boolean), generate
+
+
+@njit(inline="always")
+def claim(counters, phase):
+    """The number of a piece of work that nobody else does; the phase's pieces are numbered from 0, and a number too high means none."""
+    return _next(counters, phase, TAKEN)
+
+
+@njit(inline="always")
+def finished(counters, phase):
+    """Say that a piece is done."""
+    _next(counters, phase, DONE)
+
+
+@njit(inline="always")
+def await_all(counters, phase, pieces):
+    """Wait until all of the phase's pieces are done."""
+    looks = 0
+    while _look(counters, phase, DONE) < pieces:
+        looks += 1
+        _rest(looks > _PATIENCE)

@@ -1,0 +1,148 @@
+"""All layers in one call keep every bit of the library's; a model for which that does not hold stays as it is."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from ostinato.engine.embedded.form import prepack
+from ostinato.engine.embedded.forms import condensed
+from ostinato.engine.embedded.forms.condensed import CondensedHead, condense, is_condensed
+from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.exactness import bits_of, check_exact
+from ostinato.model.load import load_model
+from ostinato.model.paged import WholeAttend
+from ostinato.model.panels import able
+from ostinato.model.threads import team
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
+
+pytestmark = pytest.mark.skipif(not able(), reason="this CPU has no instruction for pairs of bf16 numbers")
+ROWS = 2
+SHAPE = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+KINDS = {
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "bias": lambda: LlamaConfig(**SHAPE, attention_bias=True),
+    "bias of some": lambda: Qwen2Config(**SHAPE),
+    "norms of heads": lambda: Qwen3Config(**SHAPE, head_dim=64),
+    "window": lambda: MistralConfig(**SHAPE, sliding_window=16),
+    "chains": lambda: LlamaConfig(
+        **(SHAPE | {"hidden_size": 640, "intermediate_size": 1120, "num_attention_heads": 10})
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(condensed, "_known", {})
+
+
+@torch.inference_mode()
+def answer(model, count, first=0, attend=WholeAttend):
+    ids = torch.randint(256, (count,), generator=torch.Generator().manual_seed(count))
+    states = hidden(model, ids, torch.arange(first, first + count), attend([count]), rows=ROWS)
+    return bits_of(logits(model, states, rows=ROWS))
+
+
+def moved(model):
+    """Norms and biases that say something: they are made of ones and zeros."""
+    source = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=source) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_layers_in_one_call_give_the_same_bits(tmp_path, kind):
+    path = tiny_of(tmp_path / "m", KINDS[kind]())
+    plain, engine = (moved(load_model(path, torch.bfloat16)) for _ in range(2))
+    assert prepack(engine, ROWS) == 2 * 7 + 1
+    assert is_condensed(engine)
+    assert isinstance(engine.get_output_embeddings(), CondensedHead)
+    for count in (1, 4, 7, 33, 100, 230):
+        want = answer(plain, count)
+        for threads in (1, 2, 3):
+            with team(threads):
+                assert torch.equal(answer(engine, count), want), (count, threads)
+    assert torch.equal(answer(engine, 9, attend=CausalAttend), answer(plain, 9, attend=CausalAttend))
+
+
+@pytest.mark.parametrize("kind", ["llama", "norms of heads", "chains"])
+def test_a_pass_of_the_trainer_has_the_bits_of_the_condensed_engine(tmp_path, kind):
+    """One pass under autograd, against all layers in one call with a cache in company: `check_exact` raises on any difference."""
+    model = moved(load_model(tiny_of(tmp_path / "m", KINDS[kind]()), torch.bfloat16))
+    check_exact(model, 32, pack=prepack)
+    assert list(condensed._known.values()) != [None]
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_every_supported_architecture_keeps_its_bits_in_bf16(tmp_path, kind):
+    path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
+    plain, engine = load_model(path, torch.bfloat16), load_model(path, torch.bfloat16)
+    prepack(engine, 32)
+    for count in (32, 96):
+        assert torch.equal(answer(engine, count), answer(plain, count)), count
+
+
+def test_layers_that_compute_something_else_stay_as_they_are_and_it_is_said(tmp_path, caplog):
+    """Planted: the same parts, but what the feed-forward layer says counts half."""
+
+    def half(kind):
+        class Half(kind):
+            def forward(self, hidden_states, **options):
+                return hidden_states + (super().forward(hidden_states, **options) - hidden_states) * 0.5
+
+        return Half
+
+    model = load_model(tiny_of(tmp_path / "m", KINDS["llama"]()), torch.bfloat16)
+    first = model.base_model.layers[0]
+    first.__class__ = half(type(first))
+    want = answer(model, 9)
+    assert condense(model, ROWS) == 0
+    assert not is_condensed(model)
+    assert torch.equal(answer(model, 9), want)
+    assert "LlamaForCausalLM is not condensed" in caplog.text
+
+
+@pytest.mark.parametrize("far", [0, 5000])
+def test_passes_side_by_side_keep_apart(tmp_path, far, monkeypatch):
+    """Each with its own positions, and with rotations that are not kept beyond some length."""
+    monkeypatch.setattr(condensed, "_TABLE", 4096)
+    path = tiny_of(tmp_path / "m", LlamaConfig(**SHAPE, max_position_embeddings=8192))
+    plain, engine = load_model(path, torch.bfloat16), load_model(path, torch.bfloat16)
+    assert prepack(engine, ROWS) == 2 * 7 + 1
+    firsts = [far, far + 700] * 10
+    with ThreadPoolExecutor(2) as lanes:
+        found = list(lanes.map(lambda first: answer(engine, 9, first), firsts))
+    for first, bits in zip(firsts, found, strict=True):
+        assert torch.equal(bits, answer(plain, 9, first)), first
+
+
+def test_weights_of_zeros_prove_nothing(tmp_path):
+    path = tiny_of(tmp_path / "m", KINDS["llama"]())
+    model = load_model(path, torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert condense(model, ROWS) == 0
+    assert condense(load_model(path, torch.bfloat16), ROWS) == 2 * 7 + 1
+
+
+def test_other_dtypes_and_widths_are_left_to_others(tmp_path):
+    path = tiny_of(tmp_path / "m", KINDS["llama"]())
+    assert condense(load_model(path, torch.float32), ROWS) == 0
+    odd = load_model(tiny_of(tmp_path / "odd", LlamaConfig(**(SHAPE | {"intermediate_size": 100}))), torch.bfloat16)
+    want = answer(odd, 9)
+    prepack(odd, ROWS)
+    assert not is_condensed(odd)
+    assert torch.equal(answer(odd, 9), want)
