@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.errors import BadRequest, SandboxRefused
-from ostinato.worlds.sandbox import Sandbox, SandboxConfig, python_inside
+from ostinato.worlds.sandbox import SandboxConfig, SingleRuns, python_inside
 
 
 @pytest.fixture
 async def sandbox():
-    async with Sandbox(SandboxConfig(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
+    async with SingleRuns(SandboxConfig(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
         await box.check()
         yield box
         await nothing_left(box)
@@ -284,7 +284,7 @@ async def test_a_killed_jail_is_replaced(sandbox):
 
 
 async def test_closing_ends_running_programs():
-    box = Sandbox(SandboxConfig())
+    box = SingleRuns(SandboxConfig())
     await box.check()
     run = asyncio.create_task(box.run(LOOP, timeout=3))
     await asyncio.sleep(0.2)
@@ -302,7 +302,7 @@ USER_RUN = """
 import asyncio
 from ostinato.worlds.sandbox import *
 async def main():
-    async with Sandbox() as box:
+    async with SingleRuns() as box:
         await box.check()
 {prelude}
 asyncio.run(main())

@@ -10,7 +10,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.evaluate.graders import pattern, suggestion
 from ostinato.evaluate.suites import Item
 from ostinato.worlds.grader import python_tests
-from ostinato.worlds.sandbox import Sandbox
+from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:
     from ostinato.evaluate.runner import Grader
@@ -42,7 +42,7 @@ def open_grader(config: Config) -> Grader:
 
     Raises BadConfig for an item that cannot be graded.
     """
-    sandbox = Sandbox(config.sandbox)
+    sandbox = SingleRuns(config.sandbox)
 
     async def grade(item: Item, text: str) -> float:
         check_item(item)

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Container, Sequence
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.lineage import Lineage
-from ostinato.core.records import AlarmState, Batch, Holdback, PolicyVersion, Reward, Row, Turn
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.reward.asking.question import Asker, Unloadable

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.sandbox import ExecResult
+from ostinato.core.sandboxing import ExecResult
 
 BODY_CHARS = 20_000
 

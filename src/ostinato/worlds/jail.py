@@ -1,7 +1,7 @@
 """The fork server behind `sandbox.py`: a clean process that builds an empty root once and forks every run out of it.
 
 Run as a script by path (``python -I -S jail.py <control fd>``), standard library only, so that it starts fast and holds nothing
-worth stealing. In the data flow: `Sandbox.run` sends a request and three pipes over the control socket; this process forks a
+worth stealing. In the data flow: `SingleRuns.run` sends a request and three pipes over the control socket; this process forks a
 supervisor, which makes new namespaces, starts the program under a tiny init, waits for its end or for the deadline, and writes
 one line of JSON into the status pipe. Killing the init kills every process of the run, whatever it did to its signals.
 

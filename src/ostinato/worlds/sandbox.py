@@ -1,6 +1,6 @@
 """Runs code that a model wrote, where it can reach nothing: no host files, no network, no other process, no second of extra time.
 
-In the data flow: the graders (and the demo's simulated users) give `Sandbox.run` a program and get an `ExecResult`. Every run has
+In the data flow: the graders (and the demo's simulated users) give `SingleRuns.run` a program and get an `ExecResult`. Every run has
 its own user, mount, pid, network, ipc and uts namespaces, a uid that is not root inside or outside, no capabilities, rlimits, a
 read-only view of the Python runtime and an empty /tmp that vanishes with the run. `jail.py` does the work in a separate process.
 Namespaces share the host's kernel: this holds against the code that models write, not against a kernel exploit. Total memory is
@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from ostinato.core.errors import BadRequest, SandboxRefused, Unavailable
+from ostinato.core.sandboxing import ExecResult
 
 _JAIL = Path(__file__).with_name("jail.py")
 _GRACE_S = 10.0  # beyond a run's own deadline, before the jail itself is taken for dead
@@ -47,24 +47,6 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     )
     open_files: int = Field(default=64, ge=8, le=1024, description="Open files of each process of a run.")
     output_bytes: int = Field(default=65536, ge=1, description="stdout or stderr beyond this many bytes ends the run.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    r"""How a run ended.
-
-    `code` is the exit code, or minus the signal number. `killed_reason` is None, "timeout" or "output". `seconds` is the program's
-    own wall time, without waiting for a turn.
-
-    Example: ``ExecResult(code=0, stdout=b"42\n", stderr=b"", timed_out=False, killed_reason=None, seconds=0.016)``
-    """
-
-    code: int
-    stdout: bytes
-    stderr: bytes
-    timed_out: bool
-    killed_reason: str | None
-    seconds: float
 
 
 def python_inside() -> str:
@@ -123,12 +105,12 @@ class _Pipe:
             os.close(self.write)
 
 
-class Sandbox:
+class SingleRuns:
     r"""Isolated runs of untrusted programs. An async context manager; the jail starts with the first run.
 
     Example::
 
-        async with Sandbox(SandboxConfig()) as sandbox:
+        async with SingleRuns(SandboxConfig()) as sandbox:
             result = await sandbox.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
 
     Raises SandboxRefused where the kernel cannot isolate; there is no mode without isolation.
@@ -141,7 +123,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    async def __aenter__(self) -> Sandbox:
+    async def __aenter__(self) -> SingleRuns:
         return self
 
     async def __aexit__(

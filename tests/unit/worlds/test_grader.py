@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.sandboxing import ExecResult
 from ostinato.worlds.grader import python_tests, truncate_body
-from ostinato.worlds.sandbox import ExecResult
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ostinato.core.records import Alarm, AlarmState, Arm, Finish, ReleaseEvent, Turn
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Finish, ReleaseEvent, Turn
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.detector import Detector, Shifted, threshold
 from ostinato.release.monitors.detection.expecting import JUDGED, Expecting, Role
@@ -75,7 +76,7 @@ class Behaviour:
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
         """Take in a turn; the alarms that it raises or clears, without ids."""
-        if turn.arm == Arm.EVAL or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
+        if not turn.arm.people or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
             return
         if not self._expecting.uses(turn.arm.value):
             return

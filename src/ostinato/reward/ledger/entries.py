@@ -31,7 +31,7 @@ def nobody(tenant: str, user: str) -> bool:
 
 
 def needs_reward(turn: Turn) -> bool:
-    """True if a person was served this turn and the policy itself ended it."""
+    """True if a person or a world was served this turn and the policy itself ended it."""
     return turn.finish.trainable and turn.arm is not Arm.EVAL
 
 

@@ -16,17 +16,8 @@ from dataclasses import replace
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.lineage import Lineage
-from ostinato.core.records import (
-    Alarm,
-    Batch,
-    Delivered,
-    Holdback,
-    Quarantine,
-    Reward,
-    Row,
-    Signal,
-    Turn,
-)
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline
