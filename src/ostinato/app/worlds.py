@@ -13,7 +13,7 @@ from ostinato.worlds.grader import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:
-    from ostinato.evaluate.runner import Grader
+    from ostinato.evaluate.runner import ItemGrader
 
 
 GRADERS = ("python_tests", "pattern", "suggestion")
@@ -37,7 +37,7 @@ def check_item(item: Item) -> None:
         raise BadConfig(f"suite item {item.id!r}: no grader {item.grader!r}; there are {' and '.join(GRADERS)}")
 
 
-def open_grader(config: Config) -> Grader:
+def open_grader(config: Config) -> ItemGrader:
     """Grades one answer to a suite item: in the sandbox, by pattern, or as a suggestion.
 
     Raises BadConfig for an item that cannot be graded.

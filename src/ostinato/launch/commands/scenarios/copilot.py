@@ -34,7 +34,7 @@ class Copilot:
         sandbox = SingleRuns(config.sandbox)
         await sandbox.check()
 
-        async def grade(task: demo_tasks.Task, text: str) -> float:
+        async def grade(task: demo_tasks.Blank, text: str) -> float:
             return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
 
         users = UsersConfig(model=config.model.served_as)
