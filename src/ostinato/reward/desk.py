@@ -22,6 +22,8 @@ from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.reward.asking.question import Asker, Unloadable
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.episodes import by_episode
+from ostinato.reward.credit.group import GroupRelative
+from ostinato.reward.credit.origin import ByOrigin
 from ostinato.reward.credit.single import SingleRollout
 from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
@@ -263,7 +265,8 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in chosen]
         values = {turn.id: entry.value for turn, entry in chosen}
-        credit: Credit = SingleRollout(self._config, ledger.baseline, ledger.recent)
+        single = SingleRollout(self._config, ledger.baseline, ledger.recent)
+        credit: Credit = ByOrigin(people=single, worlds=GroupRelative())
         try:
             credits = credit(by_episode(turns), values)
         except NoSignal as error:

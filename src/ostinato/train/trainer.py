@@ -234,12 +234,13 @@ def _counted(work: Sequence[Microbatch], usable: Sequence[Sample]) -> dict[str, 
     weight = sum(sample.weight for sample in usable)
     each = [sum(map(abs, sample.advantages)) / len(sample.advantages) for sample in usable]
     return {
+        "turns_flat": float(sum(not any(sample.advantages) for sample in usable)),  # of groups in which all did alike
         "episodes": weight,
         "tokens": float(sum(item.packed.tokens for item in work)),
         "tokens_saved": float(sum(item.packed.saved for item in work)),
         "tokens_sampled": float(sum(len(item.turns_M) for item in work)),
         "microbatches": float(len(work)),
         "largest_microbatch": float(max(item.packed.tokens for item in work)),
-        "reward_mean": sum(sample.reward * sample.weight for sample in usable) / weight,
+        "reward_mean": sum(sample.reward * sample.factor for sample in usable) / weight,
         "advantage_abs": sum(size * sample.weight for size, sample in zip(each, usable, strict=True)) / weight,
     }
