@@ -98,6 +98,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     max_staleness: int = Field(
         default=4, ge=0, description="Optimizer steps that a turn's oldest token may lie behind the trainer."
     )
+    world_staleness: int = Field(
+        default=8,
+        ge=0,
+        description="The same for rollouts in simulated worlds, while newer weights answer in the middle of them. A group with one token "
+        "that lies further behind is held back as a whole.",
+    )
     episode_wait_s: float = Field(
         default=7200.0,
         ge=0,

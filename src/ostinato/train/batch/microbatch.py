@@ -23,7 +23,8 @@ class Microbatch:
     """One micro-batch: the packed tree and, for its M sampled tokens of S turns, what the loss reads; after the pass, what came out.
 
     `turns_M` counts the micro-batch's turns from 0; `weights_S` are their parts of their episodes, `factors_S` what their tokens count with
-    in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: what was done to the logits of some of the M tokens. `routes`: the experts to replay,
+    in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: what was done to the logits of some of
+    the M tokens. `routes`: the experts to replay,
     None for a model without. `release_M` and `anchor_M`: the log-probabilities under the release and under the anchor, where they were
     asked for. `keep_M`: not left out by the sequence mask.
     """
