@@ -92,9 +92,45 @@ def serve(common: Common | None = None) -> None:
 
 
 @app.command
-def train(common: Common | None = None) -> None:
-    """Run the trainer (a worker of `up`)."""
-    _worker("train", (common or Common()).load(), expendable=500)
+def train(
+    *,
+    world: Path | None = None,
+    steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    common: Common | None = None,
+) -> None:
+    """Run the trainer (a worker of `up`); or, with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C.
+
+    For example: `ostinato train --world tasks.jsonl --steps 50`
+
+    Parameters
+    ----------
+    world
+        A taskset file (JSONL). The tasks of the split `train` teach, the others are measured now and then (`worlds.measure_every`).
+    steps
+        Optimizer steps, with --world; 0: until every task was drawn as often as it may be (`worlds.epochs`).
+    """
+    options = common or Common()
+    if world is None:
+        _worker("train", options.load(), expendable=500)
+        return
+    from ostinato.launch.commands.worlds.overrides import world_overrides
+    from ostinato.launch.commands.worlds.train import train_in_world
+
+    asyncio.run(train_in_world(options.load(*world_overrides(world)), steps, Console()))
+
+
+@app.command
+def rollout(*, world: Path | None = None, common: Common | None = None) -> None:
+    """Make rollouts in a simulated world for the trainer to learn from (a worker of `up` and of `train --world`).
+
+    Parameters
+    ----------
+    world
+        A taskset file (JSONL); none: `worlds.file`.
+    """
+    from ostinato.launch.commands.worlds.overrides import world_overrides
+
+    _worker("rollout", (common or Common()).load(*(world_overrides(world) if world else ())), expendable=400)
 
 
 release = App(
