@@ -107,13 +107,13 @@ class Rollouts:
         self.doing = "starting"
 
     async def run(self) -> None:
-        """Until all is drawn and spent. Raises what a group raised: BadConfig of a grader, StorageFull, Corrupt."""
+        """Until all is drawn and spent, but for groups that are too few for a step. Raises what a group raised: BadConfig of a grader, StorageFull, Corrupt."""
         try:
             for group in list(self.groups.open.values()):
                 self._spending.expect(group.number, group.turns if group.told else ())
                 if not group.told:
                     self._begin(self._work(group))
-            while self._draw() or self.groups.open or self._under_way:
+            while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
                 await self._look()
                 await self._ended(self._config.poll_s)
         finally:
