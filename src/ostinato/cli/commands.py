@@ -19,6 +19,7 @@ from ostinato.cli.connect import connect
 from ostinato.cli.options import Common, console
 from ostinato.cli.watch import watch
 from ostinato.cli.weights import weights
+from ostinato.cli.worlds import worlds
 from ostinato.core.errors import OstinatoError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ app.command(weights)
 app.command(alarms)
 app.command(connect)
 app.command(watch)
+app.command(worlds)
 
 
 @app.command
