@@ -1,11 +1,16 @@
-"""`ostinato worlds`: simulated worlds and the tasks in them."""
+"""`ostinato worlds`: simulated worlds, the tasks in them, and how much they are like what they stand for."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
+
+from ostinato.cli.options import Common
 
 worlds = App(name="worlds", help="Simulated worlds: tasks, and models that work on them in sandboxes.")
 
@@ -24,3 +29,72 @@ def show(file: Path) -> None:
     from ostinato.launch.commands.worlds.show import show_taskset
 
     show_taskset(file, Console())
+
+
+@worlds.command
+def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
+    """Print what a program sees of this machine, as a line for `ostinato worlds probe`; no variable's value, nobody's name.
+
+    Parameters
+    ----------
+    group
+        All that is seen of one machine belongs to one group; none: a hash of its name.
+    script
+        Print the script instead, for a machine without Ostinato: `ostinato worlds observe --script | ssh web-1 python3 -s - >> prod.jsonl`.
+    """
+    from ostinato.launch.commands.worlds.observe import observation_of_this, source
+
+    sys.stdout.write(source() if script else observation_of_this(group) + "\n")
+
+
+@worlds.command
+def episodes(
+    whose: Literal["people", "world"],
+    *,
+    out: Path,
+    most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
+    common: Common | None = None,
+) -> None:
+    """Write what the model was shown in a run's newest episodes, as lines for `ostinato worlds probe`: prompts, tools, lengths, times.
+
+    Parameters
+    ----------
+    whose
+        people: what was served. world: rollouts in simulated worlds.
+    out
+        The file. Words of system prompts and tools stand in it, nobody's own.
+    most
+        How many episodes.
+    """
+    from ostinato.launch.commands.worlds.observe import write_episodes
+
+    asyncio.run(write_episodes((common or Common()).of_run(), whose, out, most, Console()))
+
+
+@worlds.command
+def probe(
+    production: Path,
+    simulation: Path,
+    *,
+    seed: int = 0,
+    tells: int = 12,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Can production be told from simulation, and by what? A cross-validated classifier with its interval, and features by their own AUC.
+
+    Parameters
+    ----------
+    production
+        Observations of real machines or episodes, one a line (`ostinato worlds observe`, `ostinato worlds episodes people`).
+    simulation
+        Observations of sandboxes or rollouts.
+    seed
+        Of the folds and of the resampling.
+    tells
+        How many features are named.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.probe import show_probe
+
+    show_probe(production, simulation, seed, tells, Console(), machine=json)
