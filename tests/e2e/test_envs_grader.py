@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.demo.tasks import load
-from ostinato.worlds.grader import python_tests
+from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 HEAD = 'def add(a, b):\n    """Return the sum."""\n'

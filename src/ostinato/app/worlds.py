@@ -9,7 +9,7 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.evaluate.graders import pattern, suggestion
 from ostinato.evaluate.suites import Item
-from ostinato.worlds.grader import python_tests
+from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ostinato.launch.commands.scenarios.scenario import Findings, HeldOutScores
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import Observed
 from ostinato.launch.views.screen import recent_acceptance
-from ostinato.worlds.grader import python_tests
+from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
 

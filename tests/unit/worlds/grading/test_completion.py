@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.sandboxing import ExecResult
-from ostinato.worlds.grader import python_tests, truncate_body
+from ostinato.worlds.grading.completion import python_tests, truncate_body
 
 
 @pytest.mark.parametrize(
