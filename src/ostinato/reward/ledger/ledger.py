@@ -243,8 +243,7 @@ class TurnLedger:
         taught = [entry for entry in taken if entry is not None]
         self.teaching.batch(taught)
         masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in taught])
-        scales = scales_of(masses, self.recent, self.config)
-        self.recent.observe({person: mass * scales[person] for person, mass in masses.items()})
+        self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1
             self.to_hold.pop(entry.facts.id, None)

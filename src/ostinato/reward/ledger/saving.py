@@ -12,7 +12,7 @@ from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import Gold, matured_turns, nobody, open_turns
 from ostinato.reward.ledger.ledger import TurnLedger
 
-FORMAT = "ledger@4"
+FORMAT = "ledger@5"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
