@@ -139,8 +139,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     user_steps: int = Field(
         default=50,
         ge=0,
-        description="Optimizer steps over which one user may have an equal share of the credit at most, whatever their traffic: 0.2% "
-        "among 500 users who are equally active. 0: only a batch is capped.",
+        description="Optimizer steps over which one user may have an equal share of what comes at most, whatever their traffic: 0.2% "
+        "among 500 users who are equally active. Somebody new may have ten steps' worth at once. 0: only a batch is capped.",
     )
     tenant_cap: float = Field(
         default=0.5,

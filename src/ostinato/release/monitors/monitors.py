@@ -23,7 +23,7 @@ from ostinato.release.monitors.narrowing import NarrowingWatch
 from ostinato.release.monitors.owners import TurnOwners
 from ostinato.release.monitors.rates import Rate
 
-FORMAT = "monitors@3"
+FORMAT = "monitors@4"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
 """The rows that bear on alarms."""

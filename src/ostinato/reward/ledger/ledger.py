@@ -266,8 +266,7 @@ class TurnLedger:
         people = [entry for entry in taught if not entry.facts.world]
         self.teaching.batch(people)
         masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in people])
-        scales = scales_of(masses, self.recent, self.config)
-        self.recent.observe({person: mass * scales[person] for person, mass in masses.items()})
+        self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1
             self.to_hold.pop(entry.facts.id, None)
