@@ -36,7 +36,8 @@ class Grading:
 class Task:
     """One task. `family` says what it is like, for counting; `harness` names who works on it; `timeout_s` is for the whole rollout.
 
-    `turns` and `tokens` are the most that the model is asked and the most that it may say in one answer. `about` is for people.
+    `turns` and `tokens` are the most that the model is asked and the most that it may say in one answer, which ends before a text of
+    `stop`. Messages that end with the assistant's are gone on with: the answer continues the last one. `about` is for people.
 
     Example::
 
@@ -53,6 +54,7 @@ class Task:
     split: Split = Split.TRAIN
     turns: int = 1
     tokens: int = 512
+    stop: tuple[str, ...] = ()
     timeout_s: float = 600.0
     about: Mapping[str, str] = field(default_factory=dict[str, str])
 
