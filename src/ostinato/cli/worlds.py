@@ -20,7 +20,7 @@ worlds = App(
 
 @worlds.command
 def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """Print what a program sees of this machine, as a line for `ostinato worlds probe`; no variable's value, nobody's name.
+    """Print what a program sees of this machine, as a line for the command `probe`; no variable's value, nobody's name.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def episodes(
     most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
     common: Common | None = None,
 ) -> None:
-    """Write what the model was shown in a run's newest episodes, as lines for `ostinato worlds probe`: prompts, tools, lengths, times.
+    """Write what the model was shown in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def probe(
     Parameters
     ----------
     production
-        Observations of real machines or episodes, one a line (`ostinato worlds observe`, `ostinato worlds episodes people`).
+        Observations of real machines or episodes, one a line (made by `ostinato worlds observe` or by the command `episodes`).
     simulation
         Observations of sandboxes or rollouts.
     seed

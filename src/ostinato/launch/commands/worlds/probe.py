@@ -1,4 +1,4 @@
-"""`ostinato worlds probe`: a table of what gives a simulation away."""
+"""The command `probe`: a table of what gives a simulation away."""
 
 from __future__ import annotations
 
