@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.lookalikes import observed
 
-from ostinato.worlds.fidelity.columns import columns_of, fold
-from ostinato.worlds.fidelity.observation import Observation, parse
-from ostinato.worlds.fidelity.probe import probe
+from ostinato.worlds.fidelity.columns import columns_of, deal_folds
+from ostinato.worlds.fidelity.observation import Observation, parse_observation
+from ostinato.worlds.fidelity.probe import tell_apart
 
 FEATURES = st.dictionaries(
     st.text(min_size=1, max_size=8),
@@ -20,7 +20,7 @@ FEATURES = st.dictionaries(
 @given(st.text(max_size=8), FEATURES)
 def test_a_line_is_read_back(group, features):
     seen = Observation(group=group, features=features)
-    assert parse(seen.line()) == seen
+    assert parse_observation(seen.line()) == seen
 
 
 @settings(max_examples=10, deadline=None)
@@ -40,7 +40,7 @@ def test_monotone_rescaling_changes_nothing(seed, shift):
         ]
         for side in sides
     ]
-    first, second = (probe(*both, permutations=0, resamples=50) for both in (sides, scaled))
+    first, second = (tell_apart(*both, permutations=0, resamples=50) for both in (sides, scaled))
     assert first.auc == pytest.approx(second.auc, abs=1e-9)
     own = {tell.name: tell.auc for tell in first.tells if "middle" not in tell.name}
     assert own == {tell.name: tell.auc for tell in second.tells if "middle" not in tell.name}
@@ -50,7 +50,7 @@ def test_monotone_rescaling_changes_nothing(seed, shift):
 @given(st.integers(0, 10_000), st.integers(2, 30), st.integers(2, 30), st.integers(1, 4))
 def test_a_group_lies_in_one_fold_and_each_fold_has_of_both_sides(seed, first, second, each):
     found = columns_of(observed(seed, "p", first, each), observed(seed, "s", second, each))
-    fold_N = fold(found.groups_N, found.label_N, 5, np.random.default_rng(seed))
+    fold_N = deal_folds(found.groups_N, found.label_N, 5, np.random.default_rng(seed))
     for group in set(found.groups_N.tolist()):
         assert len(set(fold_N[found.groups_N == group].tolist())) == 1
     for side, groups in ((1, first), (0, second)):

@@ -1,4 +1,4 @@
-"""`ostinato worlds`: simulated worlds, the tasks in them, and how much they are like what they stand for."""
+"""`ostinato worlds`: simulated worlds, and how much they are like what they stand for."""
 
 from __future__ import annotations
 
@@ -12,35 +12,22 @@ from rich.console import Console
 
 from ostinato.cli.options import Common
 
-worlds = App(name="worlds", help="Simulated worlds: tasks, and models that work on them in sandboxes.")
-
-
-@worlds.command
-def show(file: Path) -> None:
-    """What a taskset holds: families, splits, harnesses, graders, sizes, and the hash of all of it. Nothing in it is run.
-
-    For example: `ostinato worlds show tasks.jsonl`
-
-    Parameters
-    ----------
-    file
-        A taskset file (JSONL).
-    """
-    from ostinato.launch.commands.worlds.show import show_taskset
-
-    show_taskset(file, Console())
+worlds = App(
+    name="worlds",
+    help="Simulated worlds: tasks, models that work on them in sandboxes, and how much they are like production.",
+)
 
 
 @worlds.command
 def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """Print what a program sees of this machine, as a line for `ostinato worlds probe`; no variable's value, nobody's name.
+    """Print what a program sees of this machine, as a line for the command `probe`; no variable's value, nobody's name.
 
     Parameters
     ----------
     group
         All that is seen of one machine belongs to one group; none: a hash of its name.
     script
-        Print the script instead, for a machine without Ostinato: `ostinato worlds observe --script | ssh web-1 python3 -s - >> prod.jsonl`.
+        Print the script instead, for a machine without Ostinato: what `ostinato worlds observe --script` prints goes into its python3.
     """
     from ostinato.launch.commands.worlds.observe import observation_of_this, source
 
@@ -55,7 +42,7 @@ def episodes(
     most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
     common: Common | None = None,
 ) -> None:
-    """Write what the model was shown in a run's newest episodes, as lines for `ostinato worlds probe`: prompts, tools, lengths, times.
+    """Write what the model was shown in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
 
     Parameters
     ----------
@@ -85,7 +72,7 @@ def probe(
     Parameters
     ----------
     production
-        Observations of real machines or episodes, one a line (`ostinato worlds observe`, `ostinato worlds episodes people`).
+        Observations of real machines or episodes, one a line (made by `ostinato worlds observe` or by the command `episodes`).
     simulation
         Observations of sandboxes or rollouts.
     seed
@@ -98,3 +85,74 @@ def probe(
     from ostinato.launch.commands.worlds.probe import show_probe
 
     show_probe(production, simulation, seed, tells, Console(), machine=json)
+
+
+@worlds.command
+def show(file: Path) -> None:
+    """What a taskset holds: families, splits, harnesses, graders, sizes, and the hash of all of it. Nothing in it is run.
+
+    For example: `ostinato worlds show tasks.jsonl`
+
+    Parameters
+    ----------
+    file
+        A taskset file (JSONL).
+    """
+    from ostinato.launch.commands.worlds.show import show_taskset
+
+    show_taskset(file, Console())
+
+
+@worlds.command
+def coverage(
+    rollouts: Path,
+    *,
+    k: Annotated[int, Parameter(name=["-k"])] = 8,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """What each checkpoint solves of held-out tasks at the first try and at the best of k, and whether it is only surer of less.
+
+    Parameters
+    ----------
+    rollouts
+        Finished rollouts, one JSON object a line: task, family, split, policy ({"number": 3, "hash": "..."}), value.
+    k
+        Tries; tasks with fewer are left out, and counted.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.coverage import show_coverage
+
+    show_coverage(rollouts, k, Console(), machine=json)
+
+
+@worlds.command(name="plan-burst")
+def plan_burst(
+    *,
+    sandboxes: int = 100_000,
+    clusters: int = 4,
+    nodes: int = 250,
+    lose_after: float | None = None,
+    seed: int = 0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Simulate how long a burst of sandboxes takes to be placed, by three ways to place them, with all that is assumed.
+
+    Parameters
+    ----------
+    sandboxes
+        How many are asked for.
+    clusters
+        How many clusters, each in a region of its own.
+    nodes
+        Machines of one cluster.
+    lose_after
+        Seconds after which the first region is lost with all that runs there; none: never.
+    seed
+        Of all that is drawn.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.burst import show_burst
+
+    show_burst(sandboxes, clusters, nodes, lose_after, seed, Console(), machine=json)

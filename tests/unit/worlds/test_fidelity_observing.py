@@ -14,7 +14,7 @@ from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.sandboxing import ExecResult
 from ostinato.testing.records import a_turn
 from ostinato.worlds.fidelity.look import shape
-from ostinato.worlds.fidelity.observation import Observation, parse
+from ostinato.worlds.fidelity.observation import Observation, parse_observation
 from ostinato.worlds.fidelity.observe import observe, read_observations, script
 from ostinato.worlds.fidelity.said import of_conversation, of_turns
 
@@ -62,9 +62,9 @@ def test_the_script_runs_alone_as_an_operator_runs_it():
     done = subprocess.run(
         [sys.executable, "-I", "-", "web-1"], input=script(), capture_output=True, text=True, check=True
     )
-    assert parse(done.stdout).group == "web-1"
+    assert parse_observation(done.stdout).group == "web-1"
     unnamed = subprocess.run([sys.executable, "-I", "-"], input=script(), capture_output=True, text=True, check=True)
-    assert os.uname().nodename not in parse(unnamed.stdout).group
+    assert os.uname().nodename not in parse_observation(unnamed.stdout).group
 
 
 def test_names_are_shapes():
@@ -87,7 +87,7 @@ def test_a_file_of_observations_is_read_back_and_its_wrong_line_is_named(tmp_pat
 @pytest.mark.parametrize("line", ["", "[]", '{"group": 1, "features": {}}', '{"group": "a", "features": {"x": []}}'])
 def test_what_is_no_observation_is_refused(line):
     with pytest.raises(BadRequest):
-        parse(line)
+        parse_observation(line)
 
 
 def test_of_a_conversation_the_operators_words_are_features_and_peoples_are_not():
@@ -104,7 +104,7 @@ def test_of_a_conversation_the_operators_words_are_features_and_peoples_are_not(
     assert seen.features["user.chars"] == 20.0
     assert seen.features["user.starts_small"] == 1.0
     assert "secret" not in seen.line()
-    assert parse(seen.line()) == seen
+    assert parse_observation(seen.line()) == seen
 
 
 def test_turns_are_read_by_their_control_tokens_and_times():

@@ -64,7 +64,7 @@ def columns_of(production: Sequence[Observation], simulation: Sequence[Observati
     )
 
 
-def fold(
+def deal_folds(
     groups_N: NDArray[np.int64], label_N: NDArray[np.int64], folds: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     """A fold for each observation, whole groups together, each fold with about as many groups of either side."""

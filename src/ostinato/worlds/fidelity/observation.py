@@ -27,7 +27,7 @@ class Observation:
         return json.dumps({"group": self.group, "features": dict(self.features)})
 
 
-def parse(line: str) -> Observation:
+def parse_observation(line: str) -> Observation:
     """The inverse of `Observation.line`. Raises BadRequest."""
     try:
         found = json.loads(line)

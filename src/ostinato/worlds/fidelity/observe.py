@@ -7,7 +7,7 @@ from pathlib import Path
 from ostinato.core.errors import BadRequest, NotFound, Unavailable
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.fidelity import look
-from ostinato.worlds.fidelity.observation import Observation, parse
+from ostinato.worlds.fidelity.observation import Observation, parse_observation
 
 PATIENCE_S = 60.0
 
@@ -21,7 +21,7 @@ async def observe(sandbox: Sandbox, group: str, *, python: str = "python3") -> O
     """Run the script in a sandbox. Raises Unavailable if it does not run there."""
     done = await sandbox.exec((python, "-s", "-c", script(), group), timeout=PATIENCE_S)
     try:
-        return parse(done.stdout.decode().strip().splitlines()[-1])
+        return parse_observation(done.stdout.decode().strip().splitlines()[-1])
     except (IndexError, UnicodeDecodeError, BadRequest) as error:
         told = done.stderr.decode(errors="replace")[-300:].strip()
         raise Unavailable(
@@ -41,7 +41,7 @@ def read_observations(path: Path) -> tuple[Observation, ...]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                found.append(parse(line))
+                found.append(parse_observation(line))
             except BadRequest as error:
                 raise BadRequest(f"{path}, line {number}: {error}") from error
     return tuple(found)

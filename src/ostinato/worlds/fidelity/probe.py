@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.fidelity.columns import Columns, Scorer, columns_of, fold
+from ostinato.worlds.fidelity.columns import Columns, Scorer, columns_of, deal_folds
 from ostinato.worlds.fidelity.observation import Observation
 
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ class Probed:
         return n
 
 
-def probe(
+def tell_apart(
     production: Sequence[Observation],
     simulation: Sequence[Observation],
     *,
@@ -140,7 +140,7 @@ def _concordance(
     weighted_NU = np.zeros((len(unit_N), len(units)))
     weighted_NU[np.arange(len(unit_N)), unit_N] = weight_N
     for _ in range(repeats):
-        fold_N = fold(found.groups_N, label_N, FOLDS, rng)
+        fold_N = deal_folds(found.groups_N, label_N, FOLDS, rng)
         for each in range(FOLDS):
             held = fold_N == each
             ones, zeros = np.flatnonzero(held & (label_N == 1)), np.flatnonzero(held & (label_N == 0))

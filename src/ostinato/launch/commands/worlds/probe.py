@@ -1,4 +1,4 @@
-"""`ostinato worlds probe`: a table of what gives a simulation away."""
+"""The command `probe`: a table of what gives a simulation away."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.text import Text
 
 from ostinato.launch.views.plain import plain
 from ostinato.worlds.fidelity.observe import read_observations
-from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, probe
+from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 
 _SURE = 0.05
 
 
 def show_probe(production: Path, simulation: Path, seed: int, tells: int, console: Console, *, machine: bool) -> None:
     """Print what was found. Raises NotFound, BadRequest."""
-    found = probe(read_observations(production), read_observations(simulation), seed=seed)
+    found = tell_apart(read_observations(production), read_observations(simulation), seed=seed)
     if machine:
         console.out(json.dumps({**asdict(found), "verdict": verdict(found)}, allow_nan=False), highlight=False)
         return
