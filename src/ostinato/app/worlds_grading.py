@@ -1,0 +1,42 @@
+"""The graders of tasks, by the names that tasks use."""
+
+from __future__ import annotations
+
+import logging
+
+from ostinato.core.seams import Backend
+from ostinato.worlds.grading.apart import Apart
+from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
+from ostinato.worlds.grading.completion import CompletionGrader, Runs
+from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.functions import FunctionGrader
+from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.suites import PytestGrader
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
+
+
+def open_graders(
+    backend: Backend, runs: Runs, python: str, *, effort: EffortConfig | None = None, alarm: Alarm | None = None
+) -> Grader:
+    """Grades any task by the grader that it names: "function", "pytest" or "python_tests".
+
+    Args:
+        backend: where function and repository tasks are graded; `python` is an interpreter's path inside.
+        runs: where completions are graded.
+        effort: what effort costs; None: nothing.
+        alarm: told of outcomes that somebody cheated for; None: a warning in this process's log.
+    """
+    apart = Apart(backend=backend, python=python)
+    graders: dict[str, Grader] = {
+        "function": FunctionGrader(apart),
+        "pytest": PytestGrader(apart),
+        "python_tests": CompletionGrader(runs),
+    }
+    return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
+
+
+def _warn(task: Task, rollout: Rollout, grade: Grade) -> None:
+    logging.getLogger(__name__).warning(
+        "task %s, turns %s: cheated: %s", task.id, rollout.turns[-1:], "; ".join(grade.cheated)
+    )
