@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 from rich.console import Console
@@ -20,11 +18,9 @@ from ostinato.cli.deciding import approve, refuse, rollback, ship
 from ostinato.cli.options import Common, console
 from ostinato.cli.watch import watch
 from ostinato.cli.weights import weights
+from ostinato.cli.workers import housekeeping, rollout, run_worker, serve, train
 from ostinato.cli.worlds import worlds
 from ostinato.core.errors import OstinatoError
-
-if TYPE_CHECKING:
-    from ostinato.config import Config
 
 app = App(
     name="ostinato",
@@ -37,8 +33,8 @@ app.command(alarms)
 app.command(connect)
 app.command(watch)
 app.command(worlds)
-for decision in (ship, approve, refuse, rollback):
-    app.command(decision)
+for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback):
+    app.command(_command)
 
 
 @app.command
@@ -86,56 +82,6 @@ def demo(
     asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
-@app.command
-def serve(common: Common | None = None) -> None:
-    """Run the gateway and the embedded engine (a worker of `up`)."""
-    import uvloop
-
-    _worker("serve", (common or Common()).load(), loop_factory=uvloop.new_event_loop)
-
-
-@app.command
-def train(
-    *,
-    world: Path | None = None,
-    steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
-    common: Common | None = None,
-) -> None:
-    """Run the trainer (a worker of `up`); or, with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C.
-
-    For example: `ostinato train --world tasks.jsonl --steps 50`
-
-    Parameters
-    ----------
-    world
-        A taskset file (JSONL). The tasks of the split `train` teach, the others are measured now and then (`worlds.measure_every`).
-    steps
-        Optimizer steps, with --world; 0: until every task was drawn as often as it may be (`worlds.epochs`).
-    """
-    options = common or Common()
-    if world is None:
-        _worker("train", options.load(), expendable=500)
-        return
-    from ostinato.launch.commands.worlds.overrides import world_overrides
-    from ostinato.launch.commands.worlds.train import train_in_world
-
-    asyncio.run(train_in_world(options.load(*world_overrides(world)), steps, Console()))
-
-
-@app.command
-def rollout(*, world: Path | None = None, common: Common | None = None) -> None:
-    """Make rollouts in a simulated world for the trainer to learn from (a worker of `up` and of `train --world`).
-
-    Parameters
-    ----------
-    world
-        A taskset file (JSONL); none: `worlds.file`.
-    """
-    from ostinato.launch.commands.worlds.overrides import world_overrides
-
-    _worker("rollout", (common or Common()).load(*(world_overrides(world) if world else ())), expendable=400)
-
-
 release = App(
     name="release",
     help="Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`). "
@@ -147,7 +93,7 @@ app.command(release)
 @release.default
 def run_release(common: Common | None = None) -> None:
     """Run the release worker (a worker of `up`)."""
-    _worker("release", (common or Common()).load(), expendable=300)
+    run_worker("release", (common or Common()).load(), expendable=300)
 
 
 @release.command(name="show")
@@ -162,30 +108,6 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
     from ostinato.launch.commands.show import show_release as run
 
     asyncio.run(run((common or Common()).of_run(), version, Console()))
-
-
-@app.command
-def housekeeping(common: Common | None = None) -> None:
-    """Delete what nothing needs and set long logs aside, now and then (a worker of `up`)."""
-    _worker("housekeeping", (common or Common()).load(), expendable=300)
-
-
-def _worker(
-    name: str,
-    config: Config,
-    *,
-    expendable: int = 0,
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
-) -> None:
-    """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
-    from ostinato.launch.workers.life import Life, live
-
-    async def work(life: Life) -> None:
-        life.starting(config)("loading its code")
-        main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
-        await main_loop(config, life)
-
-    live(work, expendable=expendable, loop_factory=loop_factory)
 
 
 @app.command(name="config")

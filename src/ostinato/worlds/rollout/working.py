@@ -107,9 +107,8 @@ class Rollouts:
         self.doing = "starting"
 
     async def run(self) -> None:
-        """Until all is drawn and spent, but for groups that are too few for a step.
-
-        Raises what a group raised: BadConfig of a grader, StorageFull, Corrupt.
+        """Until all is drawn and spent, but for groups that are too few for a step. Raises what a group raised: BadConfig of a grader,
+        StorageFull, Corrupt.
         """
         try:
             for group in list(self.groups.open.values()):
