@@ -27,6 +27,7 @@ from ostinato.worlds.building.wording import instruct
 from ostinato.worlds.tasks.task import Grading, Task
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
+TASK_WORKDIR = "/work"
 TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
 
 
@@ -85,12 +86,15 @@ class PackageBuild:
         label = f"{tree.name}-{tree.version}"
         return needs, write_layer(self.place.layers, label, {**tree.files, metadata: tree.metadata}, compiled=False)
 
+    def _env(self, workdir: str) -> dict[str, str]:
+        path = f"{workdir}/{self.tree.root}".rstrip("/")
+        return {"PYTHONPATH": f"{path}:{workdir}/{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
+
     def _spec(self, layers: Sequence[Path]) -> SandboxSpec:
-        path = f"{self.place.workdir}/{self.tree.root}".rstrip("/")
         return SandboxSpec(
             layers=tuple(str(layer) for layer in layers),
             workdir=self.place.workdir,
-            env={"PYTHONPATH": f"{path}:{self.place.workdir}/{SITE}", "PYTHONDONTWRITEBYTECODE": "1"},
+            env=self._env(self.place.workdir),
             limits=BUILD_LIMITS,
         )
 
@@ -173,8 +177,8 @@ class PackageBuild:
             messages=(Message(role=Role.USER, text=words),),
             spec=SandboxSpec(
                 layers=spec.layers,
-                workdir=spec.workdir,
-                env=spec.env,
+                workdir=TASK_WORKDIR,
+                env=self._env(TASK_WORKDIR),
                 files={function.path: function.replaced(text, attempt.block).encode()},
                 limits=TASK_LIMITS,
             ),

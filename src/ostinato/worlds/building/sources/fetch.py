@@ -106,7 +106,7 @@ async def fetch_wheels(requirements: Sequence[str]) -> dict[str, bytes]:
 
 
 def installed(wheel: dict[str, bytes]) -> dict[str, bytes]:
-    """A wheel's files as they lie in site-packages. What would lie elsewhere (scripts, data) or starts with every interpreter is left out."""
+    """A wheel's files as they lie in site-packages. Scripts, data and what starts with every interpreter are left out."""
     found: dict[str, bytes] = {}
     for path, data in wheel.items():
         top, _, rest = path.partition("/")

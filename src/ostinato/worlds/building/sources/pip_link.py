@@ -26,7 +26,7 @@ def main() -> None:
         finder = command._build_package_finder(options=options, session=session)  # pyright: ignore[reportAttributeAccessIssue]
         best = finder.find_best_candidate(wanted.name, wanted.specifier).best_candidate
         if best is None:
-            print(json.dumps({"error": "no source distribution that this Python could use"}))  # noqa: T201
+            sys.stdout.write(json.dumps({"error": "no source distribution that this Python could use"}))
             return
         response = session.get(best.link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
         response.raise_for_status()
@@ -35,9 +35,9 @@ def main() -> None:
             for part in response.iter_content(65536):
                 size += file.write(part)
                 if size > MOST_BYTES:
-                    print(json.dumps({"error": f"more than {MOST_BYTES >> 20} MiB"}))  # noqa: T201
+                    sys.stdout.write(json.dumps({"error": f"more than {MOST_BYTES >> 20} MiB"}))
                     return
-    print(
+    sys.stdout.write(
         json.dumps(
             {
                 "version": str(best.version),

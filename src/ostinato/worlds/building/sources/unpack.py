@@ -41,8 +41,9 @@ def _inside(name: str) -> str:
 def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as archive:
         for entry in archive:
-            if not entry.isdir():
-                name = _inside(entry.name)
+            if entry.isdir():
+                continue
+            name = _inside(entry.name)
             if entry.isreg():
                 if entry.size > FILE_BYTES:
                     raise TooLarge(f"archive: {name} has {entry.size} bytes, {FILE_BYTES} allowed", field="archive")
