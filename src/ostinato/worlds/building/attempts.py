@@ -16,7 +16,7 @@ from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRun, SuiteRuns
 from ostinato.worlds.building.wording import TaskKind
 
 _NOTHING = Noticed(fail_to_pass=(), pass_to_pass=())
-_MARGIN_SECONDS = 4.0  # CPU: what a run takes beyond its tests, and a change may add
+_MARGIN_SECONDS = 2.0  # CPU: what a run takes beyond its tests, and a change may add
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,10 @@ class Attempts:
         for (selected, outcome), alone in zip(needed, plain, strict=True):
             sure = tuple(test for test in selected.tests if alone is not None and test in alone.passed)
             failing = frozenset(outcome.failed) if outcome is not None and (outcome.stopped or outcome.failed) else None
-            again = Selected(function=selected.function, tests=sure, targets=selected.targets, seconds=selected.seconds)
+            took = (
+                selected.seconds if alone is None else alone.cpu
+            )  # a change that takes twice as long is taken not to end
+            again = Selected(function=selected.function, tests=sure, targets=selected.targets, seconds=took)
             found.append((again, failing))
         return found, left_out
 
