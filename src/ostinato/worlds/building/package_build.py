@@ -49,7 +49,7 @@ class BuildPlace:
 class PackageYield:
     """What came out of a package. `fates` counts what became of every change that was tried, `kinds` the tasks by kind.
 
-    Example: ``PackageYield(package="tabulate", version="0.10.0", tasks=(task,), suite=suite, fates={"valid": 1}, kinds={"bug": 1}, cpu=9.0)``
+    Example: ``PackageYield(package="tabulate", version="0.10.0", tasks=(task,), suite=suite, fates={}, kinds={"bug": 1}, cpu=9.0)``
     """
 
     package: str

@@ -143,9 +143,9 @@ class _Planting(cst.CSTTransformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A function's lines with one fault in them.
+    r"""A function's lines with one fault in them.
 
-    Example: ``Fault(kind="boundary", block="def f(x):\\n    return x <= 1\\n")``
+    Example: ``Fault(kind="boundary", block="def f(x):\n    return x <= 1\n")``
     """
 
     kind: str

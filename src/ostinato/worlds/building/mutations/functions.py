@@ -70,12 +70,12 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions_of(path: str, text: str) -> list[Function]:
-    """The functions of a file, in its order; none for a file that this interpreter cannot read.
+    r"""The functions of a file, in its order; none for a file that this interpreter cannot read.
 
     Left out are functions within functions, those in one line with their header, parts of a property or of an overload, and a name that is
     defined more than once.
 
-    Example: ``[f.name for f in functions_of("a.py", "def f():\\n    return 1\\n")]`` is ``["f"]``.
+    Example: ``[f.name for f in functions_of("a.py", "def f():\n    return 1\n")]`` is ``["f"]``.
     """
     if "\f" in text or "\r" in text or "\x0b" in text or "\x1c" in text or "\u2028" in text:
         return []  # what `splitlines` and the parser count differently

@@ -1,4 +1,4 @@
-"""Sandboxes that last for one program, over `SingleRuns`: each run gets all of its files anew. Enough for building, which keeps no state."""
+"""Sandboxes that last for one program, over `SingleRuns`: each run gets its files anew. Building keeps no state, so that is enough."""
 
 from __future__ import annotations
 
