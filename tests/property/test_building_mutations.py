@@ -91,3 +91,19 @@ def test_functions_within_functions_one_liners_and_parts_of_properties_are_left_
         "Bag.add",
         "unused",
     ]
+
+
+def test_a_fault_is_called_what_it_is():
+    source = "class C:\n    def f(self, a):\n        if a < 3:\n            return a\n        return a and self\n"
+    (function,) = functions_of("a.py", source)
+    found = {fault.kind: fault.block for fault in faults(function.block(source))}
+    assert set(found) == {"constant", "boundary", "missing case", "logic"}
+    assert "a < 4" in found["constant"]
+    assert "a <= 3" in found["boundary"]
+    assert "if" not in found["missing case"]
+    assert "a or self" in found["logic"]
+
+
+def test_a_signature_tells_its_decorators():
+    (function,) = functions_of("a.py", "class C:\n    @property\n    def f(self):\n        return 1\n")
+    assert function.signature.split() == ["@property", "def", "f(self):"]

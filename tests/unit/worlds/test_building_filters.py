@@ -21,6 +21,7 @@ def run(passed="", failed="", **more):
         (run("abc", "d"), {"d"}, Fate.VALID),
         (run("abc", "d"), {"x"}, Fate.TRIVIAL),
         (run("abc", "d"), None, Fate.VALID),
+        (run("", "ab"), {"a"}, Fate.TOO_PLAIN),
         (run("abcd"), {"d"}, Fate.UNNOTICED),
         (run("ab", "cd"), {"d"}, Fate.VALID),  # 2 of 4: the share is allowed
         (run("a", "bcd"), {"d"}, Fate.TOO_PLAIN),
@@ -76,3 +77,8 @@ def test_a_green_suite_keeps_what_passes_each_time():
 def test_a_suite_that_is_not_green_is_refused(runs):
     with pytest.raises(BadRequest, match="not green"):
         judge_runs(runs)
+
+
+def test_a_change_with_which_no_test_passes_is_left_out():
+    outcome = run("", "ab")
+    assert judge_first(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is Fate.UNGUARDED

@@ -135,7 +135,8 @@ class Attempts:
         """Changes of a function: kind, detail, its lines afterwards."""
         block = function.block(self.sources[function.path])
         found: list[tuple[TaskKind, str, str]] = []
-        if function.code_lines >= self.config.body_lines:
+        said = bool(function.docstring) or function.code_lines <= self.config.undocumented_lines
+        if function.code_lines >= self.config.body_lines and said and not function.name.endswith("__doc__"):
             found += [(TaskKind.REMOVAL, "", without_body(block)), (TaskKind.DELETION, "", "")]
         if function.code_lines > 1:
             seed = self.config.seed * 1_000_003 + function.first

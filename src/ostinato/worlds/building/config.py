@@ -26,6 +26,11 @@ class BuildConfig(BaseModel, frozen=True, extra="forbid"):
     body_lines: int = Field(
         default=3, ge=1, description="Lines of code that a function must have to lose its body, or to be taken away."
     )
+    undocumented_lines: int = Field(
+        default=8,
+        ge=0,
+        description="Lines that a function without a docstring may have to lose its body, or to be taken away.",
+    )
     faults_tried: int = Field(default=5, ge=0, description="Faults that are tried in one function.")
     faults_kept: int = Field(default=3, ge=0, description="Faults of one function that become tasks, at most.")
     batch: int = Field(default=8, ge=1, description="Functions that are tried in one sandbox, one after the other.")

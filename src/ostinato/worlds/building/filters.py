@@ -28,6 +28,7 @@ class Fate(StrEnum):
     LEAKS = "its text stands elsewhere in the package"
     TOO_SLOW = "its tests take too long"
     UNTESTED = "no test needs the function"
+    UNGUARDED = "no test of those that were run passes with it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def judge_first(
         return Fate.UNNOTICED
     if lazy is not None and not lazy & {*split.fail_to_pass, *split.pass_to_pass}:
         return Fate.TRIVIAL
-    return Fate.VALID
+    return Fate.VALID if split.pass_to_pass else Fate.UNGUARDED
 
 
 def _windows(lines: Iterable[str]) -> list[str]:

@@ -26,6 +26,11 @@ def _tests(fail_to_pass: Sequence[str]) -> str:
     return shown + (f"\n- and {more} more" if more > 0 else "")
 
 
+def _on_lines(signature: str) -> str:
+    """A signature with each decorator on a line of its own, all indented alike."""
+    return "\n    ".join(line.strip() for line in signature.splitlines())
+
+
 def first_paragraph(docstring: str) -> str:
     """A docstring's first paragraph, on one line."""
     return " ".join(docstring.strip().split("\n\n")[0].split())
@@ -52,7 +57,7 @@ def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Seq
         says = f"\n\nWhat it is to do:\n{textwrap.indent(short, '    ')}" if short else ""
         return (
             f"{package} uses a {what} `{function.name}` that `{function.path}` does not have. Add it:\n\n    "
-            f"{' '.join(function.signature.split())}{says}\n\n{plural} until then:\n{tests}\n\nLeave the tests as they are."
+            f"{_on_lines(function.signature)}{says}\n\n{plural} until then:\n{tests}\n\nLeave the tests as they are."
         )
     about = f"\n\nThis part of it is concerned: {first_paragraph(function.docstring)}" if function.docstring else ""
     return (

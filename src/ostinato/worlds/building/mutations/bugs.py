@@ -157,9 +157,9 @@ def faults(block: str, *, most: int | None = None, seed: int = 0) -> list[Fault]
 
     Raises ValueError where the lines are not one function. Two faults never have the same text.
     """
-    module, function = parse_block(block)
+    module, _ = parse_block(block)
     counting = _Planting(-1)
-    function.visit(counting)
+    module.visit(counting)  # as the faults are put in: their numbers must agree
     numbers = list(range(len(counting.kinds)))
     if most is not None:
         random.Random(seed).shuffle(numbers)

@@ -10,9 +10,9 @@ _LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A function or method at the top of its module or of a class there. Lines count from 1; `first` is that of its first decorator.
+    """A function or method at the top of its module or of a class there. Lines count from 1; `first` is its first decorator's.
 
-    `code_lines` are the lines of its body that are neither blank, comment nor docstring. `signature` is what stands before the body.
+    `code_lines` are the lines of its body that are neither blank, comment nor docstring. `signature` is what stands before, decorators too.
 
     Example: ``Function(path="calc.py", name="Stack.pop", first=3, last=6, code_lines=3, docstring="Take one.", signature="def pop(self):",
     in_class=True)``
@@ -64,7 +64,7 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
         last=last,
         code_lines=sum(bool(line) and not line.startswith("#") for line in code),
         docstring=docstring,
-        signature="".join(lines[node.lineno - 1 : start]).split("#")[0].strip(),
+        signature="".join(lines[first - 1 : start]).split("#")[0].strip(),
         in_class="." in name,
     )
 
