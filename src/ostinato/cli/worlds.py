@@ -156,3 +156,40 @@ def plan_burst(
     from ostinato.launch.commands.worlds.burst import show_burst
 
     show_burst(sandboxes, clusters, nodes, lose_after, seed, Console(), machine=json)
+
+
+@worlds.command
+def build(
+    *packages: str,
+    out: Path,
+    cache: Path = Path("~/.cache/ostinato/builds"),
+    tasks: int = 80,
+    cpu_minutes: float = 4.0,
+    seed: int = 0,
+) -> None:
+    """Make tasks out of published Python packages: bodies removed, functions taken away, bugs put in; the package's tests judge.
+
+    What is foreign is run in sandboxes without a network only. A build that was stopped goes on where it was.
+
+    For example: `ostinato worlds build tabulate cachetools==8.0.0 --out tasks.jsonl`
+
+    Parameters
+    ----------
+    packages
+        Names at the index that pip uses, with or without a version, or paths of source distributions.
+    out
+        The taskset file; `OUT.layers` beside it holds the packages' files, and belongs to it.
+    cache
+        Where is kept what was tried.
+    tasks
+        Of one package, at most.
+    cpu_minutes
+        For one package, at most.
+    seed
+        Draws the functions and the faults.
+    """
+    from ostinato.launch.commands.worlds.build import build_tasks
+    from ostinato.worlds.building.config import BuildConfig
+
+    config = BuildConfig(seed=seed, tasks=tasks, cpu_seconds=60 * cpu_minutes)
+    asyncio.run(build_tasks(packages, out, cache.expanduser(), config, Console()))
