@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ostinato.core.errors import Unavailable
+from ostinato.core.errors import TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ExecResult, Isolation, SandboxSpec
 from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 ONE_SHOT_WORKDIR = "/tmp"
+_MOST_BYTES = 24 << 20  # of files: a run's request holds them as JSON text, up to twice as long, and may have 64 MiB
 
 
 class OneShotBackend:
@@ -35,6 +36,12 @@ class OneShotBackend:
             for path in Path(layer).rglob("*"):
                 if path.is_file() and not path.is_symlink():
                     files[path.relative_to(layer).as_posix()] = path.read_bytes()
+        size = sum(map(len, files.values()))
+        if size > _MOST_BYTES:
+            raise TooLarge(
+                f"layers: {size >> 20} MiB of files, {_MOST_BYTES >> 20} fit into a sandbox for one program",
+                field="layers",
+            )
         return OneShotSandbox(self.runs, {**files, **spec.files})
 
     async def close(self) -> None:
