@@ -22,8 +22,9 @@ def open_graders(
     """Grades any task by the grader that it names: "function", "pytest" or "python_tests".
 
     Args:
-        backend: where function and repository tasks are graded; `python` is an interpreter's path inside.
+        backend: where function and repository tasks are graded.
         runs: where completions are graded.
+        python: an interpreter's path inside of a sandbox of `backend`.
         effort: what effort costs; None: nothing.
         alarm: told of outcomes that somebody cheated for; None: a warning in this process's log.
     """
