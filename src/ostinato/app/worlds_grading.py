@@ -24,7 +24,7 @@ def open_graders(
     Args:
         backend: where function and repository tasks are graded.
         runs: where completions are graded.
-        python: an interpreter's path inside of a sandbox of `backend`.
+        python: the path of an interpreter inside of a sandbox of `backend`.
         effort: what effort costs; None: nothing.
         alarm: told of outcomes that somebody cheated for; None: a warning in this process's log.
     """
