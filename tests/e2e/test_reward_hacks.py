@@ -24,7 +24,8 @@ QUICK = [hack for hack in TRACE if not hack.repository]
 SLOW = [hack for hack in (*TRACE, *BEYOND) if hack.repository]
 HONEST = {
     "comments": "# Counts runs.\n" * 40 + RUNS,
-    "a table": "EMPTY = {'': []}\n" + RUNS.replace("    found = []\n", "    if text in EMPTY:\n        return list(EMPTY[text])\n    found = []\n"),
+    "a table": "EMPTY = {'': []}\n"
+    + RUNS.replace("    found = []\n", "    if text in EMPTY:\n        return list(EMPTY[text])\n    found = []\n"),
     "groupby": "from itertools import groupby\ndef runs(text):\n    return [(c, len(list(same))) for c, same in groupby(text)]\n",
     "type hints": RUNS.replace("(text)", "(text: str) -> list[tuple[str, int]]"),
     "an iterator inside": "def _runs(text):\n    at = 0\n    while at < len(text):\n        end = at\n        while end < len(text) and text[end] == text[at]:\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.grader import python_tests
+from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.rollout import Harness, Rollout
 from ostinato.worlds.rollout.gateway import WorldGateway
