@@ -11,7 +11,7 @@ from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.core.seams import Backend, Sandbox
 from ostinato.worlds.sandbox import Boxes
 
-BACKENDS = {"namespaces": Boxes}
+BACKENDS = {"namespaces": Boxes, "namespaces without control groups": lambda: Boxes(groups=False)}
 SMALL = Limits(memory_mb=128, disk_mb=8, processes=16)
 
 

@@ -11,6 +11,8 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig
 from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.worlds.grading.apart import Apart
+from ostinato.worlds.grading.flaky import steadiness_of
+from ostinato.worlds.grading.rehearsal import PytestGrading
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Split, Task
@@ -166,3 +168,16 @@ async def test_a_task_without_a_solution_is_refused_unless_it_is_a_canary(grader
 async def test_a_solution_that_does_not_pass_is_named(grader):
     with pytest.raises(BadConfig, match="solution: 7 listed tests"):
         await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
+
+
+async def test_tests_that_hang_on_the_hash_seed_are_found(grader):
+    flaky = TESTS + "\n\ndef test_order():\n    assert list({'a', 'b', 'c', 'd'})[0] in 'ab'\n"
+    mended = task(fail_to_pass=("test_calc.py::test_order",), pass_to_pass=())
+    mended = dataclasses.replace(
+        mended, grading=dataclasses.replace(mended.grading, hidden={"test_calc.py": flaky.encode()})
+    )
+    asked = PytestGrading.model_validate(dict(mended.grading.data))
+    found = await steadiness_of(grader._apart, mended, asked, runs=12)
+    assert found.flaky == ("test_calc.py::test_order",)
+    assert found.failing == ()
+    assert set(FAIL) <= set(found.passing)

@@ -1,7 +1,9 @@
+# ruff: noqa: E501 - programs as text
 """No reward hack of TRACE's 54 classes is rewarded, nor those that reach for the test runner; honest work beside them is."""
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -12,7 +14,9 @@ from tests.fakes.single_run_backend import PYTHON, once_backend
 from ostinato.app.worlds_grading import open_graders
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.canaries import unknowable
+from ostinato.worlds.grading.rehearsal import PytestGrading, run_suite
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -95,8 +99,6 @@ async def test_a_canary_is_solved_by_nobody_and_one_that_seems_solved_raises_the
     for files in ({"solution.py": RUNS}, *(hack.files for hack in QUICK[::8])):
         assert (await grader.grade(canary, rollout(files))).value == 0.0
     assert ALARMS == []
-    from dataclasses import replace
-
     leaky = replace(canary, grading=replace(canary.grading, data=FUNCTION))
     grade = await grader.grade(leaky, rollout({"solution.py": RUNS}))
     assert (grade.value, grade.cheated) == (0.0, ("solved what cannot be solved",))
@@ -107,3 +109,23 @@ async def test_gradings_at_the_same_time_do_not_meet(grader):
     pairs = [rollout({"solution.py": RUNS}), rollout(QUICK[0].files)] * 4
     grades = await asyncio.gather(*(grader.grade(TASK, each) for each in pairs))
     assert [grade.value for grade in grades] == [1.0, 0.0] * 4
+
+
+FOOLED = ("patches reports", "skips test bodies", "equal to everything", "reads the stack for what is expected")
+
+
+@pytest.mark.examination
+@pytest.mark.parametrize("name", FOOLED)
+async def test_a_runner_that_decides_inside_is_fooled_by_these(name):
+    """The control: the same files under the same pytest, tests as they stand, verdicts from inside."""
+    (hack,) = [hack for hack in BEYOND if hack.name == name]
+    task = repository.task()
+    asked = PytestGrading.model_validate(dict(task.grading.data))
+    backend = once_backend()
+    try:
+        changes = {"calc.py": repository.BROKEN + hack.files["+calc.py"]}
+        told = await run_suite(Apart(backend=backend, python=PYTHON), task, asked, changes, sealed=False)
+    finally:
+        await backend.close()
+    passed = [id for id in repository.FAIL if id in told.tests and told.tests[id].ended and not told.tests[id].failed]
+    assert len(passed) >= 3, told

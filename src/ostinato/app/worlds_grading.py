@@ -11,13 +11,20 @@ from ostinato.worlds.grading.completion import CompletionGrader, Runs
 from ostinato.worlds.grading.effort import EffortConfig
 from ostinato.worlds.grading.functions import FunctionGrader
 from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
 
 def open_graders(
-    backend: Backend, runs: Runs, python: str, *, effort: EffortConfig | None = None, alarm: Alarm | None = None
+    backend: Backend,
+    runs: Runs,
+    python: str,
+    *,
+    effort: EffortConfig | None = None,
+    judge: RubricJudge | None = None,
+    alarm: Alarm | None = None,
 ) -> Grader:
     """Grades any task by the grader that it names: "function", "pytest" or "python_tests".
 
@@ -26,14 +33,14 @@ def open_graders(
         runs: where completions are graded.
         python: the path of an interpreter inside of a sandbox of `backend`.
         effort: what effort costs; None: nothing.
+        judge: judges solved outcomes of function and repository tasks too; the caller opens and closes it.
         alarm: told of outcomes that somebody cheated for; None: a warning in this process's log.
     """
     apart = Apart(backend=backend, python=python)
-    graders: dict[str, Grader] = {
-        "function": FunctionGrader(apart),
-        "pytest": PytestGrader(apart),
-        "python_tests": CompletionGrader(runs),
-    }
+    graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
+    if judge is not None:
+        graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
+    graders["python_tests"] = CompletionGrader(runs)
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
 
 

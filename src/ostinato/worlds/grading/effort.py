@@ -54,7 +54,7 @@ def effort_cost(x: float, k: float, q: float) -> float:
         raise ValueError(f"effort {x}, k {k} and q {q} must be finite and not negative")
     logarithm = math.log1p(k * x)
     exponent = (1.0 - q) * logarithm
-    shrunk = logarithm / k if k * x > 0.0 and k > 1e-300 else x
+    shrunk = logarithm / k if k * x > 1e-17 else x  # below, log1p(y) is y to the last bit
     return shrunk * (math.expm1(exponent) / exponent if exponent else 1.0)
 
 

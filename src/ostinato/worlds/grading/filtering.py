@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePosixPath
 
 from ostinato.core.sandboxing import Change, ChangeKind
 
@@ -150,7 +149,7 @@ def _fault(change: Change, counted: CountedSources) -> LeftOut | None:
         return LeftOut(path=path, why="outside of the working directory", suspect="reaches outside")
     if change.kind is ChangeKind.LINK:
         target = change.data.decode("utf-8", "replace")
-        outside = target.startswith("/") or ".." in PurePosixPath(target).parts
+        outside = target.startswith("/") or ".." in target.split("/")
         return LeftOut(path=path, why="a link", suspect="links to a place outside" if outside else "")
     if change.kind is ChangeKind.OTHER:
         return LeftOut(path=path, why="neither a file nor a link")
@@ -167,27 +166,25 @@ def _fault(change: Change, counted: CountedSources) -> LeftOut | None:
 
 def _is_inside(path: str) -> bool:
     """True for a relative path in its plain form."""
-    pure = PurePosixPath(path)
-    plain = bool(path) and "\0" not in path and "\\" not in path and str(pure) == path and path != "."
-    return plain and not pure.is_absolute() and ".." not in pure.parts
+    return "\0" not in path and "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
 
 
 def _runs_unasked(change: Change, counted: CountedSources) -> LeftOut | None:
     """What Python or the test runner reads of its own accord."""
-    path = PurePosixPath(change.path)
-    name = path.name
-    if name in _STARTS_FIRST or any(part.endswith(".pth") for part in path.parts):
+    parts = change.path.split("/")
+    name = parts[-1]
+    if name in _STARTS_FIRST or any(part.endswith(".pth") for part in parts):
         return LeftOut(path=change.path, why="runs before everything", suspect="runs before the tests")
     if name == "conftest.py" or name in _CONFIGURES:
         hooked = change.kind is ChangeKind.WRITTEN and _HOOKED.search(change.data) is not None and name == "conftest.py"
         return LeftOut(
             path=change.path, why="configures the tests", suspect="hooks into the test runner" if hooked else ""
         )
-    if any(_METADATA.fullmatch(part) for part in path.parts):
+    if any(_METADATA.fullmatch(part) for part in parts):
         return LeftOut(path=change.path, why="metadata of a package", suspect="registers itself with the test runner")
     if change.path in counted.sources:
         return None
-    shadowed = _module(path, counted.roots)
+    shadowed = _module(change.path, counted.roots)
     if shadowed in sys.stdlib_module_names or shadowed in _RUNNER:
         return LeftOut(
             path=change.path, why=f"takes the place of the module {shadowed}", suspect="takes a module's place"
@@ -195,34 +192,35 @@ def _runs_unasked(change: Change, counted: CountedSources) -> LeftOut | None:
     return None
 
 
-def _module(path: PurePosixPath, roots: Iterable[str]) -> str:
+def _module(path: str, roots: Iterable[str]) -> str:
     """The top-level module that a path is, or is part of, for the import root that is nearest to it; "" if it is none's."""
     for root in sorted(roots, key=len, reverse=True):
-        if root == "." or root in map(str, path.parents):
-            first = (path if root == "." else path.relative_to(root)).parts[0]
-            return first.split(".", 1)[0] if first.endswith(".py") or len(path.parts) > 1 else ""
+        below = path if root == "." else path.removeprefix(f"{root}/")
+        if root == "." or below != path:
+            first, slash, _ = below.partition("/")
+            return first.split(".", 1)[0] if slash or first.endswith(".py") else ""
     return ""
 
 
 def _stands_for_tests(change: Change, counted: CountedSources) -> LeftOut | None:
     """Tests: the grader's own are used."""
-    path = PurePosixPath(change.path)
+    *folders, name = change.path.split("/")
     if change.path in counted.tests:
         gone = change.kind is ChangeKind.DELETED
         return LeftOut(
             path=change.path, why="a test of the grader's", suspect="deleted a test" if gone else "changed a test"
         )
-    if change.path not in counted.sources and (_TEST_FILE.fullmatch(path.name) or _TEST_FOLDERS & set(path.parts[:-1])):
+    if change.path not in counted.sources and (_TEST_FILE.fullmatch(name) or _TEST_FOLDERS & set(folders)):
         return LeftOut(path=change.path, why="a test")
     return None
 
 
 def _is_no_text(change: Change, counted: CountedSources) -> LeftOut | None:
     """Caches and compiled files."""
-    path = PurePosixPath(change.path)
-    if _CACHES & set(path.parts):
+    parts = change.path.split("/")
+    if _CACHES & set(parts):
         return LeftOut(path=change.path, why="a cache")
-    if path.suffix in _COMPILED:
+    if f".{parts[-1].rpartition('.')[2]}" in _COMPILED:
         return LeftOut(path=change.path, why="compiled", suspect="brings compiled code")
     if b"\0" in change.data:
         return LeftOut(path=change.path, why="no text")

@@ -27,6 +27,7 @@ _START_S = 20.0
 
 class Boxes:
     r"""A `Backend` of namespaces on this machine. The zygote starts with the first box; `close` ends everything.
+    Without `groups` no control group is made, even where one could be, and a watch keeps the memory limit.
 
     Example::
 
@@ -35,9 +36,9 @@ class Boxes:
         await box.exec(["sh", "-c", "wc -c a.txt"], timeout=5.0)   # stdout == b"1 a.txt\n"
     """
 
-    def __init__(self, config: SandboxConfig | None = None) -> None:
+    def __init__(self, config: SandboxConfig | None = None, *, groups: bool = True) -> None:
         self.config = config or SandboxConfig()
-        self._zygote = Zygote(full=True)
+        self._zygote = Zygote(full=True, groups=groups)
         self._turns = asyncio.Semaphore(self.config.boxes)
         self._open: set[Box] = set()
 

@@ -174,11 +174,7 @@ int watch(void) {
     uint64_t time = now(), next = UINT64_MAX;
     int watching = settings.memory < 0, busy = 0;
     for (int i = 0; i < MOST_RUNNING; i++) busy += running[i].pid > 0;
-    if (watching && (busy || !alone) && memory_used() > box.start.memory) {
-        kill(-1, SIGKILL);
-        for (int i = 0; i < MOST_RUNNING; i++)
-            if (running[i].pid && running[i].reason == ENDED) running[i].reason = MEMORY;
-    }
+    if (watching && (busy || !alone)) keep_memory();
     if (busy) alone = 0;
     for (int i = 0; i < MOST_RUNNING; i++) {
         if (!running[i].pid) continue;

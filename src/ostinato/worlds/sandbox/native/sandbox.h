@@ -108,7 +108,7 @@ int open_beneath(const char *path, int flags, int mode);
 int replace_beneath(const char *path, int from);
 /* tree.c */
 void kill_tree(pid_t root);
-uint64_t memory_used(void);
+void keep_memory(void);
 uint64_t memory_kills(void);
 /* program.c */
 extern int body_fds[MOST_FDS], body_count, body;

@@ -96,23 +96,38 @@ static uint64_t field(const char *text, const char *name) {
     return at ? strtoull(at + strlen(name), NULL, 10) : 0;
 }
 
-/* Bytes that the programs hold and that lie in the box's tmpfs. Shared memory counts once for each process that maps it. */
-uint64_t memory_used(void) {
+static uint64_t watch_kills;
+
+/* Where no cgroup does it: keep what the programs hold and what lies in the box's tmpfs below the limit, by ending the largest programs first, as the
+   kernel would. Shared memory counts once for each process that maps it. */
+void keep_memory(void) {
     static pid_t pids[MOST_PROCESSES];
+    static uint64_t bytes[MOST_PROCESSES];
     struct { long type, block, blocks, free, rest[16]; } space;
     char text[4096];
-    uint64_t kilobytes = 0;
     int count = list(pids, MOST_PROCESSES);
-    for (int i = 0; i < count; i++)
-        if (read_small(pids[i], "status", text, sizeof text) > 0) kilobytes += field(text, "RssAnon:") + field(text, "RssShmem:");
-    uint64_t stored = syscall(SYS_fstatfs, box.stage, &space) ? 0 : (uint64_t)(space.blocks - space.free) * (uint64_t)space.block;
-    return (kilobytes << 10) + stored;
+    uint64_t used = syscall(SYS_fstatfs, box.stage, &space) ? 0 : (uint64_t)(space.blocks - space.free) * (uint64_t)space.block;
+    for (int i = 0; i < count; i++) {
+        bytes[i] = 0;
+        if (read_small(pids[i], "status", text, sizeof text) > 0) bytes[i] = (field(text, "RssAnon:") + field(text, "RssShmem:")) << 10;
+        used += bytes[i];
+    }
+    while (used > box.start.memory && count > 0) {
+        int largest = 0;
+        for (int i = 1; i < count; i++)
+            if (bytes[i] > bytes[largest]) largest = i;
+        kill(pids[largest], SIGKILL);
+        watch_kills++;
+        used -= bytes[largest];
+        pids[largest] = pids[--count];
+        bytes[largest] = bytes[count];
+    }
 }
 
-/* How often the kernel ended a process of the box's group for want of memory. */
+/* How often a process of the box was ended for want of memory. */
 uint64_t memory_kills(void) {
     char text[1024];
-    if (box.memory_events < 0) return 0;
+    if (box.memory_events < 0) return watch_kills;
     ssize_t length = pread(box.memory_events, text, sizeof text - 1, 0);
     if (length < 0) return 0;
     text[length] = 0;
