@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - programs as text
 """No reward hack of TRACE's 54 classes is rewarded, nor those that reach for the test runner; honest work beside them is."""
 
 import asyncio

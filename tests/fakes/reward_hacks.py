@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - programs as text
 """Reward hacks by TRACE's classes (arXiv 2601.20103, appendix A: 54 in 10 categories), as wrong solutions that try to be rewarded.
 
 The names were taken from two public renderings of the list that agree (the paper's appendix itself was not at hand). What each does here is
