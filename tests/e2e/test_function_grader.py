@@ -1,7 +1,7 @@
 """Functions graded in real sandboxes by inputs drawn at that moment."""
 
 import pytest
-from tests.fakes.single_run_backend import PYTHON, once_backend
+from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Unavailable
@@ -38,7 +38,7 @@ def wrote(text, path="solution.py", said=""):
 
 @pytest.fixture
 async def grader():
-    backend = once_backend()
+    backend = GradingBoxes()
     yield FunctionGrader(Apart(backend=backend, python=PYTHON))
     await backend.close()
 

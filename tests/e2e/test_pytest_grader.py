@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import pytest_asyncio
+from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.pytest_layer import SITE, pytest_layer
-from tests.fakes.single_run_backend import PYTHON, once_backend
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig
@@ -121,7 +121,7 @@ def wrote(*changes):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader():
-    backend = once_backend()
+    backend = GradingBoxes()
     yield PytestGrader(Apart(backend=backend, python=PYTHON))
     await backend.close()
 
@@ -170,6 +170,7 @@ async def test_a_solution_that_does_not_pass_is_named(grader):
         await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
 
 
+@pytest.mark.examination
 async def test_tests_that_hang_on_the_hash_seed_are_found(grader):
     flaky = TESTS + "\n\ndef test_order():\n    assert list({'a', 'b', 'c', 'd'})[0] in 'ab'\n"
     mended = task(fail_to_pass=("test_calc.py::test_order",), pass_to_pass=())

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 from tests.e2e import test_pytest_grader as repository
+from tests.fakes.grading_boxes import PYTHON, GradingBoxes
 from tests.fakes.reward_hacks import BEYOND, FUNCTION, RUNS, TRACE
-from tests.fakes.single_run_backend import PYTHON, once_backend
 
 from ostinato.app.worlds_grading import open_graders
 from ostinato.core.conversation import Message, Role
@@ -55,7 +55,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def grader():
-    backend = once_backend()
+    backend = GradingBoxes()
     yield open_graders(
         backend, backend.runs, PYTHON, alarm=lambda task, rollout, grade: ALARMS.append((task.id, grade.cheated))
     )
@@ -120,7 +120,7 @@ async def test_a_runner_that_decides_inside_is_fooled_by_these(name):
     (hack,) = [hack for hack in BEYOND if hack.name == name]
     task = repository.task()
     asked = PytestGrading.model_validate(dict(task.grading.data))
-    backend = once_backend()
+    backend = GradingBoxes()
     try:
         changes = {"calc.py": repository.BROKEN + hack.files["+calc.py"]}
         told = await run_suite(Apart(backend=backend, python=PYTHON), task, asked, changes, sealed=False)

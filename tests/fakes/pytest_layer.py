@@ -27,6 +27,7 @@ def pytest_layer() -> str:
         source = Path(package.__file__).parent
         ignored = shutil.ignore_patterns("__pycache__", "*.pyi", "licenses")
         shutil.copytree(source, root / SITE / source.name, ignore=ignored)
+    shutil.copy(Path(pytest.__file__).parents[1] / "py.py", root / SITE / "py.py")
     base = Path(pygments.__file__).parents[1]
     for name in [
         name for name in sys.modules if name.split(".")[0] == "pygments"
@@ -37,4 +38,5 @@ def pytest_layer() -> str:
         shutil.copy(source, target)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(root, quiet=2, invalidation_mode=mode, stripdir=str(root))
+    root.chmod(0o755)  # a sandbox is nobody, who must be able to read it
     return str(root)

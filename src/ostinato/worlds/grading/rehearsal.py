@@ -73,7 +73,7 @@ async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
     plain = await run_suite(apart, task, asked, asked.solution, sealed=False)
     if not plain.collected:
         raise Unavailable(
-            f"task {task.id!r}: pytest collected nothing from {', '.join(asked.files)} with the solution in place"
+            f"task {task.id!r}: pytest collected nothing from {', '.join(asked.files)} with the solution in place; {plain.errors}"
         )
     listed = (*asked.fail_to_pass, *asked.pass_to_pass)
     if not asked.solution:
@@ -175,7 +175,8 @@ async def run_suite(
         timeout=task.grading.timeout_s,
         env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},
     )
-    return replace(read_testimony(result.stdout, sites), errors=result.stderr.decode("utf-8", "replace")[-300:])
+    ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
+    return replace(read_testimony(result.stdout, sites), errors=ended + result.stderr.decode("utf-8", "replace")[-300:])
 
 
 def _source(task: Task, path: str) -> str:

@@ -41,7 +41,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return ["f", float.hex(value)]
     if isinstance(value, complex):
-        return ["c", float.hex(value.real), float.hex(value.imag)]
+        return ["c", float.hex(value.real + 0.0), float.hex(value.imag + 0.0)]  # -0.0 equals 0.0
     if isinstance(value, bytes | bytearray):
         return ["b", bytes(value).hex()]
     return _encode_several(value, depth + 1)
