@@ -11,6 +11,7 @@ from ostinato.worlds.grading.completion import CompletionGrader, Runs
 from ostinato.worlds.grading.effort import EffortConfig
 from ostinato.worlds.grading.functions import FunctionGrader
 from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.patterns import PatternGrader
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
@@ -19,7 +20,7 @@ from ostinato.worlds.tasks.task import Task
 def open_graders(
     backend: Backend, runs: Runs, python: str, *, effort: EffortConfig | None = None, alarm: Alarm | None = None
 ) -> Grader:
-    """Grades any task by the grader that it names: "function", "pytest" or "python_tests".
+    """Grades any task by the grader that it names: "function", "pytest", "python_tests" or "pattern".
 
     Args:
         backend: where function and repository tasks are graded.
@@ -33,6 +34,7 @@ def open_graders(
         "function": FunctionGrader(apart),
         "pytest": PytestGrader(apart),
         "python_tests": CompletionGrader(runs),
+        "pattern": PatternGrader(),
     }
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
 
