@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ostinato.core.sandboxing import Change, ChangeKind
@@ -186,5 +186,8 @@ def test_each_path_is_kept_or_left_out_with_a_reason_and_what_is_kept_is_a_sourc
 @given(PLAIN)
 def test_a_literal_of_source_is_the_value_that_it_writes(value):
     text = repr(value)
+    assume(
+        "-" not in text or "j" not in text
+    )  # as source, "-0j" has another real part than the number that Python shows so
     if "nan" not in text and "inf" not in text and "frozenset" not in text and "set()" not in text:
         assert same(encode(ast.literal_eval(text)), encode(value))

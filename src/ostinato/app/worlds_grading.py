@@ -12,6 +12,7 @@ from ostinato.worlds.grading.effort import EffortConfig
 from ostinato.worlds.grading.functions import FunctionGrader
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.patterns import PatternGrader
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
@@ -26,7 +27,7 @@ def open_graders(
     judge: RubricJudge | None = None,
     alarm: Alarm | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names: "function", "pytest" or "python_tests".
+    """Grades any task by the grader that it names: "function", "pytest", "python_tests" or "pattern".
 
     Args:
         backend: where function and repository tasks are graded.
@@ -41,6 +42,7 @@ def open_graders(
     if judge is not None:
         graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
     graders["python_tests"] = CompletionGrader(runs)
+    graders["pattern"] = PatternGrader()
     return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
 
 

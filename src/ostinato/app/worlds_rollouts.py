@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from ostinato.app.storage import Run
+from ostinato.app.worlds_grading import open_graders
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.grading.completion import python_tests
-from ostinato.worlds.grading.grade import Grade, Grader
-from ostinato.worlds.harness.rollout import Harness, Rollout
+from ostinato.worlds.harness.opening import HARNESSES, open_harness
+from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.journal import EventFile
-from ostinato.worlds.rollout.once import AskedOnce
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.working import Rollouts, Workshop
-from ostinato.worlds.sandbox import SingleRuns
-from ostinato.worlds.tasks.task import Split, Task, Taskset
+from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
+from ostinato.worlds.tasks.task import Split, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 
@@ -42,31 +40,11 @@ def open_taskset(config: Config) -> Taskset:
 
 
 def open_harnesses(config: Config) -> dict[str, Harness]:
-    """The harnesses by name."""
-    return {"single": AskedOnce()}
-
-
-class TextGrader:
-    """Implements `Grader` for answers: by a pattern, or by hidden tests of a function that was asked for."""
-
-    def __init__(self, config: Config) -> None:
-        self._runs = SingleRuns(config.sandbox)
-
-    async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        """1 or 0."""
-        text, data, grader = rollout.messages[-1].text, task.grading.data, task.grading.grader
-        if grader == "pattern":
-            return Grade(value=float(re.search(str(data["pattern"]), text) is not None))
-        if grader == "python_tests":
-            return Grade(
-                value=await python_tests(data["head"], text, data["tests"], self._runs, task.grading.timeout_s)
-            )
-        raise BadConfig(f"task {task.id!r}: no grader {grader!r}; there are pattern and python_tests")
-
-
-def open_task_grader(config: Config) -> Grader:
-    """Grades the rollouts of tasks."""
-    return TextGrader(config)
+    """The harnesses by name. Raises BadConfig for settings that they do not have."""
+    for name in config.worlds.harness:
+        if name not in HARNESSES:
+            raise BadConfig(f"worlds.harness.{name}: no such harness; there are {', '.join(HARNESSES)}")
+    return {name: open_harness(name, config.worlds.harness.get(name)) for name in HARNESSES}
 
 
 @contextlib.asynccontextmanager
@@ -74,13 +52,20 @@ async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., 
     """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull."""
     config = run.config
     journal, events = EventFile.open(run.home.rollouts)
-    with contextlib.closing(journal):
+    async with contextlib.AsyncExitStack() as leaving:
+        leaving.callback(journal.close)
         longest = max(task.timeout_s for task in tasks.tasks)
         async with WorldGateway(
             url, run.home.admin_key(), temperature=config.worlds.temperature, timeout_s=longest
         ) as gateway:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
+            boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox)
+            leaving.callback(runs.close)
+            leaving.push_async_callback(boxes.close)
             shop = Workshop(
-                harnesses=open_harnesses(config), backend=None, grader=open_task_grader(config), gateway=gateway
+                harnesses=open_harnesses(config),
+                backend=boxes,
+                grader=open_graders(boxes, runs, python_inside()),
+                gateway=gateway,
             )
             yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell)

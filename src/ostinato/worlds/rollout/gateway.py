@@ -8,12 +8,9 @@ from typing import Any, cast
 
 import aiohttp
 
-from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.records import Arm
-from ostinato.worlds.harness.rollout import Answered
-
-USER = "world"
+from ostinato.worlds.harness.gateway import EpisodeModel
 
 
 class WorldGateway:
@@ -88,73 +85,7 @@ class WorldGateway:
         raise Unavailable(said)  # a key of another run or an empty slot passes with a restart, too
 
 
-class EpisodeModel:
-    """Implements `Model`: every call is captured as a turn of one episode. `turns` are their ids."""
-
-    def __init__(self, gateway: WorldGateway, episode: str, group: str | None, harness: str) -> None:
-        self._gateway = gateway
-        self._headers = {
-            "X-Ostinato-Slot": Arm.WORLD.value,
-            "X-Ostinato-Episode": episode,
-            "X-Ostinato-Harness": harness,
-            **({} if group is None else {"X-Ostinato-Group": group}),
-        }
-        self.turns: list[str] = []
-
-    async def ask(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int, stop: Sequence[str] = ()
-    ) -> Answered:
-        """The next message of the assistant."""
-        continued = bool(messages) and messages[-1].role is Role.ASSISTANT
-        body: dict[str, Any] = {
-            "model": await self._gateway.named(),
-            "user": USER,
-            "messages": [_message(message) for message in messages],
-            "max_tokens": max_tokens,
-            "temperature": self._gateway.temperature,
-        }
-        if stop:
-            body["stop"] = list(stop)
-        if tools:
-            body["tools"] = [_tool(tool) for tool in tools]
-        if continued:
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        answer = await self._gateway.call("POST", "/v1/chat/completions", body, self._headers)
-        choice, usage = answer["choices"][0], answer.get("usage") or {}
-        turn = str(answer["ostinato"]["turns"][0])
-        self.turns.append(turn)
-        said = choice["message"]
-        calls = tuple(
-            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-            for call in said.get("tool_calls") or ()
-        )
-        return Answered(
-            turn=turn,
-            message=Message(role=Role.ASSISTANT, text=said.get("content") or "", calls=calls),
-            finish=str(choice["finish_reason"]),
-            prompt_tokens=int(usage.get("prompt_tokens", 0)),
-            tokens=int(usage.get("completion_tokens", 0)),
-        )
-
-
 async def until_ready(gateway: WorldGateway, poll_s: float) -> None:
     """Wait until the gateway answers for worlds."""
     while not await gateway.ready():
         await asyncio.sleep(poll_s)
-
-
-def _message(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role.value, "content": message.text}
-    if message.calls:
-        found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.calls
-        ]
-    if message.role is Role.TOOL:
-        found["tool_call_id"] = message.answers
-    return found
-
-
-def _tool(tool: Tool) -> dict[str, Any]:
-    about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": about}

@@ -48,7 +48,7 @@ class Gateway(Protocol):
 class Workshop:
     """Who works on tasks: harnesses by name, the sandboxes that they work in (None: no harness needs one), the grader, the gateway.
 
-    Example: ``Workshop(harnesses={"single": AskedOnce()}, backend=None, grader=grader, gateway=gateway)``
+    Example: ``Workshop(harnesses={"single": SingleAnswer()}, backend=None, grader=grader, gateway=gateway)``
     """
 
     harnesses: Mapping[str, Harness]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from blake3 import blake3
-
 from ostinato.core.errors import BadRequest
 from ostinato.core.seams import Sandbox
+from ostinato.worlds.harness.hashing import harness_hash
 from ostinato.worlds.harness.rollout import Ended, Model, Rollout
 from ostinato.worlds.tasks.task import Task
 
-_VERSION = "once@1"
+_VERSION = 1
 
 
-class AskedOnce:
+class SingleAnswer:
     """Implements `Harness`: the task's messages, one answer, no tools and no sandbox."""
 
     name = "single"
-    hash = blake3(_VERSION.encode()).hexdigest()[:16]
+    hash = harness_hash(name, _VERSION)
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """One answer. A prompt that does not fit ends it before the model said anything."""
