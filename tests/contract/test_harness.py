@@ -207,3 +207,15 @@ async def test_a_sandbox_that_is_gone_is_raised(tools, box):
     await box.stop()
     with pytest.raises(Unavailable):
         await tools.run(TASK, ScriptedModel(says("", ("read", {"path": "calc.py"})), says("ok")), box)
+
+
+async def test_a_program_that_cannot_start_is_told_as_long_as_the_sandbox_lives(tools, box, monkeypatch):
+    async def refuses(*_, **__):
+        raise Unavailable("the sandbox could not start the program: Resource temporarily unavailable")
+
+    monkeypatch.setattr(box, "exec", refuses)
+    model = ScriptedModel(says("", ("bash", {"command": "ls"}), ("read", {"path": "calc.py"})), says("ok"))
+    rollout = await tools.run(TASK, model, box)
+    ran, read = results(rollout)
+    assert (rollout.ended, read) == (Ended.SUBMITTED, CALC.decode())
+    assert ran.startswith("error: the sandbox could not start the program")
