@@ -44,7 +44,8 @@ assert json.loads(text) == values
 print(sum(values))
 """
 BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink",
-         "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "/bin/true"]  # fmt: skip
+         "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
+         "/bin/true"]  # fmt: skip
 
 
 async def many(one: Callable[[], Awaitable[object]], count: int, parallel: int) -> dict[str, float]:
