@@ -59,7 +59,7 @@ async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., 
             url, run.home.admin_key(), temperature=config.worlds.temperature, timeout_s=longest
         ) as gateway:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
-            boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox)
+            boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
             leaving.callback(runs.close)
             leaving.push_async_callback(boxes.close)
             shop = Workshop(

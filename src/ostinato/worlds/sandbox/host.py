@@ -28,7 +28,8 @@ def python_inside() -> str:
 
 
 class Zygote:
-    """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others nothing but a runtime and /tmp.
+    """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others nothing but a runtime and /tmp. Those that give way
+    leave the processor to everything else on the machine.
 
     Example::
 
@@ -36,8 +37,8 @@ class Zygote:
         await zygote.start(message, fds)
     """
 
-    def __init__(self, *, full: bool, groups: bool = True) -> None:
-        self._full, self._groups = full, groups
+    def __init__(self, *, full: bool, groups: bool = True, gives_way: bool = True) -> None:
+        self._full, self._groups, self._gives_way = full, groups, gives_way
         self._lock = asyncio.Lock()
         self._asking = asyncio.Lock()
         self._layers: dict[str, int] = {}
@@ -53,6 +54,7 @@ class Zygote:
             "version": VERSION,
             "full": self._full,
             "groups": self._groups,
+            "gives_way": self._gives_way,
             "filter": system_call_filter().hex(),
         }
         return json.dumps(given).encode()

@@ -42,13 +42,15 @@ class SingleRuns:
         async with SingleRuns(SandboxConfig()) as sandbox:
             result = await sandbox.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
 
+    Somebody waits for these runs, so they have their share of the processor unless they are told to give way to everything else.
+
     Raises SandboxRefused where the kernel cannot isolate; there is no mode without isolation.
     """
 
-    def __init__(self, config: SandboxConfig | None = None) -> None:
+    def __init__(self, config: SandboxConfig | None = None, *, gives_way: bool = False) -> None:
         self.config = config or SandboxConfig()
         self._turns = asyncio.Semaphore(self.config.concurrency)
-        self._zygote = Zygote(full=False)
+        self._zygote = Zygote(full=False, gives_way=gives_way)
         config = self.config
         limits = Limits(
             memory_mb=config.memory_mb, disk_mb=config.disk_mb, processes=config.processes, open_files=config.open_files

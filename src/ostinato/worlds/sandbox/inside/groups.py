@@ -21,13 +21,14 @@ def own_groups(text: str) -> dict[str, str]:
     return found
 
 
-class Groups:
+class ControlGroups:
     """One group for all boxes in each tree that can be written, below the group that this process is in; `close` removes them.
 
     `memory` is the directory in which every box gets its own group, None where memory cannot be counted; `version` 1 or 2.
     """
 
-    def __init__(self, tree: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> None:
+    def __init__(self, tree: Path = Path("/sys/fs/cgroup"), own: str | None = None, *, gives_way: bool = True) -> None:
+        self._gives_way = gives_way
         self.memory: Path | None = None
         self.version = 0
         self.shares = False
@@ -47,7 +48,7 @@ class Groups:
         return made
 
     def _first(self, tree: Path, paths: dict[str, str]) -> None:
-        if "cpu" in paths:
+        if "cpu" in paths and self._gives_way:
             with contextlib.suppress(OSError):
                 group = self._make(tree / "cpu" / paths["cpu"].lstrip("/"))
                 (group / "cpu.shares").write_text(str(SHARES))
@@ -72,8 +73,9 @@ class Groups:
                 group = self._make(place)
                 (group / "cgroup.subtree_control").write_text("+memory")
                 with contextlib.suppress(OSError):
-                    (group / "cpu.weight").write_text(str(WEIGHT))
-                    self.shares = True
+                    if self._gives_way:
+                        (group / "cpu.weight").write_text(str(WEIGHT))
+                        self.shares = True
                 self.memory, self.version = group, 2
                 return
 

@@ -25,7 +25,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import kernel as k
 from bodies import go_on
-from groups import Groups
+from groups import ControlGroups
 from root import build_root
 
 del sys.path[0]
@@ -83,7 +83,7 @@ def open_layer(path: str, root: bool) -> int:
     return tree
 
 
-def keep(requests: socket.socket, zygote: int, groups: Groups | None, root: bool) -> None:
+def keep(requests: socket.socket, zygote: int, groups: ControlGroups | None, root: bool) -> None:
     """Open layers until the zygote or the host is gone, then leave nothing behind."""
 
     def ended(*_: Any) -> None:
@@ -136,9 +136,11 @@ def leave_host(given: dict[str, Any], root: bool) -> int:
     return writable
 
 
-def lower_priority() -> bool:
-    """One session, so one automatic group, for all boxes, with the least weight. True if the kernel groups so."""
+def lower_priority(gives_way: bool) -> bool:
+    """One session, so one automatic group, for all boxes, with the least weight if they give way. True if the kernel groups so."""
     os.setsid()
+    if not gives_way:
+        return True
     try:
         with open("/proc/self/autogroup", "w") as file:
             file.write("19")
@@ -157,7 +159,7 @@ def forget_arguments() -> None:
     ctypes.memmove(start, b"init", min(4, end - start - 1))
 
 
-def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: Groups | None) -> list[str]:
+def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None) -> list[str]:
     """Set what this kernel offers; return what it does not."""
     missing: list[str] = []
     settings.landlock = max(0, k.libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
@@ -171,7 +173,7 @@ def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: G
         missing.append("no time namespaces (Linux 5.6): programs see how long the host has been up")
     if groups is None or groups.memory is None:
         missing.append("no memory cgroup that can be written: a watch, not the kernel, keeps the memory limit")
-    if groups is None or not groups.shares:
+    if given["gives_way"] and (groups is None or not groups.shares):
         tail = "" if grouped else ", nor automatic groups"
         missing.append(
             f"no processor cgroup that can be written{tail}: programs that start sessions of their own take a full share"
@@ -179,13 +181,15 @@ def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: G
     return missing
 
 
-def start_zygote(control: socket.socket, given: dict[str, Any], groups: Groups | None, root: bool, proc: int) -> None:
+def start_zygote(
+    control: socket.socket, given: dict[str, Any], groups: ControlGroups | None, root: bool, proc: int
+) -> None:
     """Become the zygote, say hello, serve."""
     settings = Settings(proc=proc, memory=-1)
     library = ctypes.PyDLL(given["library"])  # keeps the interpreter's lock: a body comes back out of `serve` with it
     code = ctypes.create_string_buffer(bytes.fromhex(given["filter"]))
     settings.filter, settings.filter_instructions = ctypes.addressof(code), (len(code) - 1) // 8
-    grouped = lower_priority()
+    grouped = lower_priority(given["gives_way"])
     forget_arguments()
     missing = find_out(settings, given, grouped, groups)
     if groups is not None and groups.memory is not None:
@@ -244,11 +248,11 @@ def main() -> None:
         end.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the caller, who then closes the sockets
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
-    groups: Groups | None = None
+    groups: ControlGroups | None = None
     try:
         with k.step("open /proc"):
             proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        groups = Groups() if given["groups"] else None
+        groups = ControlGroups(gives_way=given["gives_way"]) if given["groups"] else None
         if groups is not None and root:
             groups.give(NOBODY)
         with k.step("unshare the user namespace"):
