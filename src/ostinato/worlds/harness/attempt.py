@@ -13,6 +13,8 @@ from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.rollout import Answered, Ended, Harness, Model, Rollout
 from ostinato.worlds.tasks.task import Task
 
+_EFFORT = ("turns", "tokens", "prompt_tokens", "calls", "bad_calls", "seconds")
+
 
 class GaveUp(Exception):
     """Ends the work on a task; `ended` says why."""
@@ -41,7 +43,7 @@ class Attempt:
         self.messages = [*before, *task.messages]
         self.turns: list[str] = []
         self.detail: dict[str, Any] = {}
-        self.effort = dict.fromkeys(("turns", "tokens", "prompt_tokens", "calls", "bad_calls", "seconds"), 0.0)
+        self.effort: dict[str, float] = dict.fromkeys(_EFFORT, 0.0)
         self._harness = f"{harness.name}@{harness.hash}"
 
     async def ask(self, model: Model, tools: Sequence[Tool] = (), *, most: int | None = None) -> Answered:
@@ -75,8 +77,9 @@ class Attempt:
         """Run the harness's loop until it ends or the task's time is over. Raises Unavailable."""
         clock = asyncio.get_running_loop().time
         began = clock()
+        limit = asyncio.timeout(self.task.timeout_s)
         try:
-            async with asyncio.timeout(self.task.timeout_s) as limit:
+            async with limit:
                 ended = await loop()
         except GaveUp as gave_up:
             ended = gave_up.ended
