@@ -56,8 +56,27 @@ def test_no_line_ends_in_anything_but_a_named_error(line):
 
 
 _names = st.sampled_from(
-    "id name prompt role content type text user tool assistant tool_calls tool_call_id system_prompt timeout agent resources memory "
-    "network_allow workdir".split()
+    [
+        "id",
+        "name",
+        "prompt",
+        "role",
+        "content",
+        "type",
+        "text",
+        "user",
+        "tool",
+        "assistant",
+        "tool_calls",
+        "tool_call_id",
+        "system_prompt",
+        "timeout",
+        "agent",
+        "resources",
+        "memory",
+        "network_allow",
+        "workdir",
+    ]
 )
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | _names | st.floats(allow_nan=False, allow_infinity=False),
