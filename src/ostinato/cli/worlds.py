@@ -96,7 +96,7 @@ def show(file: Path) -> None:
     Parameters
     ----------
     file
-        A taskset file (JSONL).
+        A taskset file (JSONL), or a directory of Harbor's task folders.
     """
     from ostinato.launch.commands.worlds.show import show_taskset
 

@@ -11,6 +11,7 @@ from tests.fakes.tasks import calc_task
 from ostinato.cli import app
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.worlds.show import show_taskset
+from ostinato.worlds.tasks.harbor.writing import save_harbor
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
@@ -50,3 +51,10 @@ def test_the_table_counts_by_family_and_split(tmp_path):
 def test_what_is_no_taskset_is_an_error(tmp_path):
     with pytest.raises(BadConfig, match="cannot be read"):
         show_taskset(tmp_path / "gone.jsonl", Console())
+
+
+def test_harbors_folders_are_shown_as_well(tmp_path):
+    save_harbor(taskset_of("own", [calc_task(), calc_task(id="b")]), tmp_path / "out")
+    out = io.StringIO()
+    show_taskset(tmp_path / "out", Console(file=out, width=80))
+    assert "out  2 tasks" in out.getvalue()

@@ -175,14 +175,20 @@ class TaskRow(BaseModel):
         return messages
 
 
-def parse_row(where: str, line: str) -> TaskRow:
-    """A line as a row. Raises BadConfig that begins with `where` and names the field."""
+def parse_object(where: str, line: str) -> dict[str, Any]:
+    """A line that is one JSON object: no key twice, no number that JSON lacks. Raises BadConfig that begins with `where`."""
     try:
         value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
     except (ValueError, RecursionError) as error:
         raise BadConfig(f"{where}: not JSON ({error}); one line is one JSON object") from error
     if not isinstance(value, dict):
         raise BadConfig(f"{where}: a {type(value).__name__}, not a JSON object; one line is one task")
+    return cast("dict[str, Any]", value)
+
+
+def parse_row(where: str, line: str) -> TaskRow:
+    """A line as a row. Raises BadConfig that begins with `where` and names the field."""
+    parse_object(where, line)
     try:
         # JSON arrays become tuples, so strictness is asked of the JSON form and not of the Python form.
         return TaskRow.model_validate_json(line, strict=True)

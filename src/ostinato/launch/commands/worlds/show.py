@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.launch.views.plain import plain
+from ostinato.worlds.tasks.harbor.reading import load_harbor
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 
 def show_taskset(file: Path, console: Console) -> None:
     """Name, hash, and a table of the families. Raises BadConfig for a file that is no taskset."""
-    taskset = load(file)
+    taskset = load_harbor(file, offline=True) if file.is_dir() else load(file)
     console.print(Text.assemble((plain(taskset.name), "bold"), f"  {len(taskset.tasks)} tasks"))
     console.print(Text(f"hash {taskset.hash}", "dim"))
     console.print(_families(taskset))
