@@ -25,7 +25,8 @@ from benchmarks.contender import RESULTS, machine
 from benchmarks.release.habits import CLEAN, HACKS, Habits
 from benchmarks.release.sessions import TURNS_A_DAY, ForgetfulLog, Visitors, World
 
-from ostinato.core.records import Alarm, AlarmState, Arm
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.watcher import MonitorWatcher
 from ostinato.testing.log import MemoryFolds

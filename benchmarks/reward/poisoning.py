@@ -8,7 +8,7 @@ answers at the end (mean of the last tenth of the steps) without the attack minu
 *Influence* is the attackers' share of the absolute credit of all batches.
 
 - 1% of 1,000 people at fifty times the others' traffic reject what is good and accept what is bad.
-- One of 1,000 people votes so a thousand times, in about 14,000 turns.
+- One of 1,000 people votes so a thousand times, in about 14,000 turns; or comes after half of the steps and does so then.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ SETTINGS = {"as shipped": RewardConfig(), "caps on a batch only": RewardConfig(u
 
 @dataclass(frozen=True)
 class World:
-    """People, and what they think. `attackers` of them come `traffic` times as often as the mean of the others."""
+    """People, and what they think. `attackers` of them come `traffic` times as often as the mean of the others, from step `since` on."""
 
     people: int = 1_000
     attackers: int = 0
     traffic: float = 50.0
+    since: int = 0
     activity: float = 1.2  # standard deviation of its logarithm
     taste: float = 0.1
     accept_good: float = 0.8
@@ -57,6 +58,7 @@ CROWDS = {
     "nobody": World(),
     "1% of people at 50x": World(attackers=10),
     "one person, 1,000 votes": World(attackers=1, traffic=75.0),
+    "one who comes late": World(attackers=1, traffic=161.0, since=50),
 }
 
 
@@ -68,13 +70,15 @@ class Crowd:
         self.world, self.number = world, 0
         honest = self.rng.lognormal(0.0, world.activity, world.people - world.attackers)
         activity_U = np.r_[np.full(world.attackers, world.traffic), honest / honest.mean()]
-        self.odds_U = activity_U / activity_U.sum()
+        self.activity_U = activity_U
         self.taste_U = self.rng.normal(0.0, world.taste, world.people)
 
     def turns(self, count: int, p: float, version: int, at: float) -> list[Any]:
         """So many turns of a policy, their delivery, and a signal about each."""
         rows: list[Any] = []
-        users = self.rng.choice(self.world.people, size=count, p=self.odds_U)
+        away = (np.arange(self.world.people) < self.world.attackers) & (version < self.world.since)
+        odds_U = np.where(away, 0.0, self.activity_U)
+        users = self.rng.choice(self.world.people, size=count, p=odds_U / odds_U.sum())
         for user in users:
             self.number += 1
             good = bool(self.rng.random() < p)

@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -27,6 +27,7 @@ from ostinato.weights.keep.config import CollectConfig
 from ostinato.weights.publish.config import PublisherConfig
 from ostinato.weights.relay.config import RelayConfig
 from ostinato.weights.store.config import BucketConfig
+from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.sandbox import SandboxConfig as SandboxConfig
 
 
@@ -46,12 +47,17 @@ class ListenConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class LearnConfig(BaseModel, frozen=True, extra="forbid"):
-    """The pace of learning."""
+    """Whom is learned from, and the pace of learning."""
 
+    source: Literal["people", "worlds", "both"] = Field(
+        default="people",
+        description="Whose turns are learned from: people's, rollouts in simulated worlds (see `worlds`), or both in one step. The others' "
+        "get a reward and are held back.",
+    )
     batch: int = Field(
         default=144,
         ge=1,
-        description="Turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
+        description="People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
     )
     publish_every: int = Field(default=2, ge=1, description="Steps between two published candidates.")
     checkpoint_every: int = Field(
@@ -164,6 +170,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     housekeeping: HousekeepingConfig = Field(default_factory=HousekeepingConfig, description="What `up` tidies up.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
+    worlds: WorldsConfig = Field(default_factory=WorldsConfig, description="Rollouts in simulated worlds.")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")
 
 

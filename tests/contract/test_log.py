@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
-    Alarm,
-    AlarmState,
     Arm,
     Batch,
     Delivered,
@@ -24,7 +23,6 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
-    Stamp,
     Turn,
 )
 from ostinato.core.seams import Log

@@ -3,8 +3,8 @@
 import pytest
 
 from ostinato.demo.tasks import load
-from ostinato.worlds.grader import python_tests
-from ostinato.worlds.sandbox import Sandbox, SandboxConfig
+from ostinato.worlds.grading.completion import python_tests
+from ostinato.worlds.sandbox import SandboxConfig, SingleRuns
 
 HEAD = 'def add(a, b):\n    """Return the sum."""\n'
 TESTS = "assert add(1, 2) == 3\nassert add('é', '\\ud800') == 'é\\ud800'\nassert add([1], [2]) == [1, 2]\n"
@@ -31,7 +31,7 @@ TRICKS = {
 
 @pytest.fixture
 async def sandbox():
-    async with Sandbox(SandboxConfig()) as box:
+    async with SingleRuns(SandboxConfig()) as box:
         yield box
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from ostinato.core.errors import BadRequest, SandboxRefused
-from ostinato.worlds.sandbox import Sandbox, SandboxConfig, python_inside
+from ostinato.worlds.sandbox import SandboxConfig, SingleRuns, python_inside
 
 
 @pytest.fixture
 async def sandbox():
-    async with Sandbox(SandboxConfig(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
+    async with SingleRuns(SandboxConfig(concurrency=2, memory_mb=128, disk_mb=4, processes=12)) as box:
         await box.check()
         yield box
         await nothing_left(box)
@@ -52,7 +52,7 @@ async def outside(*arguments):
 async def nothing_left(box):
     assert box._process is not None
     for _ in range(50):
-        if len(descendants(box._process.pid)) <= 1:  # the fork server itself
+        if len(descendants(box._process.pid)) <= 1:  # the zygote itself
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"processes outlived their run: {descendants(box._process.pid)}")
@@ -113,7 +113,7 @@ async def test_control_daemons_are_seen_while_they_live(sandbox):
     run = asyncio.create_task(sandbox.run(DAEMON.format(deaf="pass") + "time.sleep(1)", timeout=5))
     for _ in range(100):
         await asyncio.sleep(0.01)
-        if len(descendants(sandbox._process.pid)) >= 5:  # fork server, supervisor, init, program, daemon
+        if len(descendants(sandbox._process.pid)) >= 4:  # zygote, pid 1 of the box, program, daemon
             break
     else:
         raise AssertionError("the daemon never appeared, so the test above proves nothing")
@@ -277,14 +277,14 @@ async def test_cancelling_a_run_kills_it(sandbox):
     assert time.monotonic() - started < 1.0
 
 
-async def test_a_killed_jail_is_replaced(sandbox):
+async def test_a_killed_zygote_is_replaced(sandbox):
     for pid in descendants(sandbox._process.pid):
         os.kill(pid, signal.SIGKILL)
     assert (await sandbox.run("print(1)", timeout=5)).stdout == b"1\n"
 
 
 async def test_closing_ends_running_programs():
-    box = Sandbox(SandboxConfig())
+    box = SingleRuns(SandboxConfig())
     await box.check()
     run = asyncio.create_task(box.run(LOOP, timeout=3))
     await asyncio.sleep(0.2)
@@ -302,7 +302,7 @@ USER_RUN = """
 import asyncio
 from ostinato.worlds.sandbox import *
 async def main():
-    async with Sandbox() as box:
+    async with SingleRuns() as box:
         await box.check()
 {prelude}
 asyncio.run(main())

@@ -15,7 +15,8 @@ import pysqlite3.dbapi2
 import pytest
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Signal, Source, Stamp
+from ostinato.core.notices import Stamp
+from ostinato.core.records import Signal, Source
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog
 

@@ -18,7 +18,8 @@ from ostinato.app.proving import note_suite
 from ostinato.app.storage import Run, open_run
 from ostinato.config import Config, load
 from ostinato.core.errors import Corrupt
-from ostinato.core.records import Alarm, Batch, Holdback, PolicyVersion, ReleaseEvent, Turn
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Batch, Holdback, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.launch.commands.log import forget
 from ostinato.launch.commands.status import show_status

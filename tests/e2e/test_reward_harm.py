@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 
 from ostinato.app.storage import open_run
-from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, Quarantine, Reward, Row
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, Holdback, Quarantine, Reward, Row
 from ostinato.reward.accounting import account, recount
 
 FATES = """

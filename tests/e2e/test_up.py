@@ -17,7 +17,7 @@ import pytest
 
 from ostinato.app.storage import Home, open_log, open_store
 from ostinato.config import load
-from ostinato.core.records import Alarm
+from ostinato.core.notices import Alarm
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.board import read_board
 from ostinato.record.lock import hold

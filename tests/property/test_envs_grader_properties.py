@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.worlds.grader import truncate_body
+from ostinato.worlds.grading.completion import truncate_body
 
 LINES = st.sampled_from(
     ["    return 1", "\tx = 2", "", "   ", "print(1)", "```", "    ```", "def g():", "  # note", "        y"]

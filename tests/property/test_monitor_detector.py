@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ostinato.core.records import Arm
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.detector import EXAMPLES, Detector, Expected, Gambler, WayBack, threshold
+from ostinato.release.monitors.detection.detector import EXAMPLES, Detector, Expected, Gambler, WayBack, thresholds
 from ostinato.release.monitors.detection.reference import ArmReference, FixedReference, Level
 from ostinato.release.monitors.detection.sessions import Activity, OpenSessions
 from ostinato.release.monitors.loading import rates_of
@@ -28,6 +28,10 @@ CONFIG = MonitorsConfig(
 TEXTS = ("Sorted.", "Which one?", "```python\na = 1\nb = 2\nc = 3\n```", "Great question! Done.", "")
 
 
+def either(h):
+    return dict.fromkeys(Shift, h)
+
+
 def sessions(rng, share, rho, events, count):
     """Means of sessions of so many events that are correlated within one."""
     share_S = rng.beta(share * (1 - rho) / rho, (1 - share) * (1 - rho) / rho, count)
@@ -36,7 +40,7 @@ def sessions(rng, share, rho, events, count):
 
 def alarms_of(mean_S, expected, h):
     detector = Detector()
-    return sum(detector.observe(mean, {"t": mean}, expected, h=h) is not None for mean in mean_S)
+    return sum(detector.observe(mean, {"t": mean}, expected, h=either(h)) is not None for mean in mean_S)
 
 
 def test_false_alarms_stay_below_the_promised_rate_although_events_of_a_session_are_correlated():
@@ -49,7 +53,15 @@ def test_false_alarms_stay_below_the_promised_rate_although_events_of_a_session_
 
 
 def test_the_threshold_shares_the_promise_between_all_tests_that_a_session_feeds():
-    assert math.isclose(math.exp(threshold(1_000.0, 16)), 16 * 2 * 2 * 1_000.0)
+    for harmful in (set(), {Shift.UP}, {Shift.DOWN}, {Shift.UP, Shift.DOWN}):
+        groups = [thresholds(1_000.0, 16, harmful, everybody=everybody) for everybody in (True, False)]
+        wrong = [math.exp(-h) for group in groups for h in group.values()]
+        assert math.isclose(16 * sum(wrong), 1 / 1_000.0)
+        for shift in harmful:
+            assert all(group[shift] <= min(group.values()) for group in groups)
+            assert groups[0][shift] < math.log(16 * 2 * 2 * 1_000.0), (
+                "harm to everybody is found sooner than by even parts"
+            )
 
 
 def test_a_shift_is_seen_either_way_and_the_return_too():
@@ -63,7 +75,7 @@ def test_a_shift_is_seen_either_way_and_the_return_too():
                     float(sessions(rng, share, 0.05, 8, 1)[0]),
                     {f"t{count}": 1.0 if shift is Shift.UP else 0.0},
                     expected,
-                    h=15.0,
+                    h=either(15.0),
                 ),
                 count + 1,
             )
@@ -80,7 +92,7 @@ def test_no_means_and_no_expectations_break_a_bet(steps, h):
     detector = Detector()
     for number, (mean, one, other, deviation) in enumerate(steps):
         expected = Expected(low=min(one, other), high=max(one, other), deviation=deviation)
-        detector.observe(mean, {f"t{number}": mean}, expected, h=h)
+        detector.observe(mean, {f"t{number}": mean}, expected, h=either(h))
         state = detector.to_json()
         assert json.loads(json.dumps(state)) == state
         assert all(math.isfinite(log) for side in state.values() for log in (*side["sums"], *side["wins"]))
@@ -95,7 +107,9 @@ def test_a_detector_goes_on_where_its_state_was_saved(means, cut):
         if number == cut:
             parted = Detector.from_json(json.loads(json.dumps(parted.to_json())))
         turns = {f"t{number}": mean}
-        assert whole.observe(mean, turns, expected, h=3.0) == parted.observe(mean, turns, expected, h=3.0)
+        assert whole.observe(mean, turns, expected, h=either(3.0)) == parted.observe(
+            mean, turns, expected, h=either(3.0)
+        )
 
 
 @given(st.lists(unit, max_size=60), st.integers(0, 60), st.floats(-1, 1))
@@ -127,8 +141,8 @@ def test_a_gambler_that_lost_everything_begins_anew():
 def test_one_person_is_no_shift_however_much_they_do():
     expected, alone, together = Expected(low=0.0, high=0.01, deviation=0.02), Detector(), Detector()
     for number in range(200):
-        assert alone.observe(1.0, {"t": 1.0}, expected, h=15.0, person="ann", people=5) is None
-        found = together.observe(1.0, {"t": 1.0}, expected, h=15.0, person=f"u{number}", people=5)
+        assert alone.observe(1.0, {"t": 1.0}, expected, h=either(15.0), person="ann", people=5) is None
+        found = together.observe(1.0, {"t": 1.0}, expected, h=either(15.0), person=f"u{number}", people=5)
         assert (found is not None) == (number % 5 == 4), "the fifth person decides, and then it begins anew"
 
 

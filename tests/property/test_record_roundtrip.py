@@ -11,9 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
-    Alarm,
-    AlarmState,
     Arm,
     Batch,
     Delivered,
@@ -29,7 +28,6 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
-    Stamp,
     Turn,
     identity,
 )

@@ -11,7 +11,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.core.records import Alarm, AlarmState, Arm, Delivered, NoReward, Pending, Quarantine, Reward, Signal, Turn
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Delivered, NoReward, Pending, Quarantine, Reward, Signal, Turn
 from ostinato.reward.accounting import account
 from ostinato.reward.asking.inline import Inline
 from ostinato.reward.config import CoverageConfig, RewardConfig

@@ -12,7 +12,7 @@ from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.numerics import Contract
-from ostinato.core.records import PolicyVersion
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Folds, Log
 from ostinato.core.weights import Learned
 from ostinato.loop import Learner
@@ -22,6 +22,7 @@ from ostinato.release.monitors.gap import gold_people
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
 from ostinato.reward.desk import RewardDesk
+from ostinato.reward.ledger.entries import Taught
 from ostinato.reward.source import DeskSource
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.released import Released
@@ -61,7 +62,15 @@ def open_desk(
     only = contract.id if contract is not None and config.train.foreign_numerics == "refuse" else None
     gold = gold_people(config.release.monitors)
     asker = asker or asker_of(config.reward)
-    return RewardDesk(log, asker, wall_clock, config.reward, folds=folds, numerics=only, gold=gold)
+    return RewardDesk(
+        log, asker, wall_clock, config.reward, folds=folds, numerics=only, gold=gold, taught=taught_by(config)
+    )
+
+
+def taught_by(config: Config) -> Taught:
+    """Whose turns the trainer learns from."""
+    source = config.learn.source
+    return Taught(people=source != "worlds", groups=0 if source == "people" else config.worlds.groups)
 
 
 def open_learning(
@@ -93,7 +102,14 @@ def open_learning(
     source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
     settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
     publisher = VersionPublisher(run.store, settings)
-    candidates = Candidates(publisher, run.home.name, config.learn.publish_every, on_published, numerics=contract.id)
+    candidates = Candidates(
+        publisher,
+        run.home.name,
+        config.learn.publish_every,
+        on_published,
+        numerics=contract.id,
+        newest=None if config.learn.source == "people" else Arm.WORLD.value,
+    )
     return Learning(
         learner=Learner(
             source=source,

@@ -10,8 +10,8 @@ from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig
+from ostinato.core.notices import Stamp
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Stamp
 from ostinato.core.seams import Log
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ostinato.evaluate.gate.rounds import items_in_round
 from ostinato.evaluate.suites import Suite, build, load, parse
 from ostinato.release.alarms import note
 from ostinato.reward import functions
-from ostinato.worlds.sandbox import Sandbox
+from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for what measures
     from ostinato.evaluate.evaluation import Evaluation
@@ -85,7 +85,7 @@ async def check_suite(config: Config) -> Suite:
     drawn |= {suite.name: len(suite.items) for suite in suites.aside}
     check_bars([(bar, bar.suite, drawn[bar.suite]) for bar in suites.bars])
     if any(item.grader == "python_tests" for item in items):
-        async with Sandbox(config.sandbox) as sandbox:
+        async with SingleRuns(config.sandbox) as sandbox:
             await sandbox.check()
     return suites.compared[0]
 

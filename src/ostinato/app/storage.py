@@ -29,8 +29,11 @@ SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVA
 
 
 def served_refs(config: Config) -> tuple[str, ...]:
-    """The refs whose versions a gateway holds. The verified release is one where some users stay on it."""
-    return (*SERVED_REFS, Arm.VERIFIED.value) if config.release.best_arm else SERVED_REFS
+    """The refs whose versions a gateway holds. The verified release is one where some users stay on it, the newest version where rollouts
+    in simulated worlds are learned from.
+    """
+    verified = (Arm.VERIFIED.value,) if config.release.best_arm else ()
+    return (*SERVED_REFS, *verified, *(() if config.learn.source == "people" else (Arm.WORLD.value,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ class Home:
     def name(self) -> str:
         """The name under which this run publishes: its directory's."""
         return self.root.resolve().name
+
+    @property
+    def rollouts(self) -> Path:
+        """The rollout worker's own memory."""
+        return self.root / "rollouts.jsonl"
 
     @property
     def workers(self) -> Path:

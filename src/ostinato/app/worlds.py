@@ -9,11 +9,11 @@ from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.evaluate.graders import pattern, suggestion
 from ostinato.evaluate.suites import Item
-from ostinato.worlds.grader import python_tests
-from ostinato.worlds.sandbox import Sandbox
+from ostinato.worlds.grading.completion import python_tests
+from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:
-    from ostinato.evaluate.runner import Grader
+    from ostinato.evaluate.runner import ItemGrader
 
 
 GRADERS = ("python_tests", "pattern", "suggestion")
@@ -37,12 +37,12 @@ def check_item(item: Item) -> None:
         raise BadConfig(f"suite item {item.id!r}: no grader {item.grader!r}; there are {' and '.join(GRADERS)}")
 
 
-def open_grader(config: Config) -> Grader:
+def open_grader(config: Config) -> ItemGrader:
     """Grades one answer to a suite item: in the sandbox, by pattern, or as a suggestion.
 
     Raises BadConfig for an item that cannot be graded.
     """
-    sandbox = Sandbox(config.sandbox)
+    sandbox = SingleRuns(config.sandbox)
 
     async def grade(item: Item, text: str) -> float:
         check_item(item)

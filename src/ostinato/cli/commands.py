@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 from rich.console import Console
@@ -16,13 +14,13 @@ from rich.text import Text
 from ostinato import __version__
 from ostinato.cli.alarms import alarms
 from ostinato.cli.connect import connect
+from ostinato.cli.deciding import approve, refuse, rollback, ship
 from ostinato.cli.options import Common, console
 from ostinato.cli.watch import watch
 from ostinato.cli.weights import weights
+from ostinato.cli.workers import housekeeping, rollout, run_worker, serve, train
+from ostinato.cli.worlds import worlds
 from ostinato.core.errors import OstinatoError
-
-if TYPE_CHECKING:
-    from ostinato.config import Config
 
 app = App(
     name="ostinato",
@@ -34,6 +32,9 @@ app.command(weights)
 app.command(alarms)
 app.command(connect)
 app.command(watch)
+app.command(worlds)
+for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback):
+    app.command(_command)
 
 
 @app.command
@@ -81,20 +82,6 @@ def demo(
     asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
 
 
-@app.command
-def serve(common: Common | None = None) -> None:
-    """Run the gateway and the embedded engine (a worker of `up`)."""
-    import uvloop
-
-    _worker("serve", (common or Common()).load(), loop_factory=uvloop.new_event_loop)
-
-
-@app.command
-def train(common: Common | None = None) -> None:
-    """Run the trainer (a worker of `up`)."""
-    _worker("train", (common or Common()).load(), expendable=500)
-
-
 release = App(
     name="release",
     help="Run the release worker: evaluate candidates, ship or block them, guard what is live (a worker of `up`). "
@@ -106,7 +93,7 @@ app.command(release)
 @release.default
 def run_release(common: Common | None = None) -> None:
     """Run the release worker (a worker of `up`)."""
-    _worker("release", (common or Common()).load(), expendable=300)
+    run_worker("release", (common or Common()).load(), expendable=300)
 
 
 @release.command(name="show")
@@ -121,30 +108,6 @@ def show_release(version: str = "live", *, common: Common | None = None) -> None
     from ostinato.launch.commands.show import show_release as run
 
     asyncio.run(run((common or Common()).of_run(), version, Console()))
-
-
-@app.command
-def housekeeping(common: Common | None = None) -> None:
-    """Delete what nothing needs and set long logs aside, now and then (a worker of `up`)."""
-    _worker("housekeeping", (common or Common()).load(), expendable=300)
-
-
-def _worker(
-    name: str,
-    config: Config,
-    *,
-    expendable: int = 0,
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
-) -> None:
-    """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
-    from ostinato.launch.workers.life import Life, live
-
-    async def work(life: Life) -> None:
-        life.starting(config)("loading its code")
-        main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
-        await main_loop(config, life)
-
-    live(work, expendable=expendable, loop_factory=loop_factory)
 
 
 @app.command(name="config")
@@ -269,86 +232,6 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
     from ostinato.launch.commands.log import forget as run
 
     asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
-
-
-@app.command
-def ship(
-    version: str = "candidate", *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
-) -> None:
-    """Put a version before users without asking the gate; `ostinato rollback` takes it back.
-
-    Parameters
-    ----------
-    version
-        A ref, a number such as v12, or the first digits of a root.
-    reason
-        Kept in the ledger.
-    actor
-        Who decides, kept in the ledger as well; none: the login name.
-    """
-    from ostinato.launch.commands.release import ship as run
-
-    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
-
-
-@app.command
-def approve(
-    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
-) -> None:
-    """Put before users what has passed and waits for that (`release.approval = "manual"`); `ostinato status` names it.
-
-    Parameters
-    ----------
-    version
-        It must be this one: a ref, a number such as v12, or the first digits of a root. None: whichever waits.
-    reason
-        Kept in the ledger.
-    actor
-        Who decides, kept in the ledger as well; none: the login name.
-    """
-    from ostinato.launch.commands.release import approve as run
-
-    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
-
-
-@app.command
-def refuse(
-    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
-) -> None:
-    """Block what waits for approval: it never ships by itself.
-
-    Parameters
-    ----------
-    version
-        It must be this one; none: whichever waits.
-    reason
-        Kept in the ledger.
-    actor
-        Who decides, kept in the ledger as well; none: the login name.
-    """
-    from ostinato.launch.commands.release import refuse as run
-
-    asyncio.run(run((common or Common()).of_run(), version, reason, actor, Console()))
-
-
-@app.command
-def rollback(
-    version: str | None = None, *, reason: str = "by hand", actor: str | None = None, common: Common | None = None
-) -> None:
-    """Put an earlier release before users again; engines follow within seconds.
-
-    Parameters
-    ----------
-    version
-        The release to go back to: its number, such as v12, or the first digits of its root; none: the one before the live one.
-    reason
-        Kept in the ledger.
-    actor
-        Who decides, kept in the ledger as well; none: the login name.
-    """
-    from ostinato.launch.commands.release import roll_back
-
-    asyncio.run(roll_back((common or Common()).of_run(), version, reason, actor, Console()))
 
 
 @app.command

@@ -8,9 +8,11 @@ temperature, before any top-p cut).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from ostinato.core.notices import Alarm, Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -44,7 +46,7 @@ class Finish(StrEnum):
 
 class Arm(StrEnum):
     """Which release a user was served. `control` never changes; `previous` is what live replaced; `verified` is the best release that
-    users ever proved; `eval` is not a person; `outside` is another's model, no release.
+    users ever proved; `eval` is not a person, nor is `world`, a rollout in a simulated world; `outside` is another's model, no release.
     """
 
     LIVE = "live"
@@ -53,7 +55,13 @@ class Arm(StrEnum):
     VERIFIED = "verified"
     CONTROL = "control"
     EVAL = "eval"
+    WORLD = "world"
     OUTSIDE = "outside"
+
+    @property
+    def people(self) -> bool:
+        """True if it serves people."""
+        return self not in (Arm.EVAL, Arm.WORLD)
 
 
 class Purpose(StrEnum):
@@ -149,7 +157,8 @@ class Turn:
     `routes` are the encoded expert ids of the P + T - 1 tokens that were computed (P: the prompt's length), b"" for a model
     without experts. `group` names the rollouts of one task, None for a turn that is compared with nothing but its baseline.
     `verified`: the tenant proved that `user` is who asked; otherwise it is what the caller said.
-    `purpose`: what the call was for. `branch`: why it does not simply go on from the turn before.
+    `purpose`: what the call was for. `branch`: why it does not simply go on from the turn before. `harness`: the hash of the program that
+    asked, as it said; "" if it did not.
     """
 
     id: str
@@ -175,6 +184,7 @@ class Turn:
     auto: Pick | None = None
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
+    harness: str = ""
 
     @property
     def redacted(self) -> bool:
@@ -340,42 +350,6 @@ class ReleaseEvent:
     reason: str
     detail: Mapping[str, Any]
     at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """What a contract's id stands for: written before the first turn that names it, so that the id can be read back later.
-
-    `contract` is `core.numerics.Contract.to_json()`.
-
-    Example: ``Stamp(id=contract.id, contract=contract.to_json(), at=9.0)``
-    """
-
-    id: str
-    contract: str
-    at: float
-
-
-class AlarmState(StrEnum):
-    """Whether something is wrong now."""
-
-    RAISED = "raised"
-    CLEARED = "cleared"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm:
-    """Something that a person should look at, or that is in order again. `name` is what it is about, one state at a time.
-
-    Example: ``Alarm(id="coverage:acme:1", name="coverage:acme", state=AlarmState.RAISED, reason="no feedback for 212 turns", at=9.0)``
-    """
-
-    id: str
-    name: str
-    state: AlarmState
-    reason: str
-    at: float
-    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 Row = Turn | Delivered | Signal | Reward | Quarantine | Holdback | Batch | ReleaseEvent | Stamp | Alarm

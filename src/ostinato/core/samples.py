@@ -27,7 +27,8 @@ class Sample:
     """A turn with its credit, ready for the trainer.
 
     `advantages` has one entry per sampled token. `weight` is the turn's part of its episode, so that an episode of twenty turns
-    counts once and not twenty times: the weights of an episode's turns in a batch sum to 1.
+    counts once and not twenty times: the weights of an episode's turns in a batch sum to 1. `summed`: the loss adds up all tokens of the
+    episode in full, however many turns they are in; its episode still counts once in what the sum is divided by.
 
     Example: ``Sample(turn=turn, reward=0.75, advantages=(0.9,) * len(turn.sampled_ids), weight=0.5)``
     """
@@ -36,6 +37,12 @@ class Sample:
     reward: float
     advantages: Advantages
     weight: float = 1.0
+    summed: bool = False
+
+    @property
+    def factor(self) -> float:
+        """What its tokens count with in the loss's sum."""
+        return 1.0 if self.summed else self.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

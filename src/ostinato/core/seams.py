@@ -23,6 +23,7 @@ from ostinato.core.records import (
 )
 from ostinato.core.report import Incumbents, Report
 from ostinato.core.samples import Episode, TrainingBatch
+from ostinato.core.sandboxing import Change, ExecResult, Isolation, SandboxSpec
 from ostinato.core.weights import Learned, Snapshot, Swap
 
 R = TypeVar("R", bound=Row)
@@ -247,6 +248,64 @@ class Renderer(Protocol):
 
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end an assistant's turn."""
+        ...
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """One isolated file system and what runs in it. Its state lasts from call to call, until `stop`."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float,
+    ) -> ExecResult:
+        """Run a program to its end; after `timeout` seconds it and all that it started are killed. `cwd` None: the working directory.
+
+        What it leaves running in the background goes on until `stop`. Raises BadRequest for a `cwd` outside of the sandbox; Unavailable if
+        the sandbox is gone.
+        """
+        ...
+
+    async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
+        """A file's bytes; no link is followed out of the working directory. Raises NotFound; TooLarge beyond `most` bytes."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Replace a file, and make the directories above it. Raises BadRequest for a path outside; StorageFull beyond the disk limit."""
+        ...
+
+    async def fork(self, count: int) -> Sequence[Sandbox]:
+        """So many sandboxes that start from this one's files as they are now; programs are not copied. Raises Unavailable."""
+        ...
+
+    async def diff(self) -> Sequence[Change]:
+        """What is not as it was at the start, by path."""
+        ...
+
+    async def stop(self) -> None:
+        """End every program and forget the files. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where sandboxes come from."""
+
+    async def isolation(self) -> Isolation:
+        """What it offers on this machine. Raises SandboxRefused where it cannot isolate at all, with the step and the way out."""
+        ...
+
+    async def start(self, spec: SandboxSpec) -> Sandbox:
+        """A new sandbox; waits for its turn where too many are open. Raises BadRequest, SandboxRefused, Unavailable."""
+        ...
+
+    async def close(self) -> None:
+        """End every sandbox and let go of everything. Idempotent."""
         ...
 
 

@@ -34,12 +34,12 @@ MAX_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Blank:
     r"""One function to write: the model sees `head`, the tests are hidden, `solution` is the reference body.
 
     Example::
 
-        Task(id="sorting/is_sorted", family="sorting", head='def is_sorted(numbers):\n    \"\"\"Return ...\"\"\"\n',
+        Blank(id="sorting/is_sorted", family="sorting", head='def is_sorted(numbers):\n    \"\"\"Return ...\"\"\"\n',
              solution="    return numbers == sorted(numbers)\n", tests="assert is_sorted([1, 2]) == True\n")
     """
 
@@ -59,15 +59,15 @@ class Task:
         return True
 
 
-def load(path: Path = FILE) -> list[Task]:
+def load(path: Path = FILE) -> list[Blank]:
     """The shipped tasks. Raises BadConfig if the file is not as `build` wrote it."""
     try:
-        return [Task(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [Blank(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, TypeError, ValueError) as error:
         raise BadConfig(f"demo tasks {path}: {error}; reinstall, or run `python -m ostinato.demo.tasks`") from error
 
 
-def split(tasks: Sequence[Task], share: float = HELD_OUT_SHARE) -> tuple[list[Task], list[Task]]:
+def split(tasks: Sequence[Blank], share: float = HELD_OUT_SHARE) -> tuple[list[Blank], list[Blank]]:
     """(users' tasks, held-out tasks): whole families, chosen by the hash of their names, so that the choice never moves."""
     families = sorted(
         {task.family for task in tasks}, key=lambda name: hashlib.sha256(f"{SPLIT_SALT}/{name}".encode()).digest()
@@ -76,7 +76,7 @@ def split(tasks: Sequence[Task], share: float = HELD_OUT_SHARE) -> tuple[list[Ta
     return [task for task in tasks if task.family not in held], [task for task in tasks if task.family in held]
 
 
-def messages(task: Task) -> list[dict[str, str]]:
+def messages(task: Blank) -> list[dict[str, str]]:
     """The chat that asks for a task's body: the assistant's answer is prefilled with the head, and the model goes on.
 
     The head's last newline is left to the model: tokenizers join it with the indentation that follows.
@@ -88,7 +88,7 @@ def messages(task: Task) -> list[dict[str, str]]:
     ]
 
 
-def suite_items(tasks: Iterable[Task]) -> list[dict[str, Any]]:
+def suite_items(tasks: Iterable[Blank]) -> list[dict[str, Any]]:
     """Tasks as items of an evaluation suite: the same prompt and sampling that users send, graded by the hidden tests."""
     return [
         {
@@ -154,7 +154,7 @@ def make_tests(name: str, source: str, picks: Sequence[tuple[Any, ...]]) -> str:
     return "".join((fresh + repeated)[:MAX_TESTS])
 
 
-def parse(line: str, family: str) -> Task:
+def parse(line: str, family: str) -> Blank:
     """One table line, ``name(arg:kind, ...) ;; docstring ;; expression [;; argument tuples]``, as a task."""
     signature, doc, expression, *inputs = (part.strip() for part in line.split(" ;; "))
     found = re.fullmatch(r"(\w+)\((.*)\)", signature)
@@ -166,12 +166,12 @@ def parse(line: str, family: str) -> Task:
     solution = f"    return {expression}\n"
     picks = ast.literal_eval(inputs[0]) if inputs else arguments([pair[1] for pair in pairs])
     tests = make_tests(name, head + solution, picks)
-    return Task(id=f"{family}/{name}", family=family, head=head, solution=solution, tests=tests)
+    return Blank(id=f"{family}/{name}", family=family, head=head, solution=solution, tests=tests)
 
 
 def build() -> str:
     """The text of `tasks.jsonl`."""
-    tasks: list[Task] = []
+    tasks: list[Blank] = []
     family = ""
     for line in TABLES.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):

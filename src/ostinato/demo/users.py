@@ -24,7 +24,7 @@ from ostinato.demo.prompt import TaskPrompt
 
 
 class Wanted(Protocol):
-    """What a simulated user can ask for: the copilot's `Task`, Tab's `Line`."""
+    """What a simulated user can ask for: the copilot's `Blank`, Tab's `Line`."""
 
     @property
     def id(self) -> str:

@@ -24,7 +24,7 @@ from ostinato.evaluate.answers import Response, read_answers, read_health, refus
 from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.suites import Item, Suite
 
-Grader = Callable[[Item, str], Awaitable[float]]
+ItemGrader = Callable[[Item, str], Awaitable[float]]
 """(item, answer text) -> score in [0, 1]."""
 
 
@@ -58,7 +58,7 @@ class SuiteRunner:
     """One suite, one grader, one gateway."""
 
     def __init__(
-        self, suite: Suite, grader: Grader, base_url: str, admin_key: str | None, config: RunnerConfig
+        self, suite: Suite, grader: ItemGrader, base_url: str, admin_key: str | None, config: RunnerConfig
     ) -> None:
         self.suite = suite
         self._grader = grader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.seams import Log
 
 

@@ -98,6 +98,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     max_staleness: int = Field(
         default=4, ge=0, description="Optimizer steps that a turn's oldest token may lie behind the trainer."
     )
+    world_staleness: int = Field(
+        default=8,
+        ge=0,
+        description="The same for rollouts in simulated worlds, while newer weights answer in the middle of them. A group with one token "
+        "that lies further behind is held back as a whole.",
+    )
     episode_wait_s: float = Field(
         default=7200.0,
         ge=0,
@@ -133,8 +139,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
     user_steps: int = Field(
         default=50,
         ge=0,
-        description="Optimizer steps over which one user may have an equal share of the credit at most, whatever their traffic: 0.2% "
-        "among 500 users who are equally active. 0: only a batch is capped.",
+        description="Optimizer steps over which one user may have an equal share of what comes at most, whatever their traffic: 0.2% "
+        "among 500 users who are equally active. Somebody new may have ten steps' worth at once. 0: only a batch is capped.",
     )
     tenant_cap: float = Field(
         default=0.5,

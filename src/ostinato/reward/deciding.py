@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from ostinato.core.records import NoReward, Pending, Quarantine, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.reward.asking.question import Answer, Asker, Failure, Question
+from ostinato.core.verdicts import TORN
+from ostinato.reward.asking.question import Answer, Asker, Failure, Question, checked
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.ledger.entries import Facts, OpenTurn
 from ostinato.reward.ledger.ledger import GONE, UNDELIVERED, TurnLedger
+from ostinato.reward.worlds import verdict
 
 ROUND_TURNS = 100  # turns asked about at once: what is learned of one round, such as an alarm, is known in the next
 ROUND_SIGNALS = 200  # signals fetched for them
@@ -60,17 +62,24 @@ class Deciding:
 
         A turn stays due until a row about it has been read, unless the function wants to be asked later.
 
+        The turns of a world are decided by what is said of their rollouts (`reward.worlds`); the function is not asked about them.
+
         Raises BadConfig, Unloadable.
         """
         questions = await self._questions(due, now)
-        answers = iter(await asker.ask([question for question in questions if question is not None]))
+        asked = [
+            question
+            for entry, question in zip(due, questions, strict=True)
+            if question is not None and not entry.facts.world
+        ]
+        answers = iter(await asker.ask(asked) if asked else [])
         rows: list[Row] = []
         complete = True
         for entry, question in zip(due, questions, strict=True):
             if question is None:
                 rows.append(Quarantine(turn=entry.facts.id, reason=GONE, at=now, upto=upto))
                 continue
-            answer = next(answers)
+            answer = self._said_of_world(ledger, entry, question) if entry.facts.world else next(answers)
             if answer is None:
                 complete = False
                 continue
@@ -90,6 +99,13 @@ class Deciding:
         late = (entry.facts for entry in ledger.open.values() if self._last_time(entry.facts) <= now)
         return [Quarantine(turn=facts.id, reason=UNASKED, at=now, upto=upto) for facts in late]
 
+    def _said_of_world(self, ledger: TurnLedger, entry: OpenTurn, question: Question) -> Answer:
+        """The answer about a rollout's turn. It is nobody's if its group ended without a word about it."""
+        found = verdict(question.turn, question.signals)
+        if isinstance(found, Pending):
+            return NoReward(reason=TORN) if entry.facts.unit in ledger.closed else found
+        return checked(found, question, self._config.max_abs)
+
     def _last_time(self, facts: Facts) -> float:
         """When a turn's reward must be known."""
         return facts.ended_at + self._config.longest_wait_s
@@ -104,12 +120,14 @@ class Deciding:
         if isinstance(answer, Pending):
             last = self._last_time(facts)
             return Pending(until=min(answer.until, last)) if now < last else "pending: reward.longest_wait_s is over"
-        if not entry.proven:
+        if not (entry.proven or facts.world):
             known_by = facts.ended_at + self._config.delivery_s
             return Pending(until=known_by) if now < known_by else UNDELIVERED
         if not entry.said and ledger.alarms.silenced(facts.tenant):
             return "coverage"
-        return f"no_reward:{answer.reason}" if isinstance(answer, NoReward) else answer
+        if isinstance(answer, NoReward):
+            return f"world:{answer.reason}" if facts.world else f"no_reward:{answer.reason}"
+        return answer
 
     async def _questions(self, due: Sequence[OpenTurn], now: float) -> list[Question | None]:
         """What the reward function is asked about each; None where the turn is not in the log any more."""

@@ -15,20 +15,23 @@ from collections.abc import AsyncIterator, Container, Sequence
 
 from ostinato.core.errors import Conflict, NoSignal, StorageFull
 from ostinato.core.lineage import Lineage
-from ostinato.core.records import AlarmState, Batch, Holdback, PolicyVersion, Reward, Row, Turn
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import Batch, Holdback, PolicyVersion, Reward, Row, Turn
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Clock, Credit, Folds, Log
 from ostinato.reward.asking.question import Asker, Unloadable
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.episodes import by_episode
+from ostinato.reward.credit.group import GroupRelative
+from ostinato.reward.credit.origin import ByOrigin
 from ostinato.reward.credit.single import SingleRollout
 from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import FUNCTION
-from ostinato.reward.ledger.entries import Facts, Gold, Matured, Unit, nobody
+from ostinato.reward.ledger.entries import Facts, Gold, Matured, Taught, Unit, nobody
 from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
 from ostinato.reward.reading import Reading
-from ostinato.reward.units import dealt, longest_part, ready_parts, waited_in_vain
+from ostinato.reward.units import Part, dealt, gathered, longest_part, ready_parts, waited_in_vain
 
 CHUNK = 1000  # rows per append: a backlog after a restart must not become one giant transaction
 
@@ -44,6 +47,7 @@ class RewardDesk:
         folds: where the desk's state is saved between starts; None: the log is read from its first row.
         numerics: the id of the only contract whose turns may be trained on; None: any.
         gold: whose turns are never trained on.
+        taught: whether people's turns are, and how many groups of rollouts go into a step.
 
     Example::
 
@@ -61,14 +65,16 @@ class RewardDesk:
         folds: Folds | None = None,
         numerics: str | None = None,
         gold: Gold = nobody,
+        taught: Taught | None = None,
     ) -> None:
         self._log = log
         self._asker = asker
         self._clock = clock
         self._config = config or RewardConfig()
         self._numerics = numerics
+        self._taught = taught or Taught()
         plan = f"{self._config.function} {sorted(self._config.options.items())}"
-        self._reading = Reading(log, self._config, folds, plan, gold)
+        self._reading = Reading(log, self._config, folds, plan, gold, self._taught.arms)
         self._deciding = Deciding(log, self._config)
         self._busy = asyncio.Lock()
 
@@ -209,26 +215,43 @@ class RewardDesk:
         """Hold back what cannot be learned from any more, and take of the rest what makes a batch. See `turns`."""
         now, ledger = self._clock(), self._reading.ledger
         lineage = ledger.lineage if base is None else Lineage(first=steps + 1, base=base.number)
-        held = [
-            Holdback(turn=entry.facts.id, reason=reason, at=now)
-            for entry in ledger.matured.values()
-            if (reason := self._unfit(entry, lineage, steps)) is not None
-        ]
-        await self._write(held)
-        parts = ready_parts(ledger.matured.values(), ledger.first_open, now=now, config=self._config)
-        longest = longest_part(self._config)
+        unfit = {turn: why for turn, entry in ledger.matured.items() if (why := self._unfit(entry, lineage, steps))}
+        groups = {entry.facts.unit: unfit[turn] for turn, entry in ledger.matured.items() if turn in unfit}
+        unfit |= {  # a group of rollouts is never parted
+            turn: groups[entry.facts.unit]
+            for turn, entry in ledger.matured.items()
+            if entry.facts.unit[0] == "world" and entry.facts.unit in groups
+        }
+        await self._write([Holdback(turn=turn, reason=reason, at=now) for turn, reason in unfit.items()])
+        parts = ready_parts(
+            ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
+        )
+        most = {part.entries[0].facts.id: longest_part(self._config, world=part.world) for part in parts}
         await self._write(
             [
-                Holdback(turn=entry.facts.id, reason=_too_long(part.tokens, longest), at=now)
+                Holdback(turn=entry.facts.id, reason=_too_long(part, self._config), at=now)
                 for part in parts
-                if part.tokens > longest
+                if part.tokens > most[part.entries[0].facts.id]
                 for entry in part.entries
             ]
         )
-        entries = dealt([part for part in parts if part.tokens <= longest], size=size, config=self._config)
+        entries = self._deal([part for part in parts if part.tokens <= most[part.entries[0].facts.id]], size)
         if not entries:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return entries
+
+    def _deal(self, parts: Sequence[Part], size: int) -> list[Matured]:
+        """People's turns, if there are enough of them, and groups of rollouts: as many as a step takes, or what there is beside
+        people's.
+        """
+        served = dealt([part for part in parts if not part.world], size=size, config=self._config)
+        first = {entry.facts.id for entry in served}
+        used = sum(part.tokens for part in parts if part.entries[0].facts.id in first)
+        left = self._config.batch_tokens - used
+        simulated = gathered(
+            [part for part in parts if part.world], groups=self._taught.groups, tokens=left, fewer=bool(served)
+        )
+        return sorted([*served, *simulated], key=lambda entry: entry.facts.seq)
 
     async def _give_up(self, kind: str, why: str, taken: Container[Unit] = ()) -> None:
         """Hold back what has waited too long to be learned from, but for the units that a batch would take."""
@@ -246,7 +269,7 @@ class RewardDesk:
         lag = 0 if facts.oldest is None else lineage.lag(steps, facts.oldest)
         if self._numerics is not None and facts.numerics != self._numerics:
             return f"numerics:{facts.numerics or 'unknown'}"
-        if lag > self._config.max_staleness:
+        if lag > (self._config.world_staleness if facts.world else self._config.max_staleness):
             return f"stale:{lag}"
         return "coverage" if entry.silent and self._reading.ledger.alarms.silenced(facts.tenant) else None
 
@@ -262,7 +285,8 @@ class RewardDesk:
         ledger.teaching.catch_up()
         turns = [turn for turn, _ in chosen]
         values = {turn.id: entry.value for turn, entry in chosen}
-        credit: Credit = SingleRollout(self._config, ledger.baseline, ledger.recent)
+        single = SingleRollout(self._config, ledger.baseline, ledger.recent)
+        credit: Credit = ByOrigin(people=single, worlds=GroupRelative())
         try:
             credits = credit(by_episode(turns), values)
         except NoSignal as error:
@@ -289,5 +313,7 @@ class RewardDesk:
             await self._reading.catch_up()
 
 
-def _too_long(tokens: int, most: int) -> str:
-    return f"{TOO_LONG}: {tokens} tokens to be learned from together, and the most is {most}, a quarter of reward.batch_tokens"
+def _too_long(part: Part, config: RewardConfig) -> str:
+    most = longest_part(config, world=part.world)
+    size = "reward.batch_tokens" if part.world else "a quarter of reward.batch_tokens"
+    return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"

@@ -9,6 +9,7 @@ from ostinato.core.records import Batch, Reward, Turn
 from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.seams import Log
 from ostinato.reward.credit.episodes import parts_of_episodes
+from ostinato.reward.credit.origin import of_world
 
 
 async def recorded(log: Log, first: int, last: int) -> AsyncIterator[TrainingBatch]:
@@ -32,7 +33,7 @@ def training_batch(batch: Batch, turns: Sequence[Turn], rewards: Sequence[Reward
         raise Corrupt(f"batch {batch.step} names turn {missing[0]}, which the log does not hold; restore the log")
     ordered = [known[turn_id] for turn_id in batch.turns]
     samples = (
-        Sample(turn=turn, reward=values[turn.id], advantages=advantages, weight=weight)
+        Sample(turn=turn, reward=values[turn.id], advantages=advantages, weight=weight, summed=of_world(turn))
         for turn, advantages, weight in zip(ordered, batch.credits, parts_of_episodes(ordered), strict=True)
     )
     return TrainingBatch(row=batch, samples=tuple(samples))

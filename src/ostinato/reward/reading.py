@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ostinato.core.records import identity
+from ostinato.core.records import Arm, identity
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Gold, nobody
+from ostinato.reward.ledger.entries import TEACHING_ARMS, Gold, nobody
 from ostinato.reward.ledger.ledger import KINDS, TurnLedger
 from ostinato.reward.ledger.saving import restored, snapshot
 
@@ -27,13 +27,20 @@ class Reading:
         folds: where the ledger is saved; None: nowhere.
         plan: names whom the open turns' next questions are planned for. Under another plan all are asked anew.
         gold: whose turns are never learned from.
+        arms: whose may be, of the others.
     """
 
     def __init__(
-        self, log: Log, config: RewardConfig, folds: Folds | None = None, plan: str = "", gold: Gold = nobody
+        self,
+        log: Log,
+        config: RewardConfig,
+        folds: Folds | None = None,
+        plan: str = "",
+        gold: Gold = nobody,
+        arms: Collection[Arm] = TEACHING_ARMS,
     ) -> None:
-        self.ledger = TurnLedger(config, gold=gold)
-        self._gold = gold
+        self.ledger = TurnLedger(config, gold=gold, arms=arms)
+        self._gold, self._arms = gold, arms
         self.cursor: Cursor = 0
         self._log = log
         self._folds = folds
@@ -65,7 +72,7 @@ class Reading:
         horizon = await self._log.horizon()
         found = None if self._folds is None else await self._folds.load(NAME)
         if found is None or not await self._continues(*found, horizon) or not self._restore(*found):
-            self.ledger, self.cursor = TurnLedger(self._config, horizon, self._gold), horizon
+            self.ledger, self.cursor = TurnLedger(self._config, horizon, self._gold, self._arms), horizon
         self._started = True
 
     async def _continues(self, cursor: Cursor, state: Mapping[str, Any], horizon: Cursor) -> bool:
@@ -80,7 +87,7 @@ class Reading:
 
     def _restore(self, cursor: Cursor, state: Mapping[str, Any]) -> bool:
         """Take a saving in. False if it is not of this version."""
-        ledger = _parsed(state, self._config, self._gold)
+        ledger = _parsed(state, self._config, self._gold, self._arms)
         if ledger is None:
             return False
         if state["plan"] != self._plan:
@@ -89,12 +96,14 @@ class Reading:
         return True
 
 
-def _parsed(state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody) -> TurnLedger | None:
+def _parsed(
+    state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+) -> TurnLedger | None:
     """The ledger in a saving; None if it is not of this version, or not whole."""
     if not isinstance(state.get("last"), list) or not isinstance(state.get("plan"), str):
         return None
     try:
-        return restored(state["ledger"], config, gold)
+        return restored(state["ledger"], config, gold, arms)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
 

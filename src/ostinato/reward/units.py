@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -28,14 +28,21 @@ class Part:
         return self.entries[0].facts.tenant
 
     @property
+    def world(self) -> bool:
+        """True if it is a group of a world's rollouts."""
+        return self.entries[0].facts.unit[0] == "world"
+
+    @property
     def newest(self) -> Cursor:
         """The place in the log of the last turn."""
         return self.entries[-1].facts.seq
 
 
-def longest_part(config: RewardConfig) -> int:
-    """The tokens of a part at most: what is longer is in nobody's batch."""
-    return config.batch_tokens // LEAST_PARTS
+def longest_part(config: RewardConfig, *, world: bool = False) -> int:
+    """The tokens of a part at most: what is longer is in nobody's batch. A group of a world's rollouts is nobody's word: it may fill
+    one.
+    """
+    return config.batch_tokens if world else config.batch_tokens // LEAST_PARTS
 
 
 def costs(entries: Iterable[Matured]) -> Iterator[int]:
@@ -55,21 +62,33 @@ def costs(entries: Iterable[Matured]) -> Iterator[int]:
 
 
 def ready_parts(
-    matured: Iterable[Matured], first_open: Callable[[Unit], Cursor | None], *, now: float, config: RewardConfig
+    matured: Iterable[Matured],
+    first_open: Callable[[Unit], Cursor | None],
+    *,
+    now: float,
+    config: RewardConfig,
+    closed: Container[Unit] = (),
 ) -> list[Part]:
     """What may be learned from now, and what is too long to be: a group, or a single turn, beyond `longest_part`.
 
-    A unit is a group or else an episode. It is ready when none of its turns waits for a reward; a group only after a while
-    without new turns, since its members are not known in advance. An episode that goes on is parted: once its oldest
+    A unit is a group or else an episode. It is ready when none of its turns waits for a reward; a group of rollouts only when it is among
+    the `closed` ones, and another only after a while without new turns, since its members are not known in advance. An episode that goes
+    on is parted: once its oldest
     decided turn has waited `episode_wait_s`, what was decided before its first open turn is ready. Never the other way round: a
     later part that was learned from first would have taught the baseline what the earlier part's actions led to.
     """
     ready: list[Part] = []
     for unit, members in _units(matured).items():
         members.sort(key=lambda entry: entry.facts.seq)
-        if entries := _ready(unit, members, first_open(unit), now, config):
+        waits = first_open(unit)
+        entries = (
+            members * (waits is None and unit in closed)
+            if unit[0] == "world"
+            else _ready(unit, members, waits, now, config)
+        )
+        if entries:
             found = list(costs(entries))
-            fit = len(entries) if unit[0] == "group" else max(1, bisect_right(found, longest_part(config)))
+            fit = len(entries) if unit[0] != "episode" else max(1, bisect_right(found, longest_part(config)))
             ready.append(Part(entries=entries[:fit], tokens=found[fit - 1]))
     return ready
 
@@ -107,6 +126,22 @@ def dealt(parts: Iterable[Part], *, size: int, config: RewardConfig) -> list[Mat
         if queues[tenant]:
             heappush(nexts, share.after(queues[tenant][0]))
     return sorted(taken, key=lambda entry: entry.facts.seq) if cut or len(taken) >= size else []
+
+
+def gathered(parts: Iterable[Part], *, groups: int, tokens: int, fewer: bool) -> list[Matured]:
+    """So many groups of rollouts, the longest waiting first; fewer only if no more fit into `tokens`, or if `fewer` will do.
+
+    The oldest and not the newest, since whoever makes them waits for the trainer: none is left over, and what took long is not passed
+    over for what was quick.
+    """
+    taken, left, count = list[Matured](), tokens, 0
+    for part in sorted(parts, key=lambda part: part.entries[0].facts.seq):
+        if count == groups or part.tokens > left:
+            return taken
+        taken += part.entries
+        left -= part.tokens
+        count += 1
+    return taken if fewer or count == groups else []
 
 
 class _Share:

@@ -70,7 +70,8 @@ def policy_loss(
         A_t = a_t - \sum_j \beta_j \sum_{s \ge t} (\log \pi(y_s) - \log \pi_j(y_s))
 
     w and A carry no gradient. mu is the policy that sampled the token (`behaviour_M`), a each token's credit (`advantages_M`), s the
-    part that its turn is of its episode (`shares_M`; 1 if None), and `penalties` are the pi_j with their beta_j. `normaliser` is
+    part that its turn is of its episode (`shares_M`; 1 if None, and 1 for an episode of a group, whose length must not matter), and
+    `penalties` are the pi_j with their beta_j. `normaliser` is
     Z = episodes of the whole batch x the token budget of a turn: a constant, so a long wrong answer costs as much per token as a
     short one, and an episode of many turns as much as one of one. Tokens outside `keep_M` get weight 0; the caller leaves their
     turns out of Z too, or the others would count for less.

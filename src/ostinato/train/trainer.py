@@ -134,7 +134,7 @@ class PolicyTrainer:
         weights = self._masters.publish()
         laps.end("publish")
         metrics |= {"anchor_beta": anchor_beta, "alarm_promise": float(done.broken)}
-        metrics |= counts | self._experts.settle() | _counted(work, usable) | laps.metrics()
+        metrics |= counts | self._experts.settle() | _counted(work, usable, self.step_count - 1) | laps.metrics()
         metrics["tokens_per_second"] = metrics["tokens"] / metrics["seconds"]
         return Learned(step=self.step_count, policy_number=self.step_count, weights=weights, metrics=metrics)
 
@@ -229,17 +229,21 @@ def _arithmetic(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
-def _counted(work: Sequence[Microbatch], usable: Sequence[Sample]) -> dict[str, float]:
-    """What a step was made of. Means over samples count episodes by weight."""
+def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) -> dict[str, float]:
+    """What a step from version `before` was made of. Means over samples count episodes by weight; `lag`s are differences of numbers."""
     weight = sum(sample.weight for sample in usable)
     each = [sum(map(abs, sample.advantages)) / len(sample.advantages) for sample in usable]
+    lags_M = [before - version.number for item in work for version in item.versions_M]
     return {
+        "lag_max": float(max(lags_M)),
+        "lag_mean": sum(lags_M) / len(lags_M),
+        "turns_flat": float(sum(not any(sample.advantages) for sample in usable)),  # of groups in which all did alike
         "episodes": weight,
         "tokens": float(sum(item.packed.tokens for item in work)),
         "tokens_saved": float(sum(item.packed.saved for item in work)),
         "tokens_sampled": float(sum(len(item.turns_M) for item in work)),
         "microbatches": float(len(work)),
         "largest_microbatch": float(max(item.packed.tokens for item in work)),
-        "reward_mean": sum(sample.reward * sample.weight for sample in usable) / weight,
+        "reward_mean": sum(sample.reward * sample.factor for sample in usable) / weight,
         "advantage_abs": sum(size * sample.weight for size, sample in zip(each, usable, strict=True)) / weight,
     }

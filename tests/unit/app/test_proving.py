@@ -19,7 +19,8 @@ from ostinato.app.proving import (
 from ostinato.app.storage import open_run
 from ostinato.config import load
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import Alarm, PolicyVersion, ReleaseEvent
+from ostinato.core.notices import Alarm
+from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.launch.commands.demo import demo_overrides
 
 ITEM = {"id": "a", "family": "f", "messages": [{"role": "user", "content": "x"}]}

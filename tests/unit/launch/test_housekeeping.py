@@ -10,7 +10,8 @@ import pytest
 from ostinato.app.storage import open_follower, open_run
 from ostinato.config import load
 from ostinato.core.errors import Corrupt, NotFound, Unavailable
-from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Stamp, Turn
+from ostinato.core.notices import Stamp
+from ostinato.core.records import Batch, Finish, PolicyVersion, ReleaseEvent, Reward, Turn
 from ostinato.core.weights import WeightArray
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.progress import last_lines

@@ -74,7 +74,7 @@ def test_as_json_it_can_be_read_by_programs():
         "default": 144,
         "value": 144,
         "origin": "",
-        "meaning": "Turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
+        "meaning": "People's turns per optimizer step; fewer only where no more fit into `reward.batch_tokens`.",
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.launch.placing.board import Standing
 from ostinato.launch.views import numbers
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms

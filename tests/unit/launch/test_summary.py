@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
-    Alarm,
-    AlarmState,
     Arm,
     Batch,
     Finish,
@@ -21,7 +20,6 @@ from ostinato.core.records import (
     Reward,
     Signal,
     Source,
-    Stamp,
 )
 from ostinato.launch.views import summary
 from ostinato.launch.views.summary import FOLD, KINDS, Summary, catch_up, keep, summarise

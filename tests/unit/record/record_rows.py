@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
-    Alarm,
-    AlarmState,
     Batch,
     Delivered,
     Holdback,
@@ -16,7 +15,6 @@ from ostinato.core.records import (
     Row,
     Signal,
     Source,
-    Stamp,
 )
 from ostinato.record.codec.kinds import KINDS
 from ostinato.record.log import SqlLog

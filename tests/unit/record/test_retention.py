@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from record_rows import EVERY, collect, firsts, one_of_each, signal
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Alarm, Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Stamp, Turn, identity
+from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.records import Batch, Holdback, ReleaseEvent, Reward, Row, Signal, Turn, identity
 from ostinato.record import retention, sqlite
 from ostinato.record.codec.kinds import FOR_EVER
 from ostinato.record.config import RecordConfig

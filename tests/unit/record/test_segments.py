@@ -11,7 +11,8 @@ import pytest
 from record_rows import collect, firsts, one_of_each, signal
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.records import Row, Signal, Stamp, Turn, identity
+from ostinato.core.notices import Stamp
+from ostinato.core.records import Row, Signal, Turn, identity
 from ostinato.record.codec.kinds import key_of, kind_of
 from ostinato.record.config import RecordConfig
 from ostinato.record.log import SqlLog

@@ -11,9 +11,8 @@ import pytest
 from record_rows import limit_pages
 
 from ostinato.core.errors import BadConfig, BadRequest, Corrupt, StorageFull, TooLarge, Unavailable
+from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
-    Alarm,
-    AlarmState,
     Batch,
     Delivered,
     Holdback,
@@ -25,7 +24,6 @@ from ostinato.core.records import (
     Signal,
     Source,
     Span,
-    Stamp,
     Turn,
 )
 from ostinato.record.config import RecordConfig

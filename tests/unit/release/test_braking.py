@@ -17,7 +17,7 @@ from tests.fakes.release_world import (
     went_back,
 )
 
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.report import Verdict
 from ostinato.evaluate.statistics import clustered_difference
 from ostinato.release.braking import FROZEN

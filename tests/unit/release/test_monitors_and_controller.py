@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import NotFound
-from ostinato.core.records import Alarm, Arm, PolicyVersion
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.report import Incumbent, ItemMean, Report, Sharpening, Verdict
 from ostinato.release.config import ReleaseConfig
 from ostinato.release.controller import ReleaseController

@@ -175,8 +175,8 @@ def shares(advantages: list[float], users: list[str]) -> dict[str, float]:
 def test_a_flood_by_one_user_in_a_hundred_gets_the_cap_and_no_more():
     users = [f"u{i}" for i in range(99)] + ["attacker"] * 50
     rewards = [(-1.0) ** i for i in range(99)] + [1.0] * 50
-    uncapped = credit(rewards, [0.0] * 149, users, cap=1.0)
-    capped = credit(rewards, [0.0] * 149, users, cap=0.03)
+    uncapped = credit(rewards, [0.0] * 149, users, cap=1.0, user_steps=0)
+    capped = credit(rewards, [0.0] * 149, users, cap=0.03, user_steps=0)
     assert shares(uncapped, users)["attacker"] == pytest.approx(50 / 149)
     assert shares(capped, users)["attacker"] == pytest.approx(0.03)
     assert capped[:99] == uncapped[:99]

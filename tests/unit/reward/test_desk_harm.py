@@ -6,18 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import BadConfig
-from ostinato.core.records import (
-    Alarm,
-    AlarmState,
-    Arm,
-    Finish,
-    Holdback,
-    NoReward,
-    Pending,
-    PolicyVersion,
-    Quarantine,
-    Reward,
-)
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Finish, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.asking.isolated import Isolated
 from ostinato.reward.asking.question import Failure, Unloadable

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.records import Alarm, AlarmState, Holdback, PolicyVersion, Quarantine, Reward
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Holdback, PolicyVersion, Quarantine, Reward
 from ostinato.reward.accounting import account, recount
 from ostinato.reward.config import CoverageConfig, RewardConfig
 from ostinato.reward.ledger.coverage import Coverage

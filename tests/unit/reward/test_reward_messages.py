@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 
 from ostinato.core.errors import BadConfig, Conflict, Corrupt, NoSignal
-from ostinato.core.records import (
-    Alarm,
-    AlarmState,
-    Batch,
-    Holdback,
-    NoReward,
-    Pending,
-    PolicyVersion,
-    Quarantine,
-    Reward,
-    Turn,
-)
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, Holdback, NoReward, Pending, PolicyVersion, Quarantine, Reward, Turn
 from ostinato.reward.asking.inline import Inline
 from ostinato.reward.asking.isolated import LONGEST_LINE, Isolated
 from ostinato.reward.asking.loader import load

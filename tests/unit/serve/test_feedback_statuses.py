@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
-from gateway_world import eventually, world
+from gateway_world import ADMIN, eventually, world
 
 from ostinato.core.records import Quarantine, Reward
+from ostinato.core.verdicts import RESERVED
 from ostinato.testing.log import MemoryLog
 
 EVENT = {"id": "s1", "target": "chatcmpl-x", "name": "accepted", "value": True, "source": "human"}
@@ -159,3 +160,15 @@ async def test_a_log_that_hangs_is_a_clear_answer():
         assert (status, headers["retry-after"]) == (503, "1")
         assert "same ids" in body["error"]["message"]
         await eventually(log.signals)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+async def test_only_an_operator_speaks_for_a_simulated_world(name):
+    async with world(admin_keys=[ADMIN]) as w:
+        event = EVENT | {"target": await served(w), "name": name, "source": "code"}
+        status, _, body = await w.post("/v1/feedback", [EVENT | {"id": "s0"}, event])
+        assert status == 401
+        assert name in body["error"]["message"]
+        assert w.log.signals() == [], "nothing of the list is taken"
+        status, _, _ = await w.post("/v1/feedback", event, headers={"X-Ostinato-Key": ADMIN})
+        assert (status, w.log.signals()[0].name) == (202, name)

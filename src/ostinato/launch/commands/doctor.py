@@ -47,9 +47,9 @@ def _sqlite(_: Config) -> str:
 
 
 def _sandbox(config: Config) -> str:
-    from ostinato.worlds.sandbox import Sandbox
+    from ostinato.worlds.sandbox import SingleRuns
 
-    asyncio.run(Sandbox(config.sandbox).check())
+    asyncio.run(SingleRuns(config.sandbox).check())
     return "user, mount, pid and network namespaces work"
 
 

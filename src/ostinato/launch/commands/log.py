@@ -11,19 +11,8 @@ from rich.console import Console
 from ostinato.app.storage import Home, open_log
 from ostinato.config import Config, RunConfig
 from ostinato.core.errors import NotFound
-from ostinato.core.records import (
-    Alarm,
-    Batch,
-    Delivered,
-    Holdback,
-    Quarantine,
-    ReleaseEvent,
-    Reward,
-    Row,
-    Signal,
-    Stamp,
-    Turn,
-)
+from ostinato.core.notices import Alarm, Stamp
+from ostinato.core.records import Batch, Delivered, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Log
 from ostinato.launch.views.plain import plain
 from ostinato.reward.functions import parts_of

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,8 +59,13 @@ class Launched:
         return "starting" if sign is None else sign.doing
 
 
-def crew(config: Config, listener: socket.socket) -> list[WorkerProcess]:
-    """The workers of a run, not started yet. The serving one answers on `listener`."""
+def workers_of(config: Config) -> tuple[str, ...]:
+    """The names of a run's workers."""
+    return WORKERS if config.learn.source == "people" else (*WORKERS, "rollout")
+
+
+def crew(config: Config, listener: socket.socket, names: Sequence[str]) -> list[WorkerProcess]:
+    """The workers of a run with these names, not started yet. The serving one answers on `listener`."""
     place = home(config)
     fd = listener.fileno()
     return [
@@ -71,13 +76,16 @@ def crew(config: Config, listener: socket.socket) -> list[WorkerProcess]:
             env=_THREADS | ({LISTEN_FD: str(fd)} if name == "serve" else {}),
             fds=(fd,) if name == "serve" else (),
         )
-        for name in WORKERS
+        for name in names
     ]
 
 
 @contextlib.asynccontextmanager
-async def launch(config: Config, say: Event, *, front: str | None = None) -> AsyncGenerator[Launched]:
+async def launch(
+    config: Config, say: Event, *, front: str | None = None, names: Sequence[str] | None = None
+) -> AsyncGenerator[Launched]:
     """A run's workers, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`. `front`: see `Supervisor`.
+    `names`: only these of them.
 
     The port is bound first, and stays bound while the worker that answers on it is started again. Raises BadConfig if it is taken.
     """
@@ -92,7 +100,9 @@ async def launch(config: Config, say: Event, *, front: str | None = None) -> Asy
     with bind(config.listen.host, config.listen.port) as listener:
         remove_address(place.address)  # of an earlier start that was killed
         place.admin_key()
-        supervisor = Supervisor(crew(config, listener), limits, say, lambda: save(config, place.config), front)
+        supervisor = Supervisor(
+            crew(config, listener, names or workers_of(config)), limits, say, lambda: save(config, place.config), front
+        )
         board = Board(place.workers, supervisor.watched)
         running = asyncio.create_task(supervisor.run())
         writing = asyncio.create_task(board.keep())

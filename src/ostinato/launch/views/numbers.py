@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.launch.placing.board import read_board
 from ostinato.record.log import SqlLog
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.app.storage import Home
-from ostinato.core.records import Arm, Holdback, ReleaseEvent, Reward, Signal, Turn
+from ostinato.core.records import Holdback, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Log
 from ostinato.evaluate.acceptance import Rated
 from ostinato.launch.views.progress import Lines
@@ -73,7 +73,7 @@ class RunObserver:
             case Turn():
                 seen.turns += 1
                 seen.tokens += len(row.sampled_ids)
-                if row.arm is not Arm.EVAL:
+                if row.arm.people:
                     self._unrated[row.id] = row
             case Reward():
                 turn = self._unrated.pop(row.turn, None)

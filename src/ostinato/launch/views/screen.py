@@ -56,7 +56,10 @@ def arms_table(rows: Sequence[ArmRow], who: str, when: str) -> Table:
     return table
 
 
-_ORDER = [arm.value for arm in (Arm.LIVE, Arm.CANARY, Arm.PREVIOUS, Arm.VERIFIED, Arm.CONTROL, Arm.EVAL, Arm.OUTSIDE)]
+_ORDER = [
+    arm.value
+    for arm in (Arm.LIVE, Arm.CANARY, Arm.PREVIOUS, Arm.VERIFIED, Arm.CONTROL, Arm.EVAL, Arm.WORLD, Arm.OUTSIDE)
+]
 
 
 def recent_arms(seen: Observed, now: float) -> list[ArmRow]:

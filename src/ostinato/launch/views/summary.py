@@ -10,20 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ostinato.core.records import (
-    Alarm,
-    AlarmState,
-    Arm,
-    Batch,
-    Person,
-    Quarantine,
-    ReleaseEvent,
-    Reward,
-    Row,
-    Signal,
-    Stamp,
-    Turn,
-)
+from ostinato.core.notices import Alarm, AlarmState, Stamp
+from ostinato.core.records import Batch, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
 
 FOLD = "status"
@@ -104,7 +92,7 @@ class Summary:
 
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
-        if turn.arm is not Arm.EVAL and turn.finish.trainable:
+        if turn.arm.people and turn.finish.trainable:
             self.unrated[turn.id] = Served(
                 arm=turn.arm.value, person=turn.person, started_at=turn.started_at, number=turn.oldest
             )

@@ -59,6 +59,8 @@ class TrainWorker:
         self._run, self._progress, self._pulse = run, progress, pulse
         pulse.trouble = lambda: learning.stored.trouble
         self._settings = run.config.learn
+        turns, groups = f"{self._settings.batch} turns", f"{run.config.worlds.groups} groups of rollouts"
+        self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
 
     async def resume(self) -> None:
         """Load the last checkpoint and take the recorded steps after it again, with the recorded credits."""
@@ -91,7 +93,7 @@ class TrainWorker:
         parts = self.parts
         may, ready = await self.may_learn(), await parts.source.look()
         if may and not ready:
-            self._pulse.begin(f"waiting for {self._settings.batch} turns to learn from")
+            self._pulse.begin(f"waiting for {self._what} to learn from")
         if not may or not ready:
             await asyncio.sleep(self._settings.poll_s)
             return
@@ -142,6 +144,8 @@ class TrainWorker:
         await self._leave_harm(live)
         if parts.source.base is not None:
             return True  # the next step is the first from there
+        if self._settings.source == "worlds":
+            return True  # rollouts follow the newest version, whatever is live
         ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
         # one step further, and all that live makes meanwhile would be too old to be learned from
         if ahead < min(self._settings.max_lead, max(self._run.config.reward.max_staleness, 1)):

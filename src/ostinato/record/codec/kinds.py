@@ -16,10 +16,9 @@ from itertools import groupby
 from typing import Any
 
 from ostinato.core.errors import BadRequest
+from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Advantages,
-    Alarm,
-    AlarmState,
     Arm,
     Batch,
     Branch,
@@ -37,7 +36,6 @@ from ostinato.core.records import (
     Sampling,
     Signal,
     Source,
-    Stamp,
     Turn,
 )
 
@@ -215,6 +213,7 @@ TURNS = Kind(
         "auto",
         "purpose",
         "branch",
+        "harness",
     ),
 )
 """A turn's tokens, text, spans and grammar do not lie in its JSON: `codec.turns` packs them."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Alarm, AlarmState, Reward, Turn, identity
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Reward, Turn, identity
 from ostinato.core.seams import Clock, Cursor, Folds, Log
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.router import Router

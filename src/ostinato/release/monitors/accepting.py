@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.core.seams import Log
 from ostinato.release.monitors import gap, narrowing
 from ostinato.release.monitors.behaviour import REFERENCE

@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ostinato.core.records import Alarm, AlarmState, Arm, Finish, ReleaseEvent, Turn
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Finish, ReleaseEvent, Turn
 from ostinato.release.monitors.config import MonitorsConfig
-from ostinato.release.monitors.detection.detector import Detector, Shifted, threshold
+from ostinato.release.monitors.detection.detector import Detector, Shifted, thresholds
 from ostinato.release.monitors.detection.expecting import JUDGED, Expecting, Role
 from ostinato.release.monitors.detection.sessions import Activity, OpenSessions, TurnSession
 from ostinato.release.monitors.detection.standing import ACCEPTED, StandingShifts, alarm_name, is_about_a_rate
@@ -40,7 +41,13 @@ class Behaviour:
 
     def __init__(self, config: MonitorsConfig, rates: tuple[Rate, ...]) -> None:
         self._rates = {rate.name: rate for rate in rates}
-        self._h = threshold(config.false_alarm_sessions, len(rates))
+        self._h = {
+            (rate.name, everybody): thresholds(
+                config.false_alarm_sessions, len(rates), rate.harmful, everybody=everybody
+            )
+            for rate in rates
+            for everybody in (True, False)
+        }
         self._comfort = math.log(config.false_comfort_sessions)
         self._least_people = config.least_people
         self._sessions = OpenSessions(
@@ -75,7 +82,7 @@ class Behaviour:
 
     def turn(self, turn: Turn) -> Iterator[Alarm]:
         """Take in a turn; the alarms that it raises or clears, without ids."""
-        if turn.arm == Arm.EVAL or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
+        if not turn.arm.people or turn.redacted or turn.finish in (Finish.ABORT, Finish.ERROR):
             return
         if not self._expecting.uses(turn.arm.value):
             return
@@ -133,7 +140,8 @@ class Behaviour:
             return
         detector = self._detectors.setdefault(f"{session.arm}/{rate.name}/{decile}", Detector())
         person = f"{session.tenant}/{session.user}"
-        shifted = detector.observe(mean, values, expected, h=self._h, person=person, people=self._least_people)
+        h = self._h[rate.name, decile is None]
+        shifted = detector.observe(mean, values, expected, h=h, person=person, people=self._least_people)
         if shifted is not None and self.standing.add(name, decile, shifted, harmful=shifted.shift in rate.harmful):
             yield self._raise(name, rate, decile, session, shifted)
 
@@ -154,7 +162,7 @@ class Behaviour:
             "reference": shifted.expected,
             "sessions": shifted.sessions,
             "events": shifted.events,
-            "threshold": self._h,
+            "threshold": self._h[rate.name, decile is None][shifted.shift],
             "turns": list(shifted.turns),
         }
         return Alarm(id="", name=name, state=AlarmState.RAISED, reason=reason, at=session.ended_at, detail=detail)

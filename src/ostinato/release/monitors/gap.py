@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ostinato.core.dealing import dealing_key, place_of
-from ostinato.core.records import Alarm, AlarmState, Person, Reward
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Person, Reward
 from ostinato.release.monitors.config import DAY, MonitorsConfig
 from ostinato.release.monitors.detection.standing import ACCEPTED
 from ostinato.release.monitors.owners import Owner

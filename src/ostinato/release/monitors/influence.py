@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ostinato.core.records import Alarm, AlarmState, Batch, Person
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, Person
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.detection.standing import ACCEPTED
 from ostinato.release.monitors.owners import TurnOwners

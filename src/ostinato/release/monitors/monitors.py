@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ostinato.core.records import Alarm, Arm, Batch, ReleaseEvent, Reward, Turn
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Batch, ReleaseEvent, Reward, Turn
 from ostinato.core.seams import Cursor
 from ostinato.release.monitors.behaviour import Behaviour
 from ostinato.release.monitors.config import MonitorsConfig
@@ -22,7 +23,7 @@ from ostinato.release.monitors.narrowing import NarrowingWatch
 from ostinato.release.monitors.owners import TurnOwners
 from ostinato.release.monitors.rates import Rate
 
-FORMAT = "monitors@3"
+FORMAT = "monitors@4"
 
 Watched = Turn | Alarm | ReleaseEvent | Reward | Batch
 """The rows that bear on alarms."""
@@ -83,7 +84,7 @@ class Monitors:
     def _apply(self, row: Watched) -> Iterator[Alarm]:
         match row:
             case Turn():
-                if row.arm is not Arm.EVAL:
+                if row.arm.people:
                     self._owners.see(row)
                 yield from self.behaviour.turn(row)
             case Alarm():

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from ostinato.core.records import Alarm, AlarmState, ReleaseEvent
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import ReleaseEvent
 from ostinato.core.report import Verdict
 from ostinato.release.monitors.detection.standing import ACCEPTED
 

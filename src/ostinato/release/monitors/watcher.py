@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import Alarm, Batch, ReleaseEvent, Reward, Turn, identity
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Batch, ReleaseEvent, Reward, Turn, identity
 from ostinato.core.seams import Cursor, Folds, Log
 from ostinato.release.monitors import gap
 from ostinato.release.monitors.config import MonitorsConfig

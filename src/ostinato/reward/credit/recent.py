@@ -13,8 +13,10 @@ from typing import Any
 
 from ostinato.core.records import Person
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.credit.caps import capped
+from ostinato.reward.credit.caps import FAIR_SHARES, capped
 
+NEW = 10.0  # steps whose equal shares somebody new may have at once
+BEYOND = 0.5  # of an equal share, for who had more than one: it must not stay so, and must not make anybody mute
 _FORGOTTEN = 1e-6  # a share that is not remembered any more
 
 
@@ -22,16 +24,22 @@ class RecentShares:
     """Exponentially weighted shares of the last `memory` steps by person; plain means until there were so many. With a
     memory of 0 nothing is remembered and everything allowed.
 
-    An equal share is 1 / n with n the effective number of people, ``(sum s)^2 / sum s^2``: names that somebody invents hold too little
-    each to change it, while a mere count would let them shrink everybody else's.
+    A share is what was kept of a person, divided by the batch as it was *before* the cuts, which is what `allowed` is a share of, too. In
+    shares of what is left, everybody's would grow with all that is cut: whoever is below the level would be cut for that, and who is
+    beyond it would get more than the level.
 
-    Example: ``recent.observe({("t", "ann"): 3.0, ("t", "bob"): 1.0})``
+    Who is new may have ten steps' equal shares at once, or one episode, and the rest as the steps go by: to come late buys nothing.
+
+    Example: ``recent.observe({("t", "ann"): 3.0, ("t", "bob"): 1.0}, {("t", "ann"): 0.5, ("t", "bob"): 1.0})``
     """
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self._steps = 0
         self._shares: dict[Person, float] = {}
+        self._missed: dict[
+            Person, float
+        ] = {}  # of those of `_shares` who came late: what they may not catch up with any more
         self._level = math.inf
 
     @property
@@ -43,41 +51,76 @@ class RecentShares:
         """What a person had of the last steps."""
         return self._shares.get(person, 0.0)
 
-    def observe(self, masses: Mapping[Person, float]) -> None:
-        """Take in a step: how much of it was each person's after the cuts, in any unit."""
+    def observe(self, masses: Mapping[Person, float], scales: Mapping[Person, float] | None = None) -> None:
+        """Take in a step: how many episodes it had of each person, and by what factor each was cut (`scales_of`; None: by none)."""
         total = math.fsum(masses.values())
         if total <= 0.0 or not self._memory:
             return
         self._steps = min(self._steps + 1, self._memory)
         part = 1.0 / self._steps
+        missed = {person: (1.0 - part) * self._missed.get(person, 0.0) for person in self._shares}
         kept = {person: (1.0 - part) * share for person, share in self._shares.items()}
         for person, mass in masses.items():
-            kept[person] = kept.get(person, 0.0) + part * mass / total
+            scale = 1.0 if scales is None else scales.get(person, 0.0)
+            kept[person] = kept.get(person, 0.0) + part * scale * mass / total
+            missed.setdefault(person, self._missed_by_new(self._steps, total))
         self._shares = {person: share for person, share in kept.items() if share >= _FORGOTTEN}
-        self._weigh()
+        self._missed = {person: missed[person] for person in self._shares if missed[person] >= _FORGOTTEN}
+        self._level = equal_share(self._shares)
 
-    def allowed(self, person: Person) -> float:
-        """The share of the next batch that brings them to the level and no further; the level itself if they are beyond."""
+    def cut(self, masses: Mapping[Person, float]) -> dict[Person, float]:
+        """What is left of each person's mass in the next batch, in episodes: what brings them to the level and no further; half of
+        an equal share of those who are beyond. In the first batch, which says all that is known
+        of how people share, two equal shares of it.
+        """
+        total = math.fsum(masses.values())
+        if not self._memory:
+            return dict(masses)
         if not self._steps:
-            return math.inf
-        steps = min(self._steps + 1, self._memory)  # the weight that `observe` will give to the next one
-        kept = (1.0 - 1.0 / steps) * self.share(person)
-        return max(self._level, (self._level - kept) * steps)
+            most = FAIR_SHARES * equal_share(masses) * total
+            return {person: min(mass, most) for person, mass in masses.items()}
+        return {person: min(mass, self._allowed(person, total) * total) for person, mass in masses.items()}
+
+    def _allowed(self, person: Person, total: float) -> float:
+        """The share of the next batch, of so many episodes, that may be theirs."""
+        steps = min(self._steps + 1, self._memory)  # as `observe` will count them
+        if person in self._shares:
+            counted = (1.0 - 1.0 / steps) * (self._shares[person] + self._missed.get(person, 0.0))
+        else:
+            counted = self._missed_by_new(steps, total)
+        return max(BEYOND * self._level, (self._level - counted) * steps)
+
+    def _missed_by_new(self, steps: int, total: float) -> float:
+        """What counts as had of who comes first when so many steps are remembered, to a batch of so many episodes."""
+        if math.isinf(self._level):
+            return 0.0
+        return max(0.0, self._level - max(NEW * self._level, 1.0 / total) / steps)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything, as JSON's types."""
-        return {"steps": self._steps, "shares": [[*person, share] for person, share in self._shares.items()]}
+        shares = [[*person, share, self._missed.get(person, 0.0)] for person, share in self._shares.items()]
+        return {"steps": self._steps, "shares": shares}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`."""
         self._steps = int(state["steps"])
-        self._shares = {(str(tenant), str(user)): float(share) for tenant, user, share in state["shares"]}
-        self._weigh()
+        rows = [
+            ((str(tenant), str(user)), float(share), float(missed)) for tenant, user, share, missed in state["shares"]
+        ]
+        self._shares = {person: share for person, share, _ in rows}
+        self._missed = {person: missed for person, _, missed in rows if missed}
+        self._level = equal_share(self._shares)
 
-    def _weigh(self) -> None:
-        squares = math.fsum(share * share for share in self._shares.values())
-        whole = math.fsum(self._shares.values())
-        self._level = squares / whole**2 if whole else math.inf
+
+def equal_share(masses: Mapping[Person, float]) -> float:
+    """1 / n with n the effective number of people, ``(sum m)^2 / sum m^2``; infinite of nobody.
+
+    Names that somebody invents hold too little each to change it, while a mere count would let them shrink everybody else's.
+
+    Example: ``equal_share({ann: 1.0, bob: 1.0}) == 0.5``
+    """
+    whole = math.fsum(masses.values())
+    return math.fsum(mass * mass for mass in masses.values()) / whole**2 if whole else math.inf
 
 
 def masses_of(turns: Sequence[tuple[Person, str]]) -> dict[Person, float]:
@@ -94,7 +137,6 @@ def masses_of(turns: Sequence[tuple[Person, str]]) -> dict[Person, float]:
 
 def scales_of(masses: Mapping[Person, float], recent: RecentShares, config: RewardConfig) -> dict[Person, float]:
     """The factor in (0, 1] by which each person's part of a batch is cut: to what they may have after the last steps, then by the caps."""
-    total = math.fsum(masses.values())
-    kept = {person: min(mass, recent.allowed(person) * total) for person, mass in masses.items()}
+    kept = recent.cut(masses)
     scales = capped(kept, user_cap=config.user_cap, tenant_cap=config.tenant_cap)
     return {person: scale * kept[person] / masses[person] for person, scale in scales.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.reward.config import CoverageConfig
 from ostinato.reward.ledger.coverage import Coverage
 

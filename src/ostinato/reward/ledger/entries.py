@@ -12,14 +12,19 @@ from ostinato.core.records import Arm, Purpose, Turn
 from ostinato.core.seams import Cursor
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Context, context_of
+from ostinato.reward.credit.origin import of_world
 
 Unit = tuple[str, str, str]
-"""Turns that go into one batch together: ("group" or "episode", tenant, name)."""
+"""Turns that go into one batch together: ("world", "group" or "episode", tenant, name); "world" is a group of rollouts in one."""
 
 Said = tuple[Cursor, str, str | None]
 """A signal about a turn: its place in the log, its id, and the id of the signal that it takes back, if it does."""
 
 LEARNING_ARMS = frozenset({Arm.LIVE, Arm.CANARY})
+"""What serves people and may be learned from."""
+
+TEACHING_ARMS = LEARNING_ARMS | {Arm.WORLD}
+"""Whatever some desk may have learned from: who only reads what a desk wrote need not know what that one does."""
 
 Gold = Callable[[str, str], bool]
 """Tenant and user -> whether nothing that this person says is ever learned from: they show what those who teach do not see."""
@@ -30,24 +35,44 @@ def nobody(tenant: str, user: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """Whose turns are learned from: people's, and so many `groups` of a simulated world's rollouts in each step (0: none are).
+
+    Example: ``Taught(people=False, groups=8)``
+    """
+
+    people: bool = True
+    groups: int = 0
+
+    @property
+    def arms(self) -> frozenset[Arm]:
+        """The arms whose turns may be learned from."""
+        return (LEARNING_ARMS if self.people else frozenset[Arm]()) | ({Arm.WORLD} if self.groups else frozenset[Arm]())
+
+
 def needs_reward(turn: Turn) -> bool:
-    """True if a person was served this turn and the policy itself ended it."""
+    """True if a person or a world was served this turn and the policy itself ended it."""
     return turn.finish.trainable and turn.arm is not Arm.EVAL
 
 
 def untrainable(
-    turn: Turn, min_temperature: float, purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT)
+    turn: Turn,
+    min_temperature: float,
+    purposes: Collection[Purpose] = (Purpose.TASK, Purpose.SUBAGENT),
+    arms: Collection[Arm] = TEACHING_ARMS,
 ) -> str | None:
     """Why a turn can never be trained on, known from the turn alone; None if it can. The first reason that applies is given.
 
-    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control and evaluation teach nothing. ``empty``: nothing
+    ``finish:<x>``: cut by something other than the policy. ``arm:<x>``: control and evaluation teach nothing, nor does whatever else is
+    not in `arms`. ``empty``: nothing
     was sampled. ``greedy``: temperature 0 explores nothing, and the log-probabilities are not those of the choice made. ``top_p``:
     the log-probabilities are those of the whole distribution, the tokens were drawn from its head: even praise for everything
     would then move the policy. ``cold``: sampled below the lowest temperature that is learned from. ``purpose:<x>``: not the task itself.
     """
     if not turn.finish.trainable:
         return f"finish:{turn.finish}"
-    if turn.arm not in LEARNING_ARMS:
+    if turn.arm not in arms:
         return f"arm:{turn.arm}"
     if not turn.sampled_ids and not turn.redacted:  # erased since: decided then by what it was
         return "empty"
@@ -64,7 +89,8 @@ def untrainable(
 class Facts:
     """A turn without its tokens. `hold` is why it will not be trained on, None if nothing speaks against it yet.
 
-    `tokens` counts its prompt and what was sampled; all tokens of the turn `parent` are the beginning of its prompt.
+    `world`: a rollout's, in a simulated world. `tokens` counts its prompt and what was sampled; all tokens of the turn `parent` are the
+    beginning of its prompt.
 
     Example: ``Facts(seq=12, id="a:0", tenant="default", episode="e1", parent=None, group=None, tokens=128, oldest=7, numerics="",
     ended_at=10.0, hold=None, context=Context(...))``
@@ -82,9 +108,10 @@ class Facts:
     ended_at: float
     hold: str | None
     context: Context
+    world: bool = False
 
     @classmethod
-    def of(cls, seq: Cursor, turn: Turn, config: RewardConfig) -> Self:
+    def of(cls, seq: Cursor, turn: Turn, config: RewardConfig, arms: Collection[Arm] = TEACHING_ARMS) -> Self:
         """The facts of a turn that was read at `seq`."""
         return cls(
             seq=seq,
@@ -97,14 +124,17 @@ class Facts:
             oldest=turn.oldest,
             numerics=turn.numerics,
             ended_at=turn.ended_at,
-            hold=untrainable(turn, config.min_temperature, config.purposes),
+            hold=untrainable(turn, config.min_temperature, config.purposes, arms),
             context=context_of(turn, config.users),
+            world=of_world(turn),
         )
 
     @property
     def unit(self) -> Unit:
         """What goes into a batch with it."""
-        return ("episode", self.tenant, self.episode) if self.group is None else ("group", self.tenant, self.group)
+        if self.group is None:
+            return ("episode", self.tenant, self.episode)
+        return ("world" if self.world else "group", self.tenant, self.group)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,27 +12,29 @@ config allows.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import replace
 
 from ostinato.core.errors import Corrupt
 from ostinato.core.lineage import Lineage
-from ostinato.core.records import (
-    Alarm,
-    Batch,
-    Delivered,
-    Holdback,
-    Quarantine,
-    Reward,
-    Row,
-    Signal,
-    Turn,
-)
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Arm, Batch, Delivered, Holdback, Quarantine, Reward, Row, Signal, Source, Turn
 from ostinato.core.seams import Cursor
+from ostinato.core.verdicts import CLOSED
 from ostinato.reward.config import RewardConfig
 from ostinato.reward.credit.baseline import Baseline
 from ostinato.reward.credit.recent import RecentShares, masses_of, scales_of
 from ostinato.reward.ledger.alarms import FAILURES, Alarms
-from ostinato.reward.ledger.entries import Facts, Gold, Matured, OpenTurn, Unit, needs_reward, nobody
+from ostinato.reward.ledger.entries import (
+    TEACHING_ARMS,
+    Facts,
+    Gold,
+    Matured,
+    OpenTurn,
+    Unit,
+    needs_reward,
+    nobody,
+)
 from ostinato.reward.ledger.orphans import Orphans
 from ostinato.reward.ledger.settled import Fate, Settled
 from ostinato.reward.ledger.teaching import Teaching
@@ -40,6 +42,7 @@ from ostinato.reward.ledger.teaching import Teaching
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
 NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN = "no_signal", "too_few", "too_long", "untaken"
 WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN})  # holdbacks of whole units
+STALE = "stale"
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted
 LATE_GROUP = "late_group"
@@ -55,13 +58,20 @@ class TurnLedger:
     """The open turns and the baseline, as the rows seen so far leave them. `apply` rows in the order of the log.
 
     `start` is the place in the log that the fold began after; above 0, rows may be about turns that it never saw. The turns of `gold`
-    people get a reward and are held back as ``gold``. Who only reads what a desk wrote need not know who they are.
+    people get a reward and are held back as ``gold``, those of another arm than `arms` as ``arm:<x>``. Who only reads what a desk wrote
+    need not know who they are.
     """
 
-    def __init__(self, config: RewardConfig, start: Cursor = 0, gold: Gold = nobody) -> None:
+    def __init__(
+        self,
+        config: RewardConfig,
+        start: Cursor = 0,
+        gold: Gold = nobody,
+        arms: Collection[Arm] = TEACHING_ARMS,
+    ) -> None:
         self.config = config
         self.start = start
-        self._gold = gold
+        self._gold, self._arms = gold, arms
         self.baseline = Baseline(config.baseline)
         self.teaching = Teaching(self.baseline, config.discount)
         self.recent = RecentShares(config.user_steps)
@@ -73,14 +83,15 @@ class TurnLedger:
         self.touched: dict[str, None] = {}  # open turns with news since they were last asked about
         self.matured: dict[str, Matured] = {}  # reward known, outcome open
         self.to_hold: dict[str, str] = {}  # turn -> reason: outcome due, not yet in the log
-        self.groups: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.groups: OrderedDict[Unit, None] = OrderedDict()
+        self.closed: dict[Unit, None] = {}  # groups of rollouts that have all ended, and have no outcome yet
         self.settled = Settled(config.remember)
         self.orphans = Orphans(most=config.max_orphans, most_bytes=config.orphan_bytes, seconds=config.orphan_s)
         self.alarms = Alarms(config.coverage, start)
         self.counts: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.quarantined: Counter[str] = Counter()
-        self._open_in: dict[Unit, dict[Cursor, None]] = {}  # trainable open turns
+        self._open_in: dict[Unit, dict[Cursor, str]] = {}  # trainable open turns
 
     def apply(self, seq: Cursor, row: Row) -> None:
         """Take in one row. Raises Corrupt if the log contradicts itself: a turn trained on twice, or without a reward."""
@@ -109,15 +120,15 @@ class TurnLedger:
     def watch(self, facts: Facts) -> None:
         """Count an open turn into its unit."""
         if facts.hold is None:
-            self._open_in.setdefault(facts.unit, {})[facts.seq] = None
+            self._open_in.setdefault(facts.unit, {})[facts.seq] = facts.id
 
     # ------------------------------------------------------------ turns and what is said about them
 
     def _turn(self, seq: Cursor, turn: Turn) -> None:
         self._pass(turn.ended_at)
         self.counts["ingested"] += 1
-        facts = Facts.of(seq, turn, self.config)
-        if facts.hold is None and turn.group is not None and (turn.tenant, turn.group) in self.groups:
+        facts = Facts.of(seq, turn, self.config, self._arms)
+        if facts.hold is None and (facts.unit in self.groups or facts.unit in self.closed):
             facts = replace(facts, hold=LATE_GROUP)
         if facts.hold is None and self._gold(turn.tenant, turn.user):
             facts = replace(facts, hold=GOLD)
@@ -154,6 +165,15 @@ class TurnLedger:
         else:
             entry.said.append((seq, signal.id, signal.retracts))
             self.touched[signal.turn] = None
+            self._close(entry.facts.unit, signal)
+
+    def _close(self, unit: Unit, signal: Signal) -> None:
+        """Where all rollouts of a group have ended, those of its turns that no verdict was read about are asked about for the last time."""
+        if unit[0] != "world" or signal.name != CLOSED or signal.source is not Source.CODE:
+            return
+        if unit not in self.groups:
+            self.closed[unit] = None
+        self.touched |= dict.fromkeys(self._open_in.get(unit, {}).values())
 
     def _signal_about_no_open_turn(self, seq: Cursor, signal: Signal) -> None:
         matured = self.matured.get(signal.turn)
@@ -164,6 +184,8 @@ class TurnLedger:
             self.counts["foreign"] += 1
         elif known[1] is Fate.MOOT:
             self.counts["moot"] += 1
+        elif matured is not None and signal.name == CLOSED:
+            self._close(matured.facts.unit, signal)
         else:
             self._late(matured, signal.retracts, trained=known[1] is Fate.TRAINED)
 
@@ -189,7 +211,7 @@ class TurnLedger:
         hold, matured = (
             self._rewarded(row, facts, heard) if isinstance(row, Reward) else (self._quarantined(row, facts), None)
         )
-        if kind_of(hold or "") not in (UNDELIVERED, GONE):
+        if kind_of(hold or "") not in (UNDELIVERED, GONE) and not facts.world:
             self.alarms.decided(facts.tenant, heard=heard)
         if facts.hold is None and hold is not None:
             self.to_hold[facts.id] = hold
@@ -232,19 +254,19 @@ class TurnLedger:
         self.held[kind_of(row.reason)] += 1
         if matured is not None:
             self.settled.put(row.turn, matured.facts.tenant, Fate.HELD)
-            if kind_of(row.reason) in WHOLE:
+            if kind_of(row.reason) in WHOLE or (matured.facts.world and row.reason != GONE):
                 self._close_group(matured.facts)
-            if kind_of(row.reason) == NO_SIGNAL:
+            if kind_of(row.reason) == NO_SIGNAL and not matured.facts.world:
                 self.teaching.flat(row, matured)
 
     def _batch(self, batch: Batch) -> None:
         self._pass(batch.at)
         taken = [self._taken(batch, turn_id) for turn_id in batch.turns]
         taught = [entry for entry in taken if entry is not None]
-        self.teaching.batch(taught)
-        masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in taught])
-        scales = scales_of(masses, self.recent, self.config)
-        self.recent.observe({person: mass * scales[person] for person, mass in masses.items()})
+        people = [entry for entry in taught if not entry.facts.world]
+        self.teaching.batch(people)
+        masses = masses_of([(entry.facts.context.person, entry.facts.episode) for entry in people])
+        self.recent.observe(masses, scales_of(masses, self.recent, self.config))
         for entry in taught:
             self.counts["trained"] += 1
             self.to_hold.pop(entry.facts.id, None)
@@ -268,7 +290,8 @@ class TurnLedger:
     def _close_group(self, facts: Facts) -> None:
         """Members that are still to come are too late."""
         if facts.group is not None:
-            self.groups[facts.tenant, facts.group] = None
+            self.groups[facts.unit] = None
+            self.closed.pop(facts.unit, None)
             if len(self.groups) > GROUPS:
                 self.groups.popitem(last=False)
 

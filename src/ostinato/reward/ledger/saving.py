@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ostinato.core.lineage import Lineage
+from ostinato.core.records import Arm
 from ostinato.reward.config import RewardConfig
-from ostinato.reward.ledger.entries import Gold, matured_turns, nobody, open_turns
+from ostinato.reward.ledger.entries import TEACHING_ARMS, Gold, matured_turns, nobody, open_turns
 from ostinato.reward.ledger.ledger import TurnLedger
 
-FORMAT = "ledger@4"
+FORMAT = "ledger@5"
 
 
 def snapshot(ledger: TurnLedger) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
         "matured": matured_turns.dump_python(list(ledger.matured.values()), mode="json"),
         "touched": list(ledger.touched),
         "to_hold": ledger.to_hold,
-        "groups": [list(key) for key in ledger.groups],
+        "groups": [list(unit) for unit in ledger.groups],
+        "closed": [list(unit) for unit in ledger.closed],
         "settled": ledger.settled.snapshot(),
         "forgot": ledger.settled.forgot,
         "orphans": ledger.orphans.snapshot(),
@@ -41,14 +43,16 @@ def snapshot(ledger: TurnLedger) -> dict[str, Any]:
     }
 
 
-def restored(state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody) -> TurnLedger | None:
+def restored(
+    state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody, arms: Collection[Arm] = TEACHING_ARMS
+) -> TurnLedger | None:
     """The ledger that `snapshot` was taken of, with the config of now; None for another version's snapshot.
 
     Raises AttributeError, LookupError, TypeError or ValueError for what is no snapshot at all.
     """
     if state.get("format") != FORMAT:
         return None
-    ledger = TurnLedger(config, int(state["start"]), gold)
+    ledger = TurnLedger(config, int(state["start"]), gold, arms)
     ledger.baseline.restore(state["baseline"])
     ledger.teaching.restore(state["teaching"])
     ledger.recent.restore(state["recent"])
@@ -60,7 +64,8 @@ def restored(state: Mapping[str, Any], config: RewardConfig, gold: Gold = nobody
     ledger.touched = dict.fromkeys(state["touched"])
     ledger.matured = {entry.facts.id: entry for entry in matured_turns.validate_python(state["matured"])}
     ledger.to_hold = dict(state["to_hold"])
-    ledger.groups = OrderedDict(((tenant, group), None) for tenant, group in state["groups"])
+    ledger.groups = OrderedDict(((kind, tenant, group), None) for kind, tenant, group in state["groups"])
+    ledger.closed = dict.fromkeys(state["closed"])
     ledger.settled.restore(state["settled"], forgot=bool(state["forgot"]))
     ledger.orphans.restore(state["orphans"])
     ledger.alarms.restore(state["alarms"])

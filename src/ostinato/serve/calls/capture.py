@@ -46,6 +46,7 @@ class Call:
     started_at: float
     numerics: str = ""
     group: str | None = None
+    harness: str = ""
     verified: bool = False
     auto: Pick | None = None
     auto_arm: AutoArm | None = None  # of a call that Auto dealt, which it may cost something
@@ -240,6 +241,7 @@ class Capture:
             numerics=call.numerics,
             routes=choice.routes,
             group=call.group,
+            harness=call.harness,
             verified=call.verified,
             auto=None if call.auto is None else replace(call.auto, cost=self._cost(choice)),
             purpose=call.purpose,
@@ -291,6 +293,7 @@ def again(turns: Sequence[Turn]) -> Call:
         started_at=first.started_at,
         numerics=first.numerics,
         group=first.group,
+        harness=first.harness,
         verified=first.verified,
         auto=first.auto,
         purpose=first.purpose,

@@ -376,6 +376,7 @@ class Calls:
             started_at=self._parts.clock(),
             numerics="" if placement.assignment.arm is Arm.OUTSIDE else self._numerics,
             group=caller.group,
+            harness=caller.harness,
             verified=caller.verified,
             auto=None if deal is None else deal.pick,
             auto_arm=None if deal is None else deal.arm,

@@ -29,7 +29,7 @@ class Loading(Unavailable):
 class Caller:
     """Who asks, as told and, if `verified`, as proven.
 
-    Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None)``
+    Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None, harness="")``
     """
 
     tenant: str
@@ -38,6 +38,7 @@ class Caller:
     episode: str | None
     group: str | None
     slot: str | None
+    harness: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Senders:
             episode=exchange.text("X-Ostinato-Episode") or exchange.session or _agents_session(exchange),
             group=exchange.text("X-Ostinato-Group"),
             slot=slot,
+            harness=exchange.text("X-Ostinato-Harness") or "",
         )
 
     async def place(self, caller: Caller) -> Placement:
@@ -93,7 +95,8 @@ class Senders:
                 raise NotFound(
                     f"No weights are loaded in slot {caller.slot!r}; loaded: {', '.join(sorted(loaded))}.", field="slot"
                 )
-            return Placement(slot=caller.slot, assignment=Assignment(arm=Arm.EVAL, propensity=1.0))
+            arm = Arm.WORLD if caller.slot == Arm.WORLD else Arm.EVAL
+            return Placement(slot=caller.slot, assignment=Assignment(arm=arm, propensity=1.0))
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
         known = caller.verified or self._config.arm_users == "declared"

@@ -22,8 +22,9 @@ from ostinato.train.gradients.tree_attention import TreeAttention
 class Microbatch:
     """One micro-batch: the packed tree and, for its M sampled tokens of S turns, what the loss reads; after the pass, what came out.
 
-    `turns_M` counts the micro-batch's turns from 0; `weights_S` are their parts of their episodes. `foreign_M`: made under another
-    numerics contract than the trainer's. `edits`: what was done to the logits of some of the M tokens. `routes`: the experts to replay,
+    `turns_M` counts the micro-batch's turns from 0; `weights_S` are their parts of their episodes, `factors_S` what their tokens count with
+    in the loss. `foreign_M`: made under another numerics contract than the trainer's. `edits`: what was done to the logits of some of
+    the M tokens. `routes`: the experts to replay,
     None for a model without. `release_M` and `anchor_M`: the log-probabilities under the release and under the anchor, where they were
     asked for. `keep_M`: not left out by the sequence mask.
     """
@@ -35,6 +36,7 @@ class Microbatch:
     advantages_M: Tensor
     turns_M: Tensor
     weights_S: Tensor
+    factors_S: Tensor
     foreign_M: Tensor
     versions_M: Sequence[PolicyVersion]
     edits: Edits
@@ -46,8 +48,8 @@ class Microbatch:
 
     @property
     def shares_M(self) -> Tensor:
-        """Each token's turn's part of its episode."""
-        return self.weights_S[self.turns_M]
+        """What each token counts with in the loss: its turn's part of its episode, or 1 where an episode's tokens are added up."""
+        return self.factors_S[self.turns_M]
 
     @property
     def kept_S(self) -> Tensor:
@@ -95,6 +97,7 @@ def make_microbatches(
                 advantages_M=torch.tensor([value for turn in credit for value in turn], dtype=torch.float32),
                 turns_M=torch.from_numpy(packed.turns_M),
                 weights_S=torch.tensor([samples[index].weight for index in chosen], dtype=torch.float32),
+                factors_S=torch.tensor([samples[index].factor for index in chosen], dtype=torch.float32),
                 foreign_M=torch.from_numpy(labels[packed.turns_M]),
                 versions_M=[version for turn in turns for version in turn.versions_T()],
                 edits=partial(edits, turns),

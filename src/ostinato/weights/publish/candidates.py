@@ -20,6 +20,7 @@ class Candidates:
         every: steps between two candidates.
         on_published: told of each version that is stored.
         numerics: the id of the trainer's contract.
+        newest: a ref that follows each version as soon as it is stored, for rollouts; None: there is none.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class Candidates:
         on_published: Callable[[Published], None],
         *,
         numerics: str = "",
+        newest: str | None = None,
     ) -> None:
         self._publisher, self._run, self._every, self._on_published = publisher, run, every, on_published
-        self._numerics = numerics
+        self._numerics, self._newest = numerics, newest
         self._naming = True
         self._due: PolicyVersion | None = None  # the newest that is, or was to be, a candidate
         self.last: PolicyVersion | None = None
@@ -48,6 +50,7 @@ class Candidates:
             yield
         finally:
             self._naming = True
+        await self._follow()
         if self._due is not None and (named is None or self._due.number > named.number):
             await self._publisher.name(self._due, "candidate")
 
@@ -65,8 +68,14 @@ class Candidates:
         )
         self.last = done.policy
         self._due = done.policy if due else self._due
+        await self._follow()
         self._on_published(done)
         return done.policy
+
+    async def _follow(self) -> None:
+        """The ref for rollouts moves on, but not back while steps are taken again."""
+        if self._newest is not None and self._naming and self.last is not None:
+            await self._publisher.name(self.last, self._newest)
 
     async def offer(self) -> None:
         """Name the version that was stored last, if there is one, as the candidate, whether or not one is due."""

@@ -6,17 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import (
-    Alarm,
-    AlarmState,
-    Arm,
-    Batch,
-    Holdback,
-    PolicyVersion,
-    Quarantine,
-    ReleaseEvent,
-    Reward,
-)
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, ReleaseEvent, Reward
 from ostinato.launch.views.page import feed as feeding
 from ostinato.launch.views.page.feed import Feed
 from ostinato.launch.views.page.index import PageIndex

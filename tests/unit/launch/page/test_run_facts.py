@@ -13,7 +13,8 @@ from tests.fakes.observed_run import NOW, Observed
 from ostinato.app.storage import open_log, open_run
 from ostinato.config import load
 from ostinato.core.errors import Conflict, NotFound, Unavailable
-from ostinato.core.records import Alarm, AlarmState, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
 from ostinato.launch.commands.alarms import accept_alarm, show_alarms
 from ostinato.launch.placing.board import Shown, Standing
 from ostinato.launch.views.page.acts import RunActs

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.release.auto.test_router import EVEN, a_dealt_turn, a_reward
 
-from ostinato.core.records import Alarm, Pick
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Pick
 from ostinato.record.folds import FileFolds
 from ostinato.release.auto.config import RouterConfig
 from ostinato.release.auto.folding import FoldedRouter

@@ -3,7 +3,7 @@
 import pytest
 
 from ostinato.core.errors import BadRequest, Conflict, NotFound
-from ostinato.core.records import Alarm, AlarmState
+from ostinato.core.notices import Alarm, AlarmState
 from ostinato.record.log import SqlLog
 from ostinato.release.monitors.accepting import accept, acceptable, standing
 

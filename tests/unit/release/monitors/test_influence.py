@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.records import AlarmState, Batch, PolicyVersion
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import Batch, PolicyVersion
 from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.influence import BY_PERSON, BY_TENANT, InfluenceWatch, Shares

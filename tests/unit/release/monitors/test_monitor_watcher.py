@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.errors import StorageFull
-from ostinato.core.records import Alarm, AlarmState, Arm, Finish, PolicyVersion, ReleaseEvent, Signal
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm, Finish, PolicyVersion, ReleaseEvent, Signal
 from ostinato.release.monitors import behaviour
 from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig

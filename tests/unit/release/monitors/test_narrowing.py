@@ -3,7 +3,8 @@
 import json
 from dataclasses import asdict
 
-from ostinato.core.records import AlarmState, PolicyVersion, ReleaseEvent
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import Incumbent, ItemMean, Sharpening
 from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.narrowing import NAME, NarrowingWatch

@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ostinato.core.records import AlarmState, Arm, Reward
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import Arm, Reward
 from ostinato.release.monitors.accepting import acceptance
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.gap import NAME, GoldWatch, gold_people, is_gold, proxy_gap

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.records import AlarmState, Arm
+from ostinato.core.notices import AlarmState
+from ostinato.core.records import Arm
 from ostinato.release.monitors.behaviour import ANONYMOUS, REFERENCE
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.loading import rates_of

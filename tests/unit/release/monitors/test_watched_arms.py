@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from ostinato.core.records import Alarm, AlarmState, Arm
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm
 from ostinato.release.monitors.config import MonitorsConfig
 from ostinato.release.monitors.loading import rates_of
 from ostinato.release.monitors.monitors import Monitors

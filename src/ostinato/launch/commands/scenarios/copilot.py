@@ -12,8 +12,8 @@ from ostinato.launch.commands.scenarios.scenario import Findings, HeldOutScores
 from ostinato.launch.views import report as figures
 from ostinato.launch.views.observe import Observed
 from ostinato.launch.views.screen import recent_acceptance
-from ostinato.worlds.grader import python_tests
-from ostinato.worlds.sandbox import Sandbox
+from ostinato.worlds.grading.completion import python_tests
+from ostinato.worlds.sandbox import SingleRuns
 
 
 class Copilot:
@@ -31,10 +31,10 @@ class Copilot:
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
         """Fifty users with a task of their favourite families each."""
         tasks, _ = demo_tasks.split(demo_tasks.load())
-        sandbox = Sandbox(config.sandbox)
+        sandbox = SingleRuns(config.sandbox)
         await sandbox.check()
 
-        async def grade(task: demo_tasks.Task, text: str) -> float:
+        async def grade(task: demo_tasks.Blank, text: str) -> float:
             return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
 
         users = UsersConfig(model=config.model.served_as)

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from ostinato.app.storage import Run
 from ostinato.core.clock import wall_clock
-from ostinato.core.records import Alarm, Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
+from ostinato.core.notices import Alarm
+from ostinato.core.records import Batch, Quarantine, ReleaseEvent, Reward, Signal, Turn
 from ostinato.core.seams import Clock, Cursor, Identity, R
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.page.feed import Feed

@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ostinato.core.errors import OstinatoError
-from ostinato.core.records import (
-    Alarm,
-    AlarmState,
-    Batch,
-    Holdback,
-    Quarantine,
-    ReleaseEvent,
-    Reward,
-    Row,
-    Signal,
-    Turn,
-)
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Batch, Holdback, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor
 from ostinato.launch.views.page.schema import open_index
 from ostinato.record.sqlite import driver, remove

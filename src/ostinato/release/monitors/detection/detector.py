@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -29,22 +29,29 @@ EFFECTS = (0.25, 0.5, 1.0)  # standard deviations of a session's mean
 EXAMPLES = 20
 MOST_PEOPLE = 20
 SETTLED = 10  # sessions after an alarm from which on they say how far the rate has shifted
-GROUPS_OF_A_SESSION = 2  # everybody, and people of a like activity
-SHIFTS = 2
+EVERYBODY = 0.9  # of the false alarms, may be about everybody; the rest about people of a like activity
+HARM = 0.8  # of them, about a shift that does harm, where only one does
 _BOLDEST = 0.9  # of the bet that could lose everything
 _SMALLEST = 1e-6
 _NOTHING_LEFT = 40.0  # above it 1 + exp(x) is exp(x) to the last bit
 
 
-def threshold(false_alarm_sessions: float, rates: int) -> float:
-    """h, such that all monitors together raise at most one false alarm in so many sessions on average.
+def thresholds(
+    false_alarm_sessions: float, rates: int, harmful: Collection[Shift], *, everybody: bool
+) -> dict[Shift, float]:
+    """The h of both shifts of a rate, in the sessions of everybody or in those of a like activity, such that all monitors together raise
+    at most one false alarm in so many sessions on average, if what is expected is right.
 
-    A session feeds `rates` x 2 groups x 2 directions tests, each of which is wrong at most once in exp(h) sessions (module's
-    docstring): h = log(sessions x tests).
+    A session feeds a test of each rate in both groups and directions, each of which is wrong at most once in exp(h) sessions (module's
+    docstring). Each may be wrong in its part of the whole, and the parts add up to 1: h = log(sessions x rates / part). Most of it is
+    spent where harm would be found first.
 
-    Example: ``threshold(125_000, 16)`` is 15.9: one in a million events at eight a session.
+    Example: ``thresholds(125_000, 16, {Shift.UP}, everybody=True)`` is 14.8 upwards and 16.2 downwards; for a decile 17.0 and 18.4.
     """
-    return math.log(false_alarm_sessions * max(1, rates) * GROUPS_OF_A_SESSION * SHIFTS)
+    group = EVERYBODY if everybody else 1.0 - EVERYBODY
+    uneven = len(harmful) == 1
+    parts = {shift: (HARM if shift in harmful else 1.0 - HARM) if uneven else 0.5 for shift in Shift}
+    return {shift: math.log(false_alarm_sessions * max(1, rates) / (group * part)) for shift, part in parts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +174,9 @@ class Detector:
 
     Example::
 
-        detector = Detector()
+        detector, h = Detector(), thresholds(125_000, 16, {Shift.UP}, everybody=True)
         for mean, turns in sessions:
-            shifted = detector.observe(mean, turns, Expected(low=0.09, high=0.11, deviation=0.12), h=15.9)
+            shifted = detector.observe(mean, turns, Expected(low=0.09, high=0.11, deviation=0.12), h=h)
     """
 
     def __init__(self) -> None:
@@ -181,11 +188,12 @@ class Detector:
         turns: Mapping[str, float],
         expected: Expected,
         *,
-        h: float,
+        h: Mapping[Shift, float],
         person: str = "",
         people: int = 1,
     ) -> Shifted | None:
-        """Take in one session's mean in [0, 1] with its turns' values; what has shifted, if the evidence passes h. Then it begins anew.
+        """Take in one session's mean in [0, 1] with its turns' values; what has shifted, if the evidence passes its h. Then it begins
+        anew.
 
         `expected` must not depend on this session. So many people must have shown the shift: sessions of one person are not
         independent, and what nobody did before is much evidence each time that somebody does it.
@@ -199,7 +207,7 @@ class Detector:
             if not gambler.wins_any:
                 continue
             gambler.note(mean, turns, expected.high if up else expected.low, 1.0 if up else -1.0, person)
-            if found is None and len(gambler.people) >= people and gambler.passes(h):
+            if found is None and len(gambler.people) >= people and gambler.passes(h[shift]):
                 found = Shifted(
                     shift=shift,
                     observed=gambler.total / gambler.sessions,

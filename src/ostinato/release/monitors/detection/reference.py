@@ -1,8 +1,12 @@
 """What a rate is expected to be: the mean of people on another release at the same time, or what it was while the monitors learned. Pure.
 
-An arm that stays on an earlier release swings with the day as the watched one does, so its weighted mean is the reference, wider by
-its standard error. Where there is no such arm the reference is fixed: the range that the rate's short mean went through while it was
-learned, which should be a whole day. A fixed reference knows nothing of a weekend.
+An arm that stays on an earlier release swings with the day as the watched one does, so its weighted mean is the reference: all means
+that it may well be an estimate of. Where there is no such arm the reference is fixed: the range that the rate's short mean went through
+while it was learned, which should be a whole day. A fixed reference knows nothing of a weekend.
+
+The detectors keep their promise if the truth lies in the range that they are given. A mean that is off stays so for hundreds of sessions,
+and at the heights that the thresholds have nearly all false alarms come of that: of means that were low by chance, and late in the day's
+swing. So the range's width is what the promise rests on, and simulation says how wide it must be.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ from typing import Any, Self
 
 from ostinato.release.monitors.detection.detector import Expected
 
-SLACK = 1.0  # standard errors by which a reference's mean is widened
+DOUBT = 1.25  # standard errors between a mean and what it may be an estimate of; by simulation
+SLACK = 1.0  # standard errors by which a fixed reference is widened beyond where its mean was
 SLOW = 10.0  # times as many sessions as the mean remembers: how a decile differs from everybody
 DECILE_SLACK = 2.0  # standard errors; there are ten times as many deciles to be wrong about
 DECILE_LEAST = 2.0  # times as many sessions as the mean remembers, before anything is expected of a decile
+_UNSEEN = 1 / 2  # dispersion of a behaviour that was never seen
 _HALF_AN_EVENT = 1 / 16  # of a session of eight: what was never seen is not impossible
 
 
@@ -51,6 +57,14 @@ class Level:
         """Standard error of the mean. A weighted mean of memory n is worth 2n - 1 plain ones; that it is late takes up the rest."""
         return self.deviation / math.sqrt(max(1.0, self.weight))
 
+    @property
+    def dispersion(self) -> float:
+        """Variance of a session's value, in units of that of a single event with the same mean: 1 / 8 for eight events that do not
+        depend on each other, 1 for eight that are all alike; 1 / 2 while nothing was seen.
+        """
+        unseen = _HALF_AN_EVENT / 8 / max(1.0, self.weight)
+        return self.deviation**2 / (self.mean * (1.0 - self.mean) + unseen / _UNSEEN)
+
     def to_json(self) -> list[float]:
         """As JSON's types."""
         return [self.memory, self.weight, self.mean, self.variance]
@@ -68,13 +82,19 @@ class ArmReference:
 
     A decile's own sessions are too few to follow the day, so the day is taken from all and the difference from longer ago. Nothing is
     expected before the mean's memory is full: of few sessions a rare behaviour may show nothing, which looks like proof that there is none.
+    `long` says how much sessions differ: it does not follow the day, and of few sessions it would be low where the mean is.
     """
 
     level: Level
+    long: Level = field(init=False)
     deciles: dict[int, Level] = field(default_factory=dict[int, Level])
+
+    def __post_init__(self) -> None:
+        self.long = Level(memory=SLOW * self.level.memory)
 
     def observe(self, mean: float, decile: int | None) -> None:
         """Take in a session of the reference arm."""
+        self.long.observe(mean)
         if decile is not None and self.level.weight >= self.level.memory:
             differs = self.deciles.setdefault(decile, Level(memory=SLOW * self.level.memory))
             differs.observe(mean - self.level.mean)
@@ -86,7 +106,8 @@ class ArmReference:
         if level.weight < level.memory:
             return None
         if decile is None:
-            return _within(level.mean, SLACK * level.error, level.deviation)
+            low, high = plausible(level.mean, level.weight / self.long.dispersion, DOUBT)
+            return Expected(low=low, high=high, deviation=level.deviation)
         differs = self.deciles.get(decile)
         if differs is None or differs.weight < DECILE_LEAST * level.memory:
             return None
@@ -95,13 +116,16 @@ class ArmReference:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON's types."""
-        return {"level": self.level.to_json(), "deciles": {str(k): each.to_json() for k, each in self.deciles.items()}}
+        deciles = {str(k): each.to_json() for k, each in self.deciles.items()}
+        return {"level": self.level.to_json(), "long": self.long.to_json(), "deciles": deciles}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`. Raises LookupError, TypeError or ValueError for what is none."""
         deciles = {int(key): Level.from_json(each) for key, each in state["deciles"].items()}
-        return cls(level=Level.from_json(state["level"]), deciles=deciles)
+        found = cls(level=Level.from_json(state["level"]), deciles=deciles)
+        found.long = Level.from_json(state["long"])
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,6 +182,25 @@ class FixedReference:
             high=float(high),
             learned=bool(state["learned"]),
         )
+
+
+def plausible(mean: float, events: float, errors: float) -> tuple[float, float]:
+    """The means in [0, 1] of which `mean` would lie within so many standard errors *of theirs*: Wilson's (1927) score interval.
+
+    A mean's own error says too little of a rare behaviour: where few were seen by chance, it is small for the same reason.
+
+    Args:
+        mean: of `events` independent zeros and ones, or what is worth as many.
+        events: how many.
+        errors: standard errors of a mean of so many.
+
+    Example: ``plausible(0.0, 100.0, 1.25)`` is about (0.0, 0.015), where 1.25 errors of a mean of 0 are 0.
+    """
+    mean = min(1.0, max(0.0, mean))  # an average of ones may be above 1 by rounding
+    square = errors * errors / events
+    middle = (mean + square / 2.0) / (1.0 + square)
+    half = math.sqrt(square * mean * (1.0 - mean) + square * square / 4.0) / (1.0 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _within(middle: float, slack: float, deviation: float) -> Expected:

@@ -6,7 +6,8 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ostinato.core.records import Alarm, AlarmState, Arm
+from ostinato.core.notices import Alarm, AlarmState
+from ostinato.core.records import Arm
 from ostinato.release.monitors.detection.detector import Shifted, WayBack
 
 PREFIX = "monitor:"

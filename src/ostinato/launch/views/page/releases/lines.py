@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
-from ostinato.core.records import Alarm, PolicyVersion, ReleaseEvent
+from ostinato.core.notices import Alarm
+from ostinato.core.records import PolicyVersion, ReleaseEvent
 from ostinato.core.report import BarResult, Comparison, Incumbent
 from ostinato.web.page.releases.evidence import MeasureLook, TrialLook
 from ostinato.web.page.sources import GateLook

@@ -14,8 +14,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ostinato.core.errors import BadRequest
-from ostinato.worlds.sandbox import ExecResult
+from ostinato.core.conversation import Role
+from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.sandboxing import ExecResult
+from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
 
 BODY_CHARS = 20_000
 
@@ -106,3 +110,21 @@ async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, tim
     sizes = f"{len(first)} {len(second)}".ljust(32).encode()
     result = await sandbox.run(_JUDGE, stdin=sizes + first + second, timeout=timeout)
     return float(result.code == 0 and result.stdout.strip() == nonce.encode())
+
+
+class CompletionGrader:
+    """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion.
+
+    Example: ``await CompletionGrader(SingleRuns()).grade(task, rollout)``
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        head, tests = task.grading.data.get("head"), task.grading.data.get("tests")
+        if not isinstance(head, str) or not isinstance(tests, str):
+            raise BadConfig(f"task {task.id!r}: grading.data needs 'head' and 'tests', Python source")
+        said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
+        value = await python_tests(head, said[-1] if said else "", tests, self._runs, task.grading.timeout_s)
+        return Grade(value=value, why="every assert passed" if value else "not every assert passed")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.grader import python_tests, truncate_body
-from ostinato.worlds.sandbox import ExecResult
+from ostinato.core.sandboxing import ExecResult
+from ostinato.worlds.grading.completion import python_tests, truncate_body
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""The graders of tasks, by the names that tasks use."""
+
+from __future__ import annotations
+
+import logging
+
+from ostinato.core.seams import Backend
+from ostinato.worlds.grading.apart import Apart
+from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
+from ostinato.worlds.grading.completion import CompletionGrader, Runs
+from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.functions import FunctionGrader
+from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.patterns import PatternGrader
+from ostinato.worlds.grading.suites import PytestGrader
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
+
+
+def open_graders(
+    backend: Backend,
+    runs: Runs,
+    python: str,
+    *,
+    effort: EffortConfig | None = None,
+    judge: RubricJudge | None = None,
+    alarm: Alarm | None = None,
+) -> Grader:
+    """Grades any task by the grader that it names: "function", "pytest", "python_tests" or "pattern".
+
+    Args:
+        backend: where function and repository tasks are graded.
+        runs: where completions are graded.
+        python: the path of an interpreter inside of a sandbox of `backend`.
+        effort: what effort costs; None: nothing.
+        judge: judges solved outcomes of function and repository tasks too; the caller opens and closes it.
+        alarm: told of outcomes that somebody cheated for; None: a warning in this process's log.
+    """
+    apart = Apart(backend=backend, python=python)
+    graders: dict[str, Grader] = {"function": FunctionGrader(apart), "pytest": PytestGrader(apart)}
+    if judge is not None:
+        graders = {name: JudgedGrader(grader, judge) for name, grader in graders.items()}
+    graders["python_tests"] = CompletionGrader(runs)
+    graders["pattern"] = PatternGrader()
+    return WatchedGrader(graders, effort or EffortConfig(), alarm or _warn)
+
+
+def _warn(task: Task, rollout: Rollout, grade: Grade) -> None:
+    logging.getLogger(__name__).warning(
+        "task %s, turns %s: cheated: %s", task.id, rollout.turns[-1:], "; ".join(grade.cheated)
+    )

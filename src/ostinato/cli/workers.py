@@ -1,0 +1,87 @@
+"""The workers of a run as commands: each gives signs of life first, then loads its code."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, validators
+from rich.console import Console
+
+from ostinato.cli.options import Common
+
+if TYPE_CHECKING:
+    from ostinato.config import Config
+
+
+def serve(common: Common | None = None) -> None:
+    """Run the gateway and the embedded engine (a worker of `up`)."""
+    import uvloop
+
+    run_worker("serve", (common or Common()).load(), loop_factory=uvloop.new_event_loop)
+
+
+def train(
+    *,
+    world: Path | None = None,
+    steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    common: Common | None = None,
+) -> None:
+    """Run the trainer (a worker of `up`); or, with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C.
+
+    For example: `ostinato train --world tasks.jsonl --steps 50`
+
+    Parameters
+    ----------
+    world
+        A taskset file (JSONL). The tasks of the split `train` teach, the others are measured now and then (`worlds.measure_every`).
+    steps
+        Optimizer steps, with --world; 0: until every task was drawn as often as it may be (`worlds.epochs`).
+    """
+    options = common or Common()
+    if world is None:
+        run_worker("train", options.load(), expendable=500)
+        return
+    from ostinato.launch.commands.worlds.overrides import world_overrides
+    from ostinato.launch.commands.worlds.train import train_in_world
+
+    asyncio.run(train_in_world(options.load(*world_overrides(world)), steps, Console()))
+
+
+def rollout(*, world: Path | None = None, common: Common | None = None) -> None:
+    """Make rollouts in a simulated world for the trainer to learn from (a worker of `up` and of `train --world`).
+
+    Parameters
+    ----------
+    world
+        A taskset file (JSONL); none: `worlds.file`.
+    """
+    from ostinato.launch.commands.worlds.overrides import world_overrides
+
+    run_worker("rollout", (common or Common()).load(*(world_overrides(world) if world else ())), expendable=400)
+
+
+def housekeeping(common: Common | None = None) -> None:
+    """Delete what nothing needs and set long logs aside, now and then (a worker of `up`)."""
+    run_worker("housekeeping", (common or Common()).load(), expendable=300)
+
+
+def run_worker(
+    name: str,
+    config: Config,
+    *,
+    expendable: int = 0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
+    """Run the worker of this name. It gives signs of life first, then loads its code, which may take long on a slow disk."""
+    from ostinato.launch.workers.life import Life, live
+
+    async def work(life: Life) -> None:
+        life.starting(config)("loading its code")
+        main_loop = getattr(importlib.import_module(f"ostinato.launch.workers.{name}"), name)
+        await main_loop(config, life)
+
+    live(work, expendable=expendable, loop_factory=loop_factory)

@@ -1,0 +1,195 @@
+"""`ostinato worlds`: simulated worlds, and how much they are like what they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from ostinato.cli.options import Common
+
+worlds = App(
+    name="worlds",
+    help="Simulated worlds: tasks, models that work on them in sandboxes, and how much they are like production.",
+)
+
+
+@worlds.command
+def observe(group: str = "", *, script: Annotated[bool, Parameter(negative="")] = False) -> None:
+    """Print what a program sees of this machine, as a line for the command `probe`; no variable's value, nobody's name.
+
+    Parameters
+    ----------
+    group
+        All that is seen of one machine belongs to one group; none: a hash of its name.
+    script
+        Print the script instead, for a machine without Ostinato: what `ostinato worlds observe --script` prints goes into its python3.
+    """
+    from ostinato.launch.commands.worlds.observe import observation_of_this, source
+
+    sys.stdout.write(source() if script else observation_of_this(group) + "\n")
+
+
+@worlds.command
+def episodes(
+    whose: Literal["people", "world"],
+    *,
+    out: Path,
+    most: Annotated[int, Parameter(name=["--most", "-n"])] = 500,
+    common: Common | None = None,
+) -> None:
+    """Write what the model was shown in a run's newest episodes, as lines for the command `probe`: prompts, tools, lengths, times.
+
+    Parameters
+    ----------
+    whose
+        people: what was served. world: rollouts in simulated worlds.
+    out
+        The file. Words of system prompts and tools stand in it, nobody's own.
+    most
+        How many episodes.
+    """
+    from ostinato.launch.commands.worlds.observe import write_episodes
+
+    asyncio.run(write_episodes((common or Common()).of_run(), whose, out, most, Console()))
+
+
+@worlds.command
+def probe(
+    production: Path,
+    simulation: Path,
+    *,
+    seed: int = 0,
+    tells: int = 12,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Can production be told from simulation, and by what? A cross-validated classifier with its interval, and features by their own AUC.
+
+    Parameters
+    ----------
+    production
+        Observations of real machines or episodes, one a line (made by `ostinato worlds observe` or by the command `episodes`).
+    simulation
+        Observations of sandboxes or rollouts.
+    seed
+        Of the folds and of the resampling.
+    tells
+        How many features are named.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.probe import show_probe
+
+    show_probe(production, simulation, seed, tells, Console(), machine=json)
+
+
+@worlds.command
+def show(file: Path) -> None:
+    """What a taskset holds: families, splits, harnesses, graders, sizes, and the hash of all of it. Nothing in it is run.
+
+    For example: `ostinato worlds show tasks.jsonl`
+
+    Parameters
+    ----------
+    file
+        A taskset file (JSONL), or a directory of Harbor's task folders.
+    """
+    from ostinato.launch.commands.worlds.show import show_taskset
+
+    show_taskset(file, Console())
+
+
+@worlds.command
+def coverage(
+    rollouts: Path,
+    *,
+    k: Annotated[int, Parameter(name=["-k"])] = 8,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """What each checkpoint solves of held-out tasks at the first try and at the best of k, and whether it is only surer of less.
+
+    Parameters
+    ----------
+    rollouts
+        Finished rollouts, one JSON object a line: task, family, split, policy ({"number": 3, "hash": "..."}), value.
+    k
+        Tries; tasks with fewer are left out, and counted.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.coverage import show_coverage
+
+    show_coverage(rollouts, k, Console(), machine=json)
+
+
+@worlds.command(name="plan-burst")
+def plan_burst(
+    *,
+    sandboxes: int = 100_000,
+    clusters: int = 4,
+    nodes: int = 250,
+    lose_after: float | None = None,
+    seed: int = 0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Simulate how long a burst of sandboxes takes to be placed, by three ways to place them, with all that is assumed.
+
+    Parameters
+    ----------
+    sandboxes
+        How many are asked for.
+    clusters
+        How many clusters, each in a region of its own.
+    nodes
+        Machines of one cluster.
+    lose_after
+        Seconds after which the first region is lost with all that runs there; none: never.
+    seed
+        Of all that is drawn.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.burst import show_burst
+
+    show_burst(sandboxes, clusters, nodes, lose_after, seed, Console(), machine=json)
+
+
+@worlds.command
+def build(
+    *packages: str,
+    out: Path,
+    cache: Path = Path("~/.cache/ostinato/builds"),
+    tasks: int = 80,
+    cpu_minutes: float = 4.0,
+    seed: int = 0,
+) -> None:
+    """Make tasks out of published Python packages: bodies removed, functions taken away, bugs put in; the package's tests judge.
+
+    What is foreign is run in sandboxes without a network only. A build that was stopped goes on where it was.
+
+    For example: `ostinato worlds build tabulate cachetools==8.0.0 --out tasks.jsonl`
+
+    Parameters
+    ----------
+    packages
+        Names at the index that pip uses, with or without a version, or paths of source distributions.
+    out
+        The taskset file; `OUT.layers` beside it holds the packages' files, and belongs to it.
+    cache
+        Where is kept what was tried.
+    tasks
+        Of one package, at most.
+    cpu_minutes
+        For one package, at most.
+    seed
+        Draws the functions and the faults.
+    """
+    from ostinato.launch.commands.worlds.build import build_tasks
+    from ostinato.worlds.building.config import BuildConfig
+
+    config = BuildConfig(seed=seed, tasks=tasks, cpu_seconds=60 * cpu_minutes)
+    asyncio.run(build_tasks(packages, out, cache.expanduser(), config, Console()))

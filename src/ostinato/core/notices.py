@@ -1,0 +1,44 @@
+"""Rows for people and for later readers: what a contract's id stands for, and what should be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a contract's id stands for: written before the first turn that names it, so that the id can be read back later.
+
+    `contract` is `core.numerics.Contract.to_json()`.
+
+    Example: ``Stamp(id=contract.id, contract=contract.to_json(), at=9.0)``
+    """
+
+    id: str
+    contract: str
+    at: float
+
+
+class AlarmState(StrEnum):
+    """Whether something is wrong now."""
+
+    RAISED = "raised"
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something that a person should look at, or that is in order again. `name` is what it is about, one state at a time.
+
+    Example: ``Alarm(id="coverage:acme:1", name="coverage:acme", state=AlarmState.RAISED, reason="no feedback for 212 turns", at=9.0)``
+    """
+
+    id: str
+    name: str
+    state: AlarmState
+    reason: str
+    at: float
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])

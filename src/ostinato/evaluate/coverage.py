@@ -1,0 +1,79 @@
+"""What each checkpoint solves at the first try and at the best of k, out of rollouts of the same tasks. Pure.
+
+The estimators are those of `evaluate.sharpening`: unbiased for every task, tasks as clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import Incumbent, ItemScore, PassRates, Sharpening
+from ostinato.evaluate.sharpening import pass_rates, sharpening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One finished try of one checkpoint at one task: `value` in [0, 1].
+
+    Example: ``Attempt(task="calc-1", family="repair", policy=v7, value=1.0)``
+    """
+
+    task: str
+    family: str
+    policy: PolicyVersion
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """One checkpoint. `rates` None: no task was tried k times; `short` tasks were tried less often, and do not count.
+
+    `change` is against the first checkpoint that has rates; None for that one, and with too few tasks in common.
+
+    Example: ``Covered(policy=v7, attempts=800, short=0, rates=rates, change=change)``
+    """
+
+    policy: PolicyVersion
+    attempts: int
+    short: int
+    rates: PassRates | None
+    change: Sharpening | None
+
+
+def covered(attempts: Iterable[Attempt], k: int, confidence: float = 0.95) -> tuple[Covered, ...]:
+    """Every checkpoint's rates, oldest first. Intervals of changes have the same confidence, each by itself."""
+    by_policy: dict[PolicyVersion, list[ItemScore]] = {}
+    draws: dict[tuple[PolicyVersion, str], int] = {}
+    for each in attempts:
+        at = draws.get((each.policy, each.task), 0)
+        draws[each.policy, each.task] = at + 1
+        by_policy.setdefault(each.policy, []).append(ItemScore(item=each.task, draw=at, score=each.value))
+    rows: list[Covered] = []
+    first: tuple[PolicyVersion, list[ItemScore]] | None = None
+    for policy in sorted(by_policy):
+        whole = [score for score in by_policy[policy] if draws[policy, score.item] >= k]
+        tasks = {score.item for score in by_policy[policy]}
+        change = (
+            sharpening(whole, first[1], k, confidence, against=Incumbent.ANCHOR, policy=first[0])
+            if first is not None and whole
+            else None
+        )
+        rows.append(
+            Covered(
+                policy=policy,
+                attempts=len(by_policy[policy]),
+                short=sum(draws[policy, task] < k for task in tasks),
+                rates=pass_rates(whole, k, confidence) if whole else None,
+                change=change,
+            )
+        )
+        first = first or ((policy, whole) if whole else None)
+    return tuple(rows)
+
+
+def lost_coverage(rows: Sequence[Covered]) -> Covered | None:
+    """The newest checkpoint with rates, if it is surer of less than the first: pass@1 rose and best-of-k fell, both beyond doubt."""
+    newest = next((row for row in reversed(rows) if row.rates is not None), None)
+    return newest if newest is not None and newest.change is not None and newest.change.narrowed else None

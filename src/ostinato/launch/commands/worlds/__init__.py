@@ -1,0 +1,1 @@
+"""What `ostinato worlds` does."""

@@ -1,0 +1,105 @@
+"""`ostinato worlds build`: published packages become tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.worlds_building import open_build_place
+from ostinato.core.errors import BadConfig, BadRequest, OstinatoError, SandboxRefused
+from ostinato.launch.views.plain import plain
+from ostinato.worlds.building.config import BuildConfig
+from ostinato.worlds.building.package_build import BuildPlace, PackageBuild, PackageYield
+from ostinato.worlds.building.sources.fetch import fetch_sdist
+from ostinato.worlds.tasks.tasksets import save, taskset_of
+
+_KINDS = ("removal", "deletion", "bug")
+
+
+def _check_installed() -> None:
+    try:
+        import libcst  # noqa: F401 # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise BadConfig("building tasks needs libcst: pip install 'ostinato[worlds]'") from error
+
+
+async def build_tasks(packages: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console) -> None:
+    """Build, write the taskset, and print what came of each package.
+
+    Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package gave a task.
+    """
+    _check_installed()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    place = open_build_place(out, cache)
+    built: list[PackageYield] = []
+    refused: dict[str, str] = {}
+    try:
+        await place.backend.isolation()
+        bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[found]} tasks"),
+            TimeElapsedColumn(), console=console, transient=True,
+        )  # fmt: skip
+        with bar:
+            for package in packages:
+                try:
+                    built.append(await _one(place, config, package, bar))
+                except SandboxRefused as error:
+                    refused[package] = f"the sandbox did not hold it: {error}"
+                except OstinatoError as error:
+                    refused[package] = str(error)
+    finally:
+        await place.backend.close()
+    tasks = [task for each in built for task in each.tasks]
+    console.print(yields_table(built))
+    for each in built:
+        console.print(Text(f"left out of {plain(each.package)}: {reasons(each)}"))
+    for package, why in refused.items():
+        console.print(Text(f"refused {plain(package)}: {plain(why)}"))
+    if not tasks:
+        raise BadRequest("no package gave a task; the reasons stand above", field="package")
+    taskset = taskset_of(out.stem, tasks)
+    save(taskset, out)
+    console.print(Text(f"{out}: {len(tasks)} tasks, hash {taskset.hash}"))
+
+
+async def _one(place: BuildPlace, config: BuildConfig, package: str, bar: Progress) -> PackageYield:
+    line = bar.add_task(plain(package), total=1.0, found=0)
+
+    def progress(what: str, found: int, share: float) -> None:
+        bar.update(line, description=f"{plain(package)}: {what}", found=found, completed=share)
+
+    try:
+        progress("fetching it", 0, 0.0)
+        return await PackageBuild(place, config, await fetch_sdist(package), package).run(progress)
+    finally:
+        bar.remove_task(line)
+
+
+def yields_table(built: Sequence[PackageYield]) -> Table:
+    """A line per package: its suite, its tasks by kind, CPU seconds, tasks per CPU hour."""
+    table = Table(
+        "package", "tests", "suite CPU s", *_KINDS, "CPU s", "an hour", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for each in built:
+        table.add_row(
+            Text(plain(f"{each.package} {each.version}")),
+            str(len(each.suite.stable)),
+            f"{each.suite.cpu:.1f}",
+            *(str(each.kinds.get(kind, 0)) for kind in _KINDS),
+            f"{each.cpu:.0f}",
+            f"{3600 * len(each.tasks) / max(each.cpu, 1e-9):.0f}",
+        )
+    return table
+
+
+def reasons(each: PackageYield) -> str:
+    """Why other changes of a package were left out, the most frequent reason first."""
+    left_out = Counter({why: count for why, count in each.fates.items() if why != "valid" and count > 0})
+    return "; ".join(f"{count} {why}" for why, count in left_out.most_common())

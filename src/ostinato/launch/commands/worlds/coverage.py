@@ -1,0 +1,76 @@
+"""`ostinato worlds coverage`: pass@1 and best-of-k of held-out tasks by checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.core.errors import BadRequest, NotFound
+from ostinato.core.records import PolicyVersion
+from ostinato.core.report import ItemMean
+from ostinato.evaluate.coverage import Attempt, covered, lost_coverage
+
+HELD_OUT = "held_out"
+_NONE = "\N{EN DASH}"
+
+
+def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) -> None:
+    """Print a line a checkpoint. Raises NotFound, BadRequest with the line that is wrong."""
+    if k < 2:
+        raise BadRequest(f"-k {k}: the best of one try is the first; give 2 or more", field="k")
+    rows = covered(read_attempts(rollouts), k)
+    lost = lost_coverage(rows)
+    if machine:
+        said = {"k": k, "rows": [asdict(row) for row in rows], "lost": None if lost is None else str(lost.policy)}
+        console.out(json.dumps(said), highlight=False)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("checkpoint", "rollouts", "tasks", "pass@1", f"best of {k}", "pass@1, change", f"best of {k}, change"):
+        table.add_column(name)
+    for row in rows:
+        rates, change = row.rates, row.change
+        tasks = f"{rates.first.items if rates else 0}" + (f" (and {row.short} tried too seldom)" if row.short else "")
+        figures = (_share(rates.first), _share(rates.best)) if rates else (_NONE, _NONE)
+        moves = (_points(change.first), _points(change.best)) if change else (_NONE, _NONE)
+        table.add_row(f"v{row.policy.number}", f"{row.attempts}", tasks, *figures, *moves)
+    console.print(table)
+    if lost is not None:
+        told = f"v{lost.policy.number} is surer of less: pass@1 rose and the best of {k} fell; training on does not bring it back"
+        console.print(Text(told, "red"))
+
+
+def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
+    """The finished rollouts of a split that one checkpoint made alone. Raises NotFound, BadRequest."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from error
+    found: list[Attempt] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row: dict[str, Any] = json.loads(line)
+            if row["split"] == split and row["value"] is not None:
+                policy = PolicyVersion(number=int(row["policy"]["number"]), hash=str(row["policy"]["hash"]))
+                value = float(row["value"])
+                if not 0.0 <= value <= 1.0:
+                    raise ValueError(f"value {value:g} does not lie in [0, 1]")
+                found.append(Attempt(task=str(row["task"]), family=str(row["family"]), policy=policy, value=value))
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadRequest(f"{path}, line {number} is no finished rollout: {error!r}") from error
+    return found
+
+
+def _share(mean: ItemMean) -> str:
+    return f"{100 * mean.mean:.1f}% [{100 * mean.lower:.1f}, {100 * mean.upper:.1f}]"
+
+
+def _points(mean: ItemMean) -> str:
+    return f"{100 * mean.mean:+.1f} pp [{100 * mean.lower:+.1f}, {100 * mean.upper:+.1f}]"

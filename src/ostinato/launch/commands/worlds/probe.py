@@ -1,0 +1,53 @@
+"""The command `probe`: a table of what gives a simulation away."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.launch.views.plain import plain
+from ostinato.worlds.fidelity.observe import read_observations
+from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
+
+_SURE = 0.05
+
+
+def show_probe(production: Path, simulation: Path, seed: int, tells: int, console: Console, *, machine: bool) -> None:
+    """Print what was found. Raises NotFound, BadRequest."""
+    found = tell_apart(read_observations(production), read_observations(simulation), seed=seed)
+    if machine:
+        console.out(json.dumps({**asdict(found), "verdict": verdict(found)}, allow_nan=False), highlight=False)
+        return
+    sides = f"{_counted(found.production)} of production, {_counted(found.simulation)} of simulation, {found.columns} columns"
+    console.print(Text(sides, "dim"))
+    chance = "" if found.p is None else f", p = {found.p:.2g} by labels dealt anew"
+    console.print(f"AUC {found.auc:.3f} [{found.lower:.3f}, {found.upper:.3f}]{chance}", highlight=False)
+    console.print(Text(verdict(found), "green" if found.faithful else "red" if found.told_apart else "yellow"))
+    table = Table(box=None, pad_edge=False)
+    for name in ("feature", "AUC", "p (Holm)", "production", "simulation"):
+        table.add_column(name, overflow="fold")
+    for tell in found.tells[:tells]:
+        style = "bold" if tell.p < _SURE else "dim"
+        words = (plain(tell.name), f"{tell.auc:.3f}", f"{tell.p:.2g}", tell.production, tell.simulation)
+        table.add_row(*(Text(word, style) for word in words))
+    console.print(table)
+
+
+def verdict(found: Probed) -> str:
+    """What an operator is told."""
+    if found.too_few:
+        return f"too few groups to say anything: at least {FEWEST} on each side, {found.needed} to rule an AUC of {BOUND:g} out"
+    if found.told_apart:
+        return "told apart: a model can know that it is being simulated, by what stands below"
+    if found.faithful:
+        return f"an AUC above {BOUND:g} is ruled out by these features"
+    return f"not told apart, and not ruled out either: {found.needed} groups on each side would rule an AUC above {BOUND:g} out"
+
+
+def _counted(counts: tuple[int, int]) -> str:
+    return f"{counts[0]} observations in {counts[1]} groups"

@@ -1,0 +1,51 @@
+"""`ostinato worlds show`: what a taskset holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.launch.views.plain import plain
+from ostinato.worlds.tasks.harbor.reading import load_harbor
+from ostinato.worlds.tasks.task import Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import load
+
+
+def show_taskset(file: Path, console: Console) -> None:
+    """Name, hash, and a table of the families. Raises BadConfig for a file that is no taskset."""
+    taskset = load_harbor(file, offline=True) if file.is_dir() else load(file)
+    console.print(Text.assemble((plain(taskset.name), "bold"), f"  {len(taskset.tasks)} tasks"))
+    console.print(Text(f"hash {taskset.hash}", "dim"))
+    console.print(_families(taskset))
+
+
+def _families(taskset: Taskset) -> Table:
+    table = Table("family", "harness", "grader", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in (*(split.value for split in Split), "KiB", "hidden KiB"):
+        table.add_column(name, justify="right")
+    families: dict[str, list[Task]] = defaultdict(list)
+    for task in taskset.tasks:
+        families[task.family].append(task)
+    for number, (name, tasks) in enumerate(families.items(), start=1):
+        table.add_row(Text(plain(name)), *_figures(tasks), end_section=number == len(families))
+    if len(families) > 1:
+        table.add_row(Text(f"{len(families)} families"), *_figures(taskset.tasks))
+    return table
+
+
+def _figures(tasks: Sequence[Task]) -> Iterable[str | Text]:
+    yield _names(task.harness for task in tasks)
+    yield _names(task.grading.grader for task in tasks)
+    yield from (str(sum(task.split is split for task in tasks)) for split in Split)
+    yield f"{sum(len(data) for task in tasks for data in task.spec.files.values()) / 1024:.1f}"
+    yield f"{sum(len(data) for task in tasks for data in task.grading.hidden.values()) / 1024:.1f}"
+
+
+def _names(names: Iterable[str]) -> Text:
+    return Text(", ".join(sorted({plain(name) for name in names})))

@@ -1,0 +1,73 @@
+"""`ostinato train --world FILE`: gateway, trainer and rollouts under one supervisor, a line a step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+from rich.console import Console
+
+from ostinato.app.storage import Home, home
+from ostinato.app.worlds_rollouts import open_taskset
+from ostinato.config import Config
+from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.up import Launched, launch
+from ostinato.launch.views.progress import Lines
+from ostinato.launch.views.training import WorldScreen
+from ostinato.record.lock import hold
+
+CREW = ("serve", "train", "rollout")
+_LOOK_S = 0.5
+
+
+async def train_in_world(config: Config, steps: int, console: Console) -> None:
+    """Train until `steps` steps were taken, every task was drawn as often as it may be, or Ctrl-C.
+
+    Raises BadConfig, Conflict if the run is up already, WorkerFailed if a worker fails for good.
+    """
+    await check_start(config)
+    tasks = open_taskset(config)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+    def say(worker: str, what: str) -> None:
+        _show(console, f"{worker:10} {what}")
+
+    with hold(home(config).root, "up"):
+        _show(
+            console, f"{tasks.name}: {len(tasks.tasks)} tasks ({tasks.hash[:12]}); the run is in {config.run.directory}"
+        )
+        async with launch(config, say, front="serve", names=CREW) as launched:
+            _show(console, f"reserved {launched.url}")
+            await launched.during(_follow(launched, steps, stopping, console))
+
+
+async def _follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
+    """Show what the workers leave, until enough was learned or there is nothing more to learn from."""
+    screen, sources = WorldScreen(), _lines(launched.home)
+    for lines in sources:  # of an earlier start
+        for line in lines.new():
+            screen.take(line)
+    if screen.step:
+        _show(console, f"going on after step {screen.step}")
+    while not stopping.is_set():
+        for lines in sources:
+            for line in lines.new():
+                for text in screen.take(line):
+                    _show(console, text)
+        if (steps and screen.step >= steps) or launched.doing("rollout").startswith("done"):
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _LOOK_S)
+
+
+def _lines(place: Home) -> list[Lines]:
+    return [Lines(place.progress("rollout")), Lines(place.progress("train"))]
+
+
+def _show(console: Console, line: str) -> None:
+    """One line for people. Where it cannot be written, as on a full disk, the workers go on all the same."""
+    with contextlib.suppress(OSError):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

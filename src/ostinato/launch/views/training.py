@@ -1,0 +1,82 @@
+"""What a person sees while a model is trained in a simulated world: a line a step, from the lines that the workers leave."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+RECENT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """How a trainer spent its time: seconds from the first to the last of these steps' ends, and those of it in which it computed.
+
+    Example: ``Busy(passed_s=100.0, computed_s=80.0).idle == 0.2``
+    """
+
+    passed_s: float
+    computed_s: float
+
+    @property
+    def idle(self) -> float:
+        """The share in which it waited for something to learn from; 0 before the second step."""
+        return max(0.0, 1.0 - self.computed_s / self.passed_s) if self.passed_s > 0 else 0.0
+
+
+def busy(steps: Sequence[Mapping[str, Any]]) -> Busy:
+    """Of step lines, oldest first. The first step's own time lies before the clock starts."""
+    if len(steps) < 2:
+        return Busy(passed_s=0.0, computed_s=0.0)
+    computed = sum(float(step["seconds"]) for step in steps[1:])
+    return Busy(passed_s=float(steps[-1]["at"]) - float(steps[0]["at"]), computed_s=computed)
+
+
+class WorldScreen:
+    """Folds the lines of the trainer and of the rollout worker into what is shown.
+
+    Example::
+
+        screen = WorldScreen()
+        for line in lines.new():
+            for text in screen.take(line): print(text)
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.refused = 0
+        self.flat = 0
+        self.groups = 0
+        self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT_STEPS + 1)
+        self._success: dict[str, str] = {}
+
+    def take(self, line: Mapping[str, Any]) -> list[str]:
+        """What one line has to say, for people."""
+        match line["kind"]:
+            case "step":
+                self.step = max(self.step, int(line["step"]))
+                self._steps.append(line)
+                return [self._told(line)]
+            case "refused":
+                self.refused += 1
+                return [f"step {int(line['step']) + 1:>4}  refused: {line['why']}"]
+            case "group":
+                self.groups += 1
+                self.flat += bool(line["flat"])
+            case "measured":
+                share = line["solved"] / line["of"] if line["of"] else 0.0
+                self._success[line["split"]] = f"{100 * share:.0f}% of {line['of']}"
+                return [f"measured   {line['split']}: {line['solved']} of {line['of']} solved ({100 * share:.0f}%)"]
+            case _:
+                pass
+        return []
+
+    def _told(self, step: Mapping[str, Any]) -> str:
+        shown = "".join(f"  {split} {what}" for split, what in self._success.items())
+        return (
+            f"step {step['step']:>4}  reward {step['reward_mean']:.3f}  {step['episodes']:.0f} rollouts  lag {step['lag_mean']:.1f} "
+            f"(at most {step['lag_max']:.0f})  KL {step.get('kl_k1', 0.0):+.4f}  ESS {step['ess']:.2f}  {step['seconds']:.1f} s  "
+            f"trainer idle {100 * busy(list(self._steps)).idle:.0f}%  groups without contrast {self.flat} of {self.groups}{shown}"
+        )

@@ -1,0 +1,29 @@
+"""What a turn of a simulated world is worth: what its rollout's verdict says, as soon as it says so. Pure.
+
+There is no window, since a program and not a person speaks: what was graded is graded. Nobody else is believed: the signals are the turn's
+own tenant's, and of those only a program's count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ostinato.core.records import NoReward, Pending, Reward, Signal, Source, Turn
+from ostinato.core.verdicts import GRADED, VERDICTS
+
+FUNCTION = "world@1"
+
+
+def verdict(turn: Turn, signals: Sequence[Signal]) -> Reward | NoReward | Pending:
+    """The first verdict of those, in the order of the log; Pending without end where there is none.
+
+    Example: graded 1.0 -> ``Reward(turn="a:0", value=1.0, function="world@1", signals=("graded:a:0",), at=12.5)``
+    """
+    for signal in signals:
+        if signal.source is not Source.CODE or signal.name not in VERDICTS:
+            continue
+        if signal.name != GRADED:
+            return NoReward(reason=signal.name)
+        return Reward(turn=turn.id, value=signal.value, function=FUNCTION, signals=(signal.id,), at=signal.received_at)
+    return Pending(until=math.inf)

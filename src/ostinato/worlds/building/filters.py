@@ -1,0 +1,112 @@
+"""Which changes make a task: failures that teach something, no answer lying about, nothing twice. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ostinato.worlds.building.mutations.functions import Function
+from ostinato.worlds.building.trying.runs import SuiteRun
+
+_WINDOW = 3  # lines in a row
+_SHORT = 12  # characters: shorter lines are everybody's
+
+
+class Fate(StrEnum):
+    """What became of a change."""
+
+    VALID = "valid"
+    UNNOTICED = "no test notices it"
+    TOO_PLAIN = "too many tests notice it"
+    ENDLESS = "does not end"
+    CRASHES = "the tests do not come to their end"
+    TRIVIAL = "a body that does nothing passes"
+    UNSTABLE = "two runs disagree"
+    TWICE = "the same tests fail as for another change of the function"
+    ENOUGH = "the function has enough tasks"
+    LEAKS = "its text stands elsewhere in the package"
+    TOO_SLOW = "its tests take too long"
+    UNTESTED = "no test needs the function"
+    UNGUARDED = "no test of those that were run passes with it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """The tests that a change makes fail, and those that pass with and without it, in the suite's order.
+
+    Example: ``Noticed(fail_to_pass=("test_a.py::test_pop",), pass_to_pass=("test_a.py::test_push",))``
+    """
+
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+
+
+def split_tests(selected: Iterable[str], outcome: SuiteRun) -> Noticed:
+    """What a run says of the selected tests. One that neither passed nor failed (it could not be collected any more) failed."""
+    chosen = tuple(selected)
+    passed = outcome.passed
+    return Noticed(
+        fail_to_pass=tuple(test for test in chosen if test not in passed),
+        pass_to_pass=tuple(test for test in chosen if test in passed),
+    )
+
+
+def judge_first(
+    outcome: SuiteRun | None, split: Noticed, *, stable: int, most_failing: float, lazy: frozenset[str] | None
+) -> Fate:
+    """What one run says of a change.
+
+    `stable` counts the suite's tests, `lazy` are tests that fail for the function that does nothing (None: it does not even end).
+    """
+    if outcome is None or (outcome.code is None and not outcome.stopped and not outcome.hung):
+        return Fate.CRASHES
+    if outcome.hung:
+        return Fate.ENDLESS
+    if outcome.stopped or len(split.fail_to_pass) > most_failing * stable:
+        return Fate.TOO_PLAIN
+    if not split.fail_to_pass:
+        return Fate.UNNOTICED
+    if lazy is not None and not lazy & {*split.fail_to_pass, *split.pass_to_pass}:
+        return Fate.TRIVIAL
+    return Fate.VALID if split.pass_to_pass else Fate.UNGUARDED
+
+
+def _windows(lines: Iterable[str]) -> list[str]:
+    """Runs of three lines that say something, as one text each."""
+    told = [line.strip() for line in lines]
+    told = [line for line in told if len(line) >= _SHORT and not line.startswith("#")]
+    return ["\n".join(told[at : at + _WINDOW]) for at in range(max(0, len(told) - _WINDOW + 1))]
+
+
+class Elsewhere:
+    """Where lines of a package stand a second time: another copy of a function, its text in the documentation.
+
+    Example: ``Elsewhere(files).leaks(function, text)``
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.counts: dict[str, int] = {}
+        for data in files.values():
+            if b"\0" not in data[:4096]:
+                for window in _windows(data.decode("utf-8", "replace").splitlines()):
+                    self.counts[window] = self.counts.get(window, 0) + 1
+
+    def leaks(self, function: Function, text: str) -> bool:
+        """True if half of the function's body, or more, stands somewhere else, too."""
+        windows = _windows(body_lines(function, text))
+        return bool(windows) and 2 * sum(
+            self.counts.get(window, 0) > windows.count(window) for window in windows
+        ) >= len(windows)
+
+
+def body_lines(function: Function, text: str) -> list[str]:
+    """The lines of a function's body, docstring and signature left out."""
+    lines = function.block(text).splitlines()
+    code = [at for at, line in enumerate(lines) if line.strip() and not line.strip().startswith("#")]
+    return lines[code[-function.code_lines] :] if function.code_lines else []
+
+
+def gives_away(function: Function, text: str, words: str) -> bool:
+    """True if a line of the function's body stands in the words."""
+    return any(line.strip() in words for line in body_lines(function, text) if len(line.strip()) >= _SHORT)

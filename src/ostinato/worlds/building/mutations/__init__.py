@@ -1,0 +1,1 @@
+"""Changes of one function that its package's tests can tell."""

@@ -1,0 +1,46 @@
+"""Functions without their bodies: to be written again, or to try whether doing nothing passes. Whole functions are taken away, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import libcst as cst
+
+WRAPPER = "if 1:\n"  # makes an indented block a module of its own, without touching its text
+
+
+def parse_block(block: str) -> tuple[cst.Module, cst.FunctionDef]:
+    """A function's own lines as a module, and the function in it. Raises ValueError where they are not one function."""
+    module = cst.parse_module(WRAPPER + block if block[:1] in (" ", "\t") else block)
+    node = module.body[0] if len(module.body) == 1 else None
+    if isinstance(node, cst.If) and isinstance(node.body, cst.IndentedBlock) and len(node.body.body) == 1:
+        node = node.body.body[0]
+    if not isinstance(node, cst.FunctionDef) or not isinstance(node.body, cst.IndentedBlock):
+        raise ValueError("not the lines of one function with an indented body")
+    return module, node
+
+
+def write_block(module: cst.Module, old: cst.CSTNode, new: cst.CSTNode) -> str:
+    """The block's lines with one node of it replaced."""
+    code = module.deep_replace(old, new).code  # pyright: ignore[reportAttributeAccessIssue] - a module stays a module
+    return code[len(WRAPPER) :] if code.startswith(WRAPPER) else code
+
+
+def _with_body(block: str, statements: Sequence[str]) -> str:
+    """The block with its signature and docstring, and other statements after them."""
+    module, function = parse_block(block)
+    body = function.body
+    assert isinstance(body, cst.IndentedBlock)
+    kept = [body.body[0]] if function.get_docstring(clean=False) is not None else []
+    added = [cst.parse_statement(each) for each in statements]
+    return write_block(module, body, body.with_changes(body=[*kept, *added], footer=[]))
+
+
+def without_body(block: str) -> str:
+    """The function as a stub that says that it is not written yet."""
+    return _with_body(block, ["raise NotImplementedError\n"])
+
+
+def doing_nothing(block: str) -> str:
+    """The function as the laziest answer: it returns None at once."""
+    return _with_body(block, ["return None\n"])

@@ -1,0 +1,206 @@
+"""One package becomes tasks: fetched, its suite run, its functions changed, what is sure written down as tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostinato.core.conversation import Message, Role
+from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.core.seams import Backend
+from ostinato.worlds.building.attempts import Attempt, Attempts
+from ostinato.worlds.building.config import BuildConfig
+from ostinato.worlds.building.filters import Fate, gives_away
+from ostinato.worlds.building.journal import BuildJournal, Tried
+from ostinato.worlds.building.mutations.functions import Function
+from ostinato.worlds.building.sources.fetch import FetchedArchive, fetch_wheels
+from ostinato.worlds.building.sources.layers import SITE, write_layer
+from ostinato.worlds.building.sources.package import read_tree
+from ostinato.worlds.building.sources.unpack import unpack, without_top
+from ostinato.worlds.building.trying.baseline import GreenSuite, run_baseline
+from ostinato.worlds.building.trying.runs import SuiteRuns
+from ostinato.worlds.building.wording import instruct
+from ostinato.worlds.tasks.task import Grading, Task
+
+BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
+TASK_WORKDIR = "/work"
+TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlace:
+    """Where a build finds what it needs. `python` is the interpreter's path within a sandbox, `workdir` where the files lie there.
+
+    Example: ``BuildPlace(backend=backend, python="/usr/bin/python3", workdir="/work", layers=Path("tasks.layers"), cache=Path("cache"))``
+    """
+
+    backend: Backend
+    python: str
+    workdir: str
+    layers: Path
+    cache: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageYield:
+    """What came out of a package. `fates` counts what became of every change that was tried, `kinds` the tasks by kind.
+
+    Example: ``PackageYield(package="tabulate", version="0.10.0", tasks=(task,), suite=suite, fates={}, kinds={"bug": 1}, cpu=9.0)``
+    """
+
+    package: str
+    version: str
+    tasks: tuple[Task, ...]
+    suite: GreenSuite
+    fates: Mapping[str, int]
+    kinds: Mapping[str, int]
+    cpu: float
+
+
+class PackageBuild:
+    """One package, from its archive on.
+
+    Example: ``result = await PackageBuild(place, BuildConfig(), archive, "tabulate").run(print)``
+    """
+
+    def __init__(self, place: BuildPlace, config: BuildConfig, archive: FetchedArchive, project: str) -> None:
+        self.place = place
+        self.config = config
+        self.archive = archive
+        self.digest = hashlib.sha256(archive.data).hexdigest()
+        self.tree = read_tree(without_top(unpack(archive.data, archive.name)), project)
+        self.sources = self.tree.sources()
+
+    async def _layers(self) -> tuple[Path, Path]:
+        """What its tests need, and its own tree with the metadata that says that it is installed."""
+        tree = self.tree
+        wheels = await fetch_wheels(["pytest", *tree.requires, *tree.test_requires])
+        own = {*tree.modules, *(f"{module}.py" for module in tree.modules)}
+        needed = {f"{SITE}/{path}": data for path, data in wheels.items() if path.split("/")[0] not in own}
+        metadata = f"{SITE}/{tree.name.replace('-', '_')}-{tree.version}.dist-info/METADATA"
+        needs = write_layer(self.place.layers, "needs", needed, compiled=True)
+        label = f"{tree.name}-{tree.version}"
+        return needs, write_layer(self.place.layers, label, {**tree.files, metadata: tree.metadata}, compiled=False)
+
+    def _env(self, workdir: str) -> dict[str, str]:
+        path = f"{workdir}/{self.tree.root}".rstrip("/")
+        return {"PYTHONPATH": f"{path}:{workdir}/{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def _spec(self, layers: Sequence[Path]) -> SandboxSpec:
+        return SandboxSpec(
+            layers=tuple(str(layer) for layer in layers),
+            workdir=self.place.workdir,
+            env=self._env(self.place.workdir),
+            limits=BUILD_LIMITS,
+        )
+
+    def _journal(self) -> BuildJournal:
+        identity = f"{self.digest} {self.config.model_dump_json(exclude={'tasks', 'cpu_seconds'})}"
+        short = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        return BuildJournal(self.place.cache / f"{self.tree.name}-{self.tree.version}-{short}")
+
+    async def run(self, progress: Callable[[str, int, float], None]) -> PackageYield:
+        """Build until there are enough tasks, the time is up, or no function is left.
+
+        `progress` is told what goes on, the tasks so far, and which share of the allowed CPU time is used.
+
+        Raises BadRequest for a package that no tasks can be made of, with the reason.
+        """
+        progress("fetching what its tests need", 0, 0.0)
+        spec = self._spec(await self._layers())
+        journal = self._journal()
+        runs = SuiteRuns(self.place.backend, spec, self.place.python, ("pytest", "hypothesis"))
+        tried, suite = journal.tried(), journal.suite()
+        if suite is None:
+            progress("running its suite", 0, 0.0)
+            started = time.process_time()
+            suite = await run_baseline(runs, self.tree.tests)
+            journal.keep_suite(suite)
+            journal.add([], [], runs.cpu + time.process_time() - started)
+            tried = journal.tried()
+        attempts = Attempts(runs, suite, self.sources, self.tree.files, self.config)
+        for functions in attempts.batches(frozenset(tried.done)):
+            found = sum(each.fate is Fate.VALID for each in tried.attempts)
+            progress("changing it", found, min(1.0, tried.cpu / self.config.cpu_seconds))
+            if found >= self.config.tasks or tried.cpu >= self.config.cpu_seconds:
+                break
+            before, started = runs.cpu, time.process_time()
+            fresh = await attempts.try_batch(functions)
+            spent = runs.cpu - before + time.process_time() - started
+            journal.add([function.key for function in functions], fresh, spent)
+            tried.attempts += fresh
+            tried.cpu += spent
+        return self._result(spec, suite, tried, {function.key: function for function in attempts.functions()})
+
+    def _result(
+        self, spec: SandboxSpec, suite: GreenSuite, tried: Tried, functions: Mapping[str, Function]
+    ) -> PackageYield:
+        tasks: list[Task] = []
+        kinds: Counter[str] = Counter()
+        fates = Counter(each.fate.value for each in tried.attempts)
+        for attempt in tried.attempts:
+            if attempt.fate is Fate.VALID and len(tasks) < self.config.tasks:
+                task = self._task(spec, attempt, functions[attempt.function])
+                if task is None:
+                    fates[Fate.VALID.value] -= 1
+                    fates["its words give the answer away"] += 1
+                    continue
+                tasks.append(task)
+                kinds[attempt.kind.value] += 1
+        return PackageYield(
+            package=self.tree.name,
+            version=self.tree.version,
+            tasks=tuple(tasks),
+            suite=suite,
+            fates=fates,
+            kinds=kinds,
+            cpu=tried.cpu,
+        )
+
+    def _task(self, spec: SandboxSpec, attempt: Attempt, function: Function) -> Task | None:
+        """The attempt as a task; None if its words would hold a line of the answer."""
+        tree, text = self.tree, self.sources[function.path]
+        words = instruct(attempt.kind, function, tree.name, attempt.noticed.fail_to_pass)
+        if gives_away(function, text, words):
+            return None
+        label = f"{tree.name}-{tree.version}"
+        number = hashlib.sha256(
+            f"{self.digest} {attempt.function} {attempt.kind} {attempt.block}".encode()
+        ).hexdigest()[:8]
+        return Task(
+            id=f"{label}-{attempt.kind}-{number}",
+            family=f"package.{attempt.kind}",
+            messages=(Message(role=Role.USER, text=words),),
+            spec=SandboxSpec(
+                layers=spec.layers,
+                workdir=TASK_WORKDIR,
+                env=self._env(TASK_WORKDIR),
+                files={function.path: function.replaced(text, attempt.block).encode()},
+                limits=TASK_LIMITS,
+            ),
+            grading=Grading(
+                grader="pytest",
+                data={
+                    "fail_to_pass": list(attempt.noticed.fail_to_pass),
+                    "pass_to_pass": list(attempt.noticed.pass_to_pass),
+                    "solution": {function.path: text},
+                    "sources": sorted(self.sources),
+                    "path": [tree.root.rstrip("/") or ".", SITE],
+                },
+                timeout_s=120.0,
+            ),
+            harness="tools",
+            turns=24,
+            tokens=2048,
+            about={
+                "package": tree.name,
+                "version": tree.version,
+                "sha256": self.digest,
+                "function": function.key,
+                "change": attempt.detail or attempt.kind.value,
+            },
+        )

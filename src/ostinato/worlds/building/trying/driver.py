@@ -1,0 +1,286 @@
+"""Runs inside a sandbox: a package's tests, once per job, each job in a fork of an interpreter that has pytest loaded already.
+
+A script, handed to Python as `-c` text: standard library and pytest only. stdin is one JSON object::
+
+    {"warm": ["pytest"], "jobs": [{"id": "a", "edits": {"calc.py": "..."}, "targets": ["tests"], "tests": [...] or null,
+      "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false}]}
+
+and for each job one line of stdout, base64 of zlib of JSON: how each test ended and how long it took, what could not be collected, CPU
+seconds, and which functions each test ran where `covered` asks for it. The tree is put back as it was after every job. What comes out may
+be forged by the code that is tested: it is good for building tasks, never for grading.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import zlib
+from typing import Any
+
+AS_BYTES = 2 << 30
+GRACE_S = 5.0
+
+
+def read_files() -> dict[str, bytes]:
+    """Every file below the working directory but installed packages, as it is now."""
+    found = {}
+    for place, folders, names in os.walk("."):
+        folders[:] = [each for each in folders if each != ".venv"]
+        for name in names:
+            path = os.path.join(place, name)
+            if not os.path.islink(path) and os.path.isfile(path):
+                with contextlib.suppress(OSError), open(path, "rb") as file:
+                    found[path] = file.read()
+    return found
+
+
+def signatures() -> dict[str, tuple[int, int]]:
+    """Path -> size and time of change, of the same files."""
+    found = {}
+    for place, folders, names in os.walk("."):
+        folders[:] = [each for each in folders if each != ".venv"]
+        for name in names:
+            path = os.path.join(place, name)
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                found[path] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def put_back(files: dict[str, bytes], before: dict[str, tuple[int, int]]) -> list[str]:
+    """Undo what a job changed, and say what that was."""
+    after = signatures()
+    changed = sorted({path for path in before.keys() | after.keys() if before.get(path) != after.get(path)})
+    for path in changed:
+        with contextlib.suppress(OSError):
+            if path in files:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(files[path])
+            else:
+                os.unlink(path)
+    return changed
+
+
+class Recorder:
+    """A pytest plugin that picks the tests, tells of each how it ended, and stops when too many failed."""
+
+    def __init__(self, job: dict[str, Any], out: int) -> None:
+        self.out = out
+        self.tests = None if job["tests"] is None else set(job["tests"])
+        self.most_failing = job["most_failing"]
+        self.backwards = job["backwards"]
+        self.covered = job["covered"]
+        self.failing = 0
+        self.ended: dict[str, list[Any]] = {}
+        self.codes: dict[int, Any] = {}
+        self.root = os.getcwd() + "/"
+
+    def tell(self, **fields: Any) -> None:
+        os.write(self.out, json.dumps(fields).encode() + b"\n")
+
+    def watch(self, frame: Any, event: str, _arg: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            self.codes[id(code)] = code
+
+    def start_watching(self) -> None:
+        self.codes = {}
+        threading.setprofile(self.watch)
+        sys.setprofile(self.watch)
+
+    def stop_watching(self, test: str) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        lines = set()
+        for code in self.codes.values():
+            path = os.path.abspath(code.co_filename)
+            if path.startswith(self.root) and "/.venv/" not in path:
+                lines.add((path[len(self.root) :], code.co_firstlineno))
+        self.tell(test=test, ran=sorted(lines))
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if self.tests is not None:
+            items[:] = [item for item in items if item.nodeid in self.tests]
+        if self.backwards:
+            items.reverse()
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        if self.covered:
+            self.stop_watching("")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.tell(uncollected=report.nodeid, reason=str(report.longrepr)[-300:])
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        if self.covered:
+            self.start_watching()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        ended = self.ended.setdefault(report.nodeid, ["none", 0.0])
+        ended[1] += report.duration
+        if report.failed:
+            ended[0] = "failed"
+        elif ended[0] != "failed" and (report.skipped or hasattr(report, "wasxfail")):
+            ended[0] = "skipped"
+        elif report.when == "call" and report.passed and ended[0] == "none":
+            ended[0] = "passed"
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
+        if self.covered:
+            self.stop_watching(nodeid)
+        ended = self.ended.get(nodeid, ["none", 0.0])
+        self.tell(test=nodeid, ended=ended[0], seconds=round(ended[1], 4))
+        self.failing += ended[0] == "failed"
+        if self.most_failing is not None and self.failing > self.most_failing:
+            self.tell(stopped=True)
+            os._exit(0)  # enough is known
+
+
+def fix_randomness() -> None:
+    """Let property tests draw the same examples each time, and few."""
+    hypothesis = sys.modules.get("hypothesis")
+    if hypothesis is not None:
+        quiet = list(hypothesis.HealthCheck)
+        hypothesis.settings.register_profile(
+            "fixed", derandomize=True, database=None, max_examples=25, deadline=None, suppress_health_check=quiet
+        )
+        hypothesis.settings.load_profile("fixed")
+
+
+def work(job: dict[str, Any], out: int) -> None:
+    """The fork's part: run pytest and leave."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    seconds = int(job["seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (AS_BYTES, AS_BYTES))
+    fix_randomness()
+    import pytest
+
+    recorder = Recorder(job, out)
+    if job["covered"]:
+        recorder.start_watching()
+    arguments = [
+        "-q", "--tb=no", "--assert=plain", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir=.",
+        "--continue-on-collection-errors", "--disable-warnings", *job["options"], *job["targets"],
+    ]  # fmt: skip
+    code = pytest.main(arguments, plugins=[recorder])
+    recorder.tell(code=int(code))
+    os._exit(0)
+
+
+def drain(out: int, pid: int, seconds: float) -> tuple[list[dict[str, Any]], bool]:
+    """What the fork tells until it ends; True where it had to be ended."""
+    data = bytearray()
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([out], [], [], min(left, 1.0))[0]:
+            continue
+        part = os.read(out, 1 << 16)
+        data += part
+        if not part or (data.endswith(b"}\n") and b'\n{"code"' in data[-40:]):
+            break
+    hung = left <= 0
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    told = []
+    for line in bytes(data).split(b"\n"):
+        with contextlib.suppress(ValueError):  # a line that was cut off
+            told.append(json.loads(line))
+    return [each for each in told if isinstance(each, dict)], hung
+
+
+def summary(job: dict[str, Any], told: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the fork told, as one answer."""
+    answer: dict[str, Any] = {
+        "id": job["id"],
+        "tests": {},
+        "uncollected": {},
+        "ran": {},
+        "code": None,
+        "stopped": False,
+    }
+    numbers: dict[tuple[str, int], int] = {}
+    for each in told:
+        if "ended" in each:
+            answer["tests"][each["test"]] = [each["ended"], each["seconds"]]
+        elif "ran" in each:
+            answer["ran"][each["test"]] = [numbers.setdefault((path, line), len(numbers)) for path, line in each["ran"]]
+        elif "uncollected" in each:
+            answer["uncollected"][each["uncollected"]] = each["reason"]
+        elif "stopped" in each:
+            answer["stopped"] = True
+        elif "code" in each:
+            answer["code"] = each["code"]
+    answer["functions"] = list(numbers)
+    return answer
+
+
+def attempt(job: dict[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
+    """One job: edit, fork, listen, put back."""
+    for path, text in job["edits"].items():
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+    before = signatures()
+    edited = {os.path.join(".", path) for path in job["edits"]}
+    out, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(out)
+            work(job, write)
+        finally:
+            os._exit(97)
+    os.close(write)
+    told, hung = drain(out, pid, 2 * job["seconds"] + GRACE_S)
+    os.close(out)
+    _, status, used = os.wait4(pid, 0)
+    changed = put_back(files, before)
+    for path in edited:
+        with open(path, "wb") as file:
+            file.write(files[path])
+    answer = summary(job, told)
+    ended_by = -os.waitstatus_to_exitcode(status) if os.WIFSIGNALED(status) and answer["code"] is None else 0
+    answer.update(
+        cpu=used.ru_utime + used.ru_stime,
+        hung=hung or ended_by == signal.SIGXCPU,
+        signal=ended_by,
+        changed=changed[:20],
+    )
+    return answer
+
+
+def main() -> None:
+    """Jobs in, answers out."""
+    request = json.loads(sys.stdin.buffer.read())
+    sys.dont_write_bytecode = True
+    sys.path[:] = [each for each in sys.path if each] + [os.getcwd()]
+    for name in request["warm"]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    files = read_files()
+    for job in request["jobs"]:
+        answer = attempt(job, files)
+        sys.stdout.write(base64.b64encode(zlib.compress(json.dumps(answer).encode(), 1)).decode() + "\n")
+        sys.stdout.flush()
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    sys.stdout.write(base64.b64encode(zlib.compress(json.dumps({"cpu": total}).encode(), 1)).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The host's side of running tests: jobs go into a fresh sandbox in one piece, and what came out is read with suspicion."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ostinato.core.errors import Unavailable
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.seams import Backend
+
+_DRIVER = Path(__file__).with_name("driver.py")
+_ANSWER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteJob:
+    """Tests to run over a tree with some files replaced.
+
+    `targets` are pytest's arguments; `tests` the ids that count among what they hold, None for all. More than `most_failing` failures end
+    it early. `seconds` is CPU time.
+
+    Example: ``SuiteJob(id="0", targets=("tests",), edits={"calc.py": "..."}, seconds=5.0)``
+    """
+
+    id: str
+    targets: tuple[str, ...]
+    tests: tuple[str, ...] | None = None
+    edits: Mapping[str, str] = field(default_factory=dict[str, str])
+    most_failing: int | None = None
+    seconds: float = 60.0
+    covered: bool = False
+    backwards: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRun:
+    """How a job went. `ended` is test -> "passed", "failed", "skipped" or "none"; `seconds` is test -> its wall time.
+
+    `ran` is test -> the functions it entered, as (path, first line); "" stands for what ran before the first test. `code` is pytest's exit
+    code, None where it did not come to its end: `stopped` (enough had failed), `hung`, or a `signal`.
+
+    Example: ``SuiteRun(ended={"test_calc.py::test_add": "passed"}, code=0, cpu=0.2)``
+    """
+
+    ended: Mapping[str, str] = field(default_factory=dict[str, str])
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    uncollected: Mapping[str, str] = field(default_factory=dict[str, str])
+    ran: Mapping[str, frozenset[tuple[str, int]]] = field(default_factory=dict[str, frozenset[tuple[str, int]]])
+    code: int | None = None
+    stopped: bool = False
+    hung: bool = False
+    signal: int = 0
+    cpu: float = 0.0
+    changed: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """The tests that passed."""
+        return frozenset(test for test, ended in self.ended.items() if ended == "passed")
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """The tests that failed."""
+        return frozenset(test for test, ended in self.ended.items() if ended == "failed")
+
+
+def _unpacked(line: bytes) -> dict[str, Any]:
+    """One answer. Raises ValueError for anything else: what a sandbox says is not believed to be well formed."""
+    try:
+        inflate = zlib.decompressobj()
+        answer = json.loads(inflate.decompress(base64.b64decode(line, validate=True), _ANSWER_BYTES))
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(answer, dict):
+        raise ValueError("no object")
+    return answer
+
+
+def read_outcome(answer: Mapping[str, Any]) -> SuiteRun:
+    """An answer of the driver's. Raises ValueError, KeyError or TypeError for one that is not what it should be."""
+    functions = [(str(path), int(line)) for path, line in answer["functions"]]
+    return SuiteRun(
+        ended={str(test): str(ended) for test, (ended, _) in answer["tests"].items()},
+        seconds={str(test): float(seconds) for test, (_, seconds) in answer["tests"].items()},
+        uncollected={str(test): str(why) for test, why in answer["uncollected"].items()},
+        ran={str(test): frozenset(functions[number] for number in ran) for test, ran in answer["ran"].items()},
+        code=None if answer["code"] is None else int(answer["code"]),
+        stopped=bool(answer["stopped"]),
+        hung=bool(answer["hung"]),
+        signal=int(answer["signal"]),
+        cpu=float(answer["cpu"]),
+        changed=tuple(str(path) for path in answer["changed"]),
+    )
+
+
+class SuiteRuns:
+    """Runs jobs over one tree. `cpu` counts the CPU seconds that were used inside.
+
+    Example: ``outcomes = await SuiteRuns(backend, spec, "/usr/bin/python3", ("pytest",)).run([job], seed=0)``
+    """
+
+    def __init__(self, backend: Backend, spec: SandboxSpec, python: str, warm: Sequence[str]) -> None:
+        self.backend = backend
+        self.spec = spec
+        self.python = python
+        self.warm = list(warm)
+        self.cpu = 0.0
+        self._driver = _DRIVER.read_text()
+
+    async def run(self, jobs: Sequence[SuiteJob], seed: int) -> list[SuiteRun | None]:
+        """Run jobs one after the other in one fresh sandbox, under a seed for hashes. None for one that got no answer.
+
+        Raises Unavailable where the sandbox gives no answer at all.
+        """
+        if not jobs:
+            return []
+        rows = [
+            {
+                "id": str(number), "edits": dict(job.edits), "targets": list(job.targets), "options": list(job.options),
+                "tests": None if job.tests is None else list(job.tests), "most_failing": job.most_failing, "seconds": job.seconds,
+                "covered": job.covered, "backwards": job.backwards,
+            }
+            for number, job in enumerate(jobs)
+        ]  # fmt: skip
+        stdin = json.dumps({"warm": self.warm, "jobs": rows}).encode()
+        sandbox = await self.backend.start(self.spec)
+        try:
+            result = await sandbox.exec(
+                [self.python, "-s", "-c", self._driver],
+                stdin=stdin,
+                env={**self.spec.env, "PYTHONHASHSEED": str(seed)},
+                timeout=30.0 + sum(3 * job.seconds + 10 for job in jobs),
+            )
+        finally:
+            await sandbox.stop()
+        found: dict[str, SuiteRun] = {}
+        spent: float | None = None
+        for line in result.stdout.split(b"\n"):
+            try:
+                answer = _unpacked(line)
+                if "id" in answer:
+                    found[str(answer["id"])] = read_outcome(answer)
+                else:
+                    spent = float(answer["cpu"])
+            except (ValueError, KeyError, TypeError, IndexError):
+                continue
+        self.cpu += sum(each.cpu for each in found.values()) if spent is None else spent
+        if not found:
+            told = result.stderr[-400:].decode("utf-8", "replace")
+            raise Unavailable(f"the tests' driver gave no answer (exit {result.code}, {result.killed_reason}): {told}")
+        return [found.get(str(number)) for number in range(len(jobs))]

@@ -1,0 +1,66 @@
+"""What a person would write who wants the task done: made of the function's docstring and the failing tests' names. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from enum import StrEnum
+
+from ostinato.worlds.building.mutations.functions import Function
+
+_SHOWN = 8
+_PARAGRAPHS = 1200  # characters of a docstring
+
+
+class TaskKind(StrEnum):
+    """What was done to the function."""
+
+    REMOVAL = "removal"  # its body is gone
+    DELETION = "deletion"  # all of it is gone, what calls it is left
+    BUG = "bug"
+
+
+def _tests(fail_to_pass: Sequence[str]) -> str:
+    shown = "\n".join(f"- {test}" for test in fail_to_pass[:_SHOWN])
+    more = len(fail_to_pass) - _SHOWN
+    return shown + (f"\n- and {more} more" if more > 0 else "")
+
+
+def _on_lines(signature: str) -> str:
+    """A signature with each decorator on a line of its own, all indented alike."""
+    return "\n    ".join(line.strip() for line in signature.splitlines())
+
+
+def first_paragraph(docstring: str) -> str:
+    """A docstring's first paragraph, on one line."""
+    return " ".join(docstring.strip().split("\n\n")[0].split())
+
+
+def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Sequence[str]) -> str:
+    """The task's words. They say what is wanted and where, never how.
+
+    Example: ``instruct(TaskKind.BUG, function, "tabulate", ["test_a.py::test_b"])``
+    """
+    what = "method" if function.in_class else "function"
+    tests = _tests(fail_to_pass)
+    plural = "These tests fail" if len(fail_to_pass) > 1 else "This test fails"
+    if kind is TaskKind.REMOVAL:
+        says = (
+            f" Its docstring says what it is for: {first_paragraph(function.docstring)}" if function.docstring else ""
+        )
+        return (
+            f"In {package}, the {what} `{function.name}` in `{function.path}` is not written yet: it raises NotImplementedError.{says}\n\n"
+            f"Write its body. {plural} until it works:\n{tests}\n\nLeave the tests as they are."
+        )
+    if kind is TaskKind.DELETION:
+        short = function.docstring if len(function.docstring) <= _PARAGRAPHS else first_paragraph(function.docstring)
+        says = f"\n\nWhat it is to do:\n{textwrap.indent(short, '    ')}" if short else ""
+        return (
+            f"{package} uses a {what} `{function.name}` that `{function.path}` does not have. Add it:\n\n    "
+            f"{_on_lines(function.signature)}{says}\n\n{plural} until then:\n{tests}\n\nLeave the tests as they are."
+        )
+    about = f"\n\nThis part of it is concerned: {first_paragraph(function.docstring)}" if function.docstring else ""
+    return (
+        f"{package} has a bug in `{function.path}`. {plural}:\n{tests}{about}\n\n"
+        "Find the cause and mend it where it is. Leave the tests as they are."
+    )

@@ -1,0 +1,227 @@
+"""A burst, event by event. Pure: the same arguments give the same numbers.
+
+Every machine is a queue of starts; every cluster's control plane is another before it. Heaps keep each decision at the logarithm of the
+number of machines.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.core.errors import BadRequest
+from ostinato.worlds.bursts.fleet import Burst, Fleet, Packing, Placed
+
+Floats = NDArray[np.float64]
+
+_ASK, _STARTED, _LOST = 0, 1, 2
+_RESERVE = 0.9
+"""Share of a machine's memory that pressure-aware packing fills."""
+_MOST_TRIES = 12
+_WAIT_S = 1.0
+"""After so long somebody who found no room asks again."""
+
+
+@dataclass(slots=True)
+class _Machine:
+    cluster: int
+    cores: float = 0.0
+    gb: float = 0.0
+    promised: float = 0.0
+    free_at: float = 0.0
+    here: dict[int, None] = field(default_factory=dict[int, None])
+    coming: int = 0
+    version: int = 0
+
+
+class _Simulation:
+    def __init__(self, fleet: Fleet, burst: Burst, packing: Packing, seed: int) -> None:
+        self.fleet, self.burst, self.packing = fleet, burst, packing
+        rng, n = np.random.default_rng(seed), burst.sandboxes
+        sigma = burst.spread
+        self.cores_N = burst.taken_cores * np.exp(sigma * rng.normal(size=n) - sigma**2 / 2)
+        self.gb_N = burst.taken_gb * np.exp(sigma * rng.normal(size=n) - sigma**2 / 2)
+        self.asked_N = np.sort(rng.random(n)) * burst.over_s
+        self.rng = rng
+        self.machines = [_Machine(cluster=at % fleet.clusters) for at in range(fleet.clusters * fleet.nodes)]
+        self.plane_free = [0.0] * fleet.clusters
+        self.dead: set[int] = set()
+        self.where: list[int] = [-1] * n
+        self.epoch = [0] * n
+        self.tries = [0] * n
+        self.began: Floats = np.full(n, np.nan)
+        self.heap: list[tuple[float, int, int]] = []
+        self.events: list[tuple[float, int, int, int, int]] = []
+        self.order = 0
+        self.failed = self.killed = self.lost = self.unplaced = 0
+        self.noise: list[float] = []
+        for at in range(len(self.machines)):
+            self._offer(at)
+
+    # ------------------------------------------------------------ choosing
+
+    def _fits(self, machine: _Machine) -> bool:
+        if machine.cluster in self.dead:
+            return False
+        if self.packing is Packing.PRESSURE:
+            coming = machine.coming * self.burst.taken_gb
+            return machine.gb + coming + self.burst.taken_gb <= _RESERVE * self.fleet.memory_gb
+        return (machine.promised + 1) * self._asked() <= 1.0
+
+    def _asked(self) -> float:
+        return max(self.burst.asked_cores / self.fleet.cores, self.burst.asked_gb / self.fleet.memory_gb)
+
+    def _key(self, at: int, machine: _Machine) -> float:
+        if self.packing is Packing.FIRST_FIT:
+            return float(at)
+        if self.packing is Packing.LEAST_LOADED:
+            return machine.promised
+        cores = (machine.cores + machine.coming * self.burst.taken_cores) / self.fleet.cores
+        gb = (machine.gb + machine.coming * self.burst.taken_gb) / self.fleet.memory_gb
+        queue = max(machine.free_at, self.plane_free[machine.cluster]) / 60.0
+        return max(cores, gb) + queue
+
+    def _offer(self, at: int) -> None:
+        """Put a machine into the heap as it is now; what was said of it before counts no more."""
+        machine = self.machines[at]
+        machine.version += 1
+        if self._fits(machine):
+            heapq.heappush(self.heap, (self._key(at, machine), at, machine.version))
+
+    def _choose(self) -> int | None:
+        while self.heap:
+            _, at, version = self.heap[0]
+            if self.machines[at].version == version and self._fits(self.machines[at]):
+                return at
+            heapq.heappop(self.heap)
+        return None
+
+    # ------------------------------------------------------------ events
+
+    def _at(self, when: float, kind: int, who: int, epoch: int = 0) -> None:
+        self.order += 1
+        heapq.heappush(self.events, (when, self.order, kind, who, epoch))
+
+    def _ask(self, now: float, who: int) -> None:
+        at = self._choose()
+        if at is None:
+            self.tries[who] += 1
+            if self.tries[who] > _MOST_TRIES:
+                self.unplaced += 1
+            else:
+                self._at(now + _WAIT_S, _ASK, who)
+            return
+        machine, burst = self.machines[at], self.burst
+        cluster = machine.cluster
+        self.plane_free[cluster] = max(now, self.plane_free[cluster]) + 1.0 / self.fleet.cluster_rate
+        slow = max(1.0, machine.cores / self.fleet.cores)
+        begin = max(self.plane_free[cluster], machine.free_at)
+        machine.free_at = begin + slow / self.fleet.start_rate
+        machine.promised += 1
+        machine.coming += 1
+        self.where[who] = at
+        self.epoch[who] += 1
+        self._at(begin + slow * burst.start_s * (0.5 + self._uniform()), _STARTED, who, self.epoch[who])
+        self._offer(at)
+
+    def _uniform(self) -> float:
+        if not self.noise:
+            self.noise = self.rng.random(4096).tolist()
+        return self.noise.pop()
+
+    def _started(self, now: float, who: int) -> None:
+        at = self.where[who]
+        machine = self.machines[at]
+        machine.coming -= 1
+        if self._uniform() < self.burst.failure:
+            self.failed += 1
+            self._again(now, who, self.burst.retry_s * 2.0 ** min(self.tries[who], 6))
+            self._offer(at)
+            return
+        machine.here[who] = None
+        machine.cores += float(self.cores_N[who])
+        machine.gb += float(self.gb_N[who])
+        self.began[who] = now
+        if machine.gb > self.fleet.memory_gb:
+            self.killed += 1
+            self._leave(who)
+            self._again(now, who, self.burst.retry_s)
+        self._offer(at)
+
+    def _leave(self, who: int) -> None:
+        machine = self.machines[self.where[who]]
+        del machine.here[who]
+        machine.cores -= float(self.cores_N[who])
+        machine.gb -= float(self.gb_N[who])
+        self.began[who] = np.nan
+
+    def _again(self, now: float, who: int, pause_s: float) -> None:
+        self.machines[self.where[who]].promised -= 1
+        self.where[who] = -1
+        self.epoch[who] += 1
+        self.tries[who] += 1
+        if self.tries[who] > _MOST_TRIES:
+            self.unplaced += 1
+        else:
+            self._at(now + pause_s, _ASK, who)
+
+    def _region_lost(self, now: float) -> None:
+        self.dead.add(0)
+        for who, at in enumerate(self.where):
+            if at >= 0 and self.machines[at].cluster == 0:
+                self.lost += 1
+                self.began[who] = np.nan
+                self.where[who] = -1
+                self.epoch[who] += 1
+                self._at(now + self.burst.notice_s, _ASK, who)
+        for at, machine in enumerate(self.machines):
+            if machine.cluster == 0:
+                self.machines[at] = _Machine(cluster=0, version=machine.version + 1)
+
+    def run(self) -> Placed:
+        for who, when in enumerate(self.asked_N.tolist()):
+            self._at(when, _ASK, who)
+        if self.burst.lose_region_at is not None:
+            self._at(self.burst.lose_region_at, _LOST, -1)
+        while self.events:
+            now, _, kind, who, epoch = heapq.heappop(self.events)
+            if kind == _ASK:
+                self._ask(now, who)
+            elif kind == _LOST:
+                self._region_lost(now)
+            elif epoch == self.epoch[who]:
+                self._started(now, who)
+        return self._result()
+
+    def _result(self) -> Placed:
+        there_N = np.isfinite(self.began)
+        waits_N = (self.began - self.asked_N)[there_N]
+        used = [machine for machine in self.machines if machine.here]
+        last = float(self.began[there_N].max(initial=0.0))
+        middle, late = (float(np.quantile(waits_N, q)) if len(waits_N) else 0.0 for q in (0.5, 0.99))
+        room = max(1, len(used))
+        return Placed(
+            packing=self.packing,
+            placed=int(there_N.sum()),
+            unplaced=self.unplaced,
+            all_s=last,
+            p50_s=middle,
+            p99_s=late,
+            failed=self.failed,
+            killed=self.killed,
+            lost=self.lost,
+            machines=len(used),
+            cores=sum(machine.cores for machine in used) / (room * self.fleet.cores),
+            memory=sum(machine.gb for machine in used) / (room * self.fleet.memory_gb),
+            cost=len(used) * self.fleet.price_per_hour * last / 3600.0,
+        )
+
+
+def simulate(fleet: Fleet, burst: Burst, packing: Packing, seed: int = 0) -> Placed:
+    """Place a burst. Every way to place meets the same sandboxes under the same seed. Raises BadRequest for a fleet of nothing."""
+    if min(fleet.clusters, fleet.nodes, burst.sandboxes) < 1:
+        raise BadRequest("a burst needs at least one cluster, one machine and one sandbox")
+    return _Simulation(fleet, burst, packing, seed).run()

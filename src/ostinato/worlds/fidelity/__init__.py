@@ -1,0 +1,1 @@
+"""Can a model tell a simulated world from production?"""

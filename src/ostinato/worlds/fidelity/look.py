@@ -1,0 +1,197 @@
+"""What a program sees of the machine that it runs on, as one line of JSON: run alike in a sandbox and on a real machine.
+
+Standard library only (Python 3.10 or newer), and nothing else of Ostinato: `python3 -s look.py [NAME] >> production.jsonl`. It asks
+nobody over a network, and of what may be secret it says names only: not what environment variables hold, nor what the machine and its
+users are called. NAME is the group that the line belongs to, all that was seen of one machine; without it a hash of the host's name.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+PLAIN = ("LANG", "PATH", "SHELL", "TERM")
+"""Variables whose values say something of the machine and nothing of its owner."""
+TOOLS = (
+    "awk bash cargo clang curl docker emacs ffmpeg gcc gdb git go gzip htop java jq less make man nano node npm openssl perl pip pip3 ps "
+    "psql pytest python python3 rg rsync ruby rustc sed ssh strace sudo systemctl tar tmux uname unzip uv vim wget which zip zsh"
+)
+"""Programs that machines of people have, or have not."""
+Value = float | str
+Features = Iterator[tuple[str, Value]]
+
+
+def shape(text: str) -> str:
+    """Letters become a, digits 0, and runs of one kind one of it. Example: ``shape("web-12.lan") == "a-0.a"``"""
+    return re.sub(r"[A-Za-z]+", "a", re.sub(r"[0-9]+", "0", text))
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(1 << 20)
+
+
+def system() -> Features:
+    """Host, kernel and distribution."""
+    name = socket.gethostname()
+    yield "host.shape", shape(name)
+    yield "host.length", float(len(name))
+    yield "kernel.system", platform.system()
+    yield "kernel.version", ".".join(platform.release().split(".")[:2])
+    yield "kernel.flavour", re.sub(r"[0-9.]+", "", platform.release())
+    yield "kernel.machine", platform.machine()
+    parts = [line.partition("=") for line in _text("/etc/os-release").splitlines()]
+    known = {name: value for name, _, value in parts}
+    yield "os", f"{known.get('ID', '?')} {known.get('VERSION_ID', '?')}".replace('"', "")
+
+
+def mounts() -> Features:
+    """Mounted file systems by kind."""
+    lines = [line.split() for line in _text("/proc/self/mounts").splitlines()]
+    kinds = [line[2] for line in lines]
+    yield "mounts", float(len(lines))
+    for kind in sorted(set(kinds)):
+        yield f"mount.kind:{kind}", float(kinds.count(kind))
+    yield "mount.root", next((line[2] for line in reversed(lines) if line[1] == "/"), "none")
+
+
+def clock() -> Features:
+    """Time zone, and how long the machine has been up."""
+    yield "clock.zone", time.strftime("%Z")
+    yield "uptime_s", float(_text("/proc/uptime").split()[0])
+
+
+def environment() -> Features:
+    """The names of variables, and values of those that are nobody's secret."""
+    yield "env", float(len(os.environ))
+    for name in sorted(os.environ):
+        yield f"env:{name}", 1.0
+    home = os.path.expanduser("~")
+    for name in PLAIN:
+        if name in os.environ:
+            yield f"env.value:{name}", os.environ[name].replace(home, "~") if len(home) > 1 else os.environ[name]
+
+
+def person() -> Features:
+    """Who runs here, and what lies in their home."""
+    yield "user.uid", float(os.getuid())
+    yield "user.root", float(os.getuid() == 0)
+    yield "user.groups", float(len(os.getgroups()))
+    yield "user.shape", shape(getpass.getuser())
+    home = os.path.expanduser("~")
+    yield "home.depth", float(home.count("/"))
+    found = os.listdir(home)
+    yield "home.entries", float(len(found))
+    for name in (".bash_history", ".bashrc", ".cache", ".config", ".gitconfig", ".profile", ".ssh"):
+        yield f"home.has:{name}", float(name in found)
+
+
+def resources() -> Features:
+    """Processors, memory, disk and processes as they are shown."""
+    yield "cpu.count", float(os.cpu_count() or 0)
+    yield "cpu.usable", float(len(os.sched_getaffinity(0)))
+    disk = shutil.disk_usage(".")
+    yield "disk.total_gb", disk.total / 1e9
+    yield "disk.used_share", disk.used / max(1, disk.total)
+    shown = [name for name in os.listdir("/proc") if name.isdigit()]
+    yield "processes", float(len(shown))
+    yield "process.id", float(os.getpid())
+    yield "process.first", _text("/proc/1/comm").strip()
+
+
+def memory() -> Features:
+    """Memory as /proc shows it."""
+    known = {line.split(":")[0]: float(line.split()[1]) for line in _text("/proc/meminfo").splitlines()}
+    yield "memory.total_gb", known["MemTotal"] / 1e6
+    yield "memory.free_share", known.get("MemAvailable", 0.0) / known["MemTotal"]
+    yield "memory.swap_gb", known.get("SwapTotal", 0.0) / 1e6
+
+
+def network() -> Features:
+    """Interfaces and routes; nothing is sent."""
+    names = [name for _, name in socket.if_nameindex()]
+    yield "net.interfaces", float(len(names))
+    for name in sorted({shape(name) for name in names}):
+        yield f"net.interface:{name}", 1.0
+    yield "net.routes", float(max(0, len(_text("/proc/net/route").splitlines()) - 1))
+    yield "net.resolvers", float(_text("/etc/resolv.conf").count("nameserver"))
+
+
+def files() -> Features:
+    """How old files are, in days, where programs look first."""
+    now = time.time_ns() / 1e9
+    for name, place in (
+        ("etc", "/etc"),
+        ("tmp", tempfile.gettempdir()),
+        ("work", "."),
+        ("home", os.path.expanduser("~")),
+    ):
+        ages = [(now - entry.stat(follow_symlinks=False).st_mtime) / 86_400 for entry in os.scandir(place)]
+        yield f"files.{name}", float(len(ages))
+        if ages:
+            yield f"files.{name}.median_days", statistics.median(ages)
+            yield f"files.{name}.newest_days", min(ages)
+    yield "work.git", float(os.path.exists(".git"))
+    yield "work.shape", shape(os.getcwd())
+
+
+def tools() -> Features:
+    """Which programs are on PATH."""
+    for name in TOOLS.split():
+        yield f"tool:{name}", float(shutil.which(name) is not None)
+    yield "python", platform.python_version()
+
+
+def latency() -> Features:
+    """Milliseconds of trivial things, the median of five."""
+    yield "ms.true", _median(lambda: subprocess.run(["true"], check=False))
+    yield "ms.shell", _median(lambda: subprocess.run(["sh", "-c", ":"], check=False))
+
+    def write() -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(1 << 18))
+
+    yield "ms.write", _median(write)
+    yield "ms.stat", _median(lambda: [os.stat("/") for _ in range(1000)])
+
+
+def _median(act: Callable[[], object]) -> float:
+    spent: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        act()
+        spent.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(spent)
+
+
+PARTS: tuple[Callable[[], Features], ...] = (
+    system, mounts, clock, environment, person, resources, memory, network, files, tools, latency,
+)  # fmt: skip
+
+
+def look() -> dict[str, Value]:
+    """All features by name. What cannot be seen here has none from there on: that it cannot be seen is a feature, too."""
+    found: dict[str, Value] = {}
+    for part in PARTS:
+        try:
+            found.update(part())
+        except (OSError, KeyError, ValueError, IndexError) as error:
+            found[f"unseen:{part.__name__}"] = type(error).__name__
+    return found
+
+
+if __name__ == "__main__":
+    named = sys.argv[1] if len(sys.argv) > 1 else hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
+    sys.stdout.write(json.dumps({"group": named, "features": look()}) + "\n")

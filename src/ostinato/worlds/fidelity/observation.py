@@ -1,0 +1,44 @@
+"""What was seen once, of a machine or of a conversation, as a flat mapping of features. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ostinato.core.errors import BadRequest
+
+Feature = float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What was seen once. `group` names whatever makes several observations alike for a reason of their own: a machine, a task.
+
+    Example: ``Observation(group="web-1", features={"cpu.count": 8.0, "kernel.system": "Linux", "tool:git": 1.0})``
+    """
+
+    group: str
+    features: Mapping[str, Feature]
+
+    def line(self) -> str:
+        """As a line of JSON."""
+        return json.dumps({"group": self.group, "features": dict(self.features)})
+
+
+def parse_observation(line: str) -> Observation:
+    """The inverse of `Observation.line`. Raises BadRequest."""
+    try:
+        found = json.loads(line)
+        group, features = found["group"], found["features"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadRequest(f'no observation: {error}; a line is {{"group": "...", "features": {{...}}}}') from error
+    if not isinstance(group, str) or not isinstance(features, dict):
+        raise BadRequest("no observation: `group` is a text and `features` an object")
+    kept: dict[str, Feature] = {}
+    for name, value in cast("dict[str, Any]", features).items():
+        if not isinstance(value, str | int | float):
+            raise BadRequest(f"feature {name!r} is neither a number nor a text", field=name)
+        kept[name] = value if isinstance(value, str) else float(value)
+    return Observation(group=group, features=kept)

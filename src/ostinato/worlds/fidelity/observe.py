@@ -1,0 +1,47 @@
+"""Observations of machines: the script that makes one, run in a sandbox, and files of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ostinato.core.errors import BadRequest, NotFound, Unavailable
+from ostinato.core.seams import Sandbox
+from ostinato.worlds.fidelity import look
+from ostinato.worlds.fidelity.observation import Observation, parse_observation
+
+PATIENCE_S = 60.0
+
+
+def script() -> str:
+    """The source that makes an observation of the machine that it runs on (`look.py`)."""
+    return Path(look.__file__).read_text(encoding="utf-8")
+
+
+async def observe(sandbox: Sandbox, group: str, *, python: str = "python3") -> Observation:
+    """Run the script in a sandbox. Raises Unavailable if it does not run there."""
+    done = await sandbox.exec((python, "-s", "-c", script(), group), timeout=PATIENCE_S)
+    try:
+        return parse_observation(done.stdout.decode().strip().splitlines()[-1])
+    except (IndexError, UnicodeDecodeError, BadRequest) as error:
+        told = done.stderr.decode(errors="replace")[-300:].strip()
+        raise Unavailable(
+            f"the sandbox cannot be observed: {python} ended with {done.code} ({done.killed_reason or told}); put {python} into it"
+        ) from error
+
+
+def read_observations(path: Path) -> tuple[Observation, ...]:
+    """All lines of a file. Raises NotFound, and BadRequest with the line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}; `ostinato worlds observe --help` says how it is made") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from error
+    found: list[Observation] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                found.append(parse_observation(line))
+            except BadRequest as error:
+                raise BadRequest(f"{path}, line {number}: {error}") from error
+    return tuple(found)

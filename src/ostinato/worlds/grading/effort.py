@@ -1,0 +1,73 @@
+"""What an outcome's effort costs: concave, so that a first needless call hurts more than a hundredth. Pure.
+
+    C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)),   ln(1 + k x) / k for q -> 1,   x for k -> 0
+
+(Composer 2 report, arXiv 2603.24477, section 4.2.) x is a weighted sum of thinking, tool-call, tool-output and final tokens, calls and
+turns. Easy tasks, of which x is small, are priced at nearly 1 a unit; long ones at (1 + k x)^-q, so that hard work is not forbidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pydantic import BaseModel, Field
+
+EFFORTS = ("thinking_tokens", "call_tokens", "output_tokens", "final_tokens", "calls", "turns")
+"""What `Rollout.effort` says of these is counted; what it does not say counts as 0."""
+
+
+class EffortConfig(BaseModel, frozen=True, extra="forbid"):
+    """How effort is counted and what it costs.
+
+    Example: ``EffortConfig(weight=0.1, k=0.001, q=0.5, most=20_000.0)``
+    """
+
+    weight: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="What the greatest effort takes off an outcome's value; 0: effort is free.",
+    )
+    k: float = Field(default=1e-3, ge=0.0, le=1e6, description="How soon the price of a unit falls; 0: never.")
+    q: float = Field(default=0.5, ge=0.0, le=10.0, description="How far it falls: a unit costs (1 + k x)^-q.")
+    most: float = Field(
+        default=20_000.0, gt=0.0, le=1e12, description="The effort that costs `weight`; more costs no more."
+    )
+    thinking_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of reasoning.")
+    call_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of a tool's call.")
+    output_tokens: float = Field(default=0.1, ge=0.0, description="Units of a token that a tool answered.")
+    final_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of the last answer.")
+    calls: float = Field(default=20.0, ge=0.0, description="Units of a tool's call.")
+    turns: float = Field(default=20.0, ge=0.0, description="Units of a turn.")
+
+
+def effort_cost(x: float, k: float, q: float) -> float:
+    """C(x), stable for every k and q >= 0; never more than x, and 0 for 0.
+
+    Written as x * f(log1p(k x), k x) * f(expm1(a), a) with a = (1 - q) log1p(k x) and f(y, z) = y / z, 1 for z = 0: no difference of
+    nearly equal numbers is left, so that the limits need no case of their own.
+
+    Example: ``effort_cost(3.0, 1.0, 1.0) == math.log(4.0)``
+    """
+    if x < 0.0 or k < 0.0 or q < 0.0 or not math.isfinite(x):
+        raise ValueError(f"effort {x}, k {k} and q {q} must be finite and not negative")
+    logarithm = math.log1p(k * x)
+    exponent = (1.0 - q) * logarithm
+    shrunk = logarithm / k if k * x > 1e-17 else x  # below, log1p(y) is y to the last bit
+    return shrunk * (math.expm1(exponent) / exponent if exponent else 1.0)
+
+
+def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
+    """x: the weighted sum, in units of a token of reasoning."""
+    return math.fsum(max(0.0, effort.get(name, 0.0)) * float(getattr(config, name)) for name in EFFORTS)
+
+
+def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> tuple[float, float]:
+    """An outcome's value less what its effort costs, and that cost as a share of the greatest, in [0, 1].
+
+    Never below 0, and an outcome of 0 stays one: giving up early pays nothing. As `weight` < 1, solved with any effort beats unsolved.
+    """
+    x = min(effort_of(effort, config), config.most)
+    share = min(1.0, effort_cost(x, config.k, config.q) / effort_cost(config.most, config.k, config.q))
+    return max(0.0, value * (1.0 - config.weight * share)), share

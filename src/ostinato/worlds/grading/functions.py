@@ -1,0 +1,215 @@
+"""Grades a function by what it answers to inputs that nobody knew before.
+
+Three sandboxes, none of which sees another: in the first a trusted reference draws inputs and answers them; in the second what the model
+wrote gets the inputs and nothing else; in the third, if the task has relations, trusted source says whether the answers stand to each other
+as they should. Whether an answer is right is decided here, outside of all three, on trees of JSON. There is nothing in the second one that
+could be read, patched, forged or exited early from: no expectation, no test, no verdict. Only right answers are right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from ostinato.core.conversation import Role
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
+from ostinato.worlds.grading.apart import Apart
+from ostinato.worlds.grading.filtering import CountedSources, FilteredChanges, filter_changes
+from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.grading.trees import lines_of, same
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
+
+D = TypeVar("D", bound=BaseModel)
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class FunctionGrading(BaseModel, frozen=True, extra="forbid"):
+    """What `Grading.data` of a function task says.
+
+    Example: ``FunctionGrading(entry="solution.py:add", reference="def add(a, b): return a + b", draw="def draw(r): return r.random(), 1")``
+    """
+
+    entry: str = Field(pattern=r"^[\w./-]+\.py:\w+$", description="Where the function is: path, a colon, its name.")
+    draw: str = Field(description="Python source: draw(random) -> a tuple of arguments.")
+    reference: str = Field(default="", description="Python source of a right function of the same name.")
+    vary: str = Field(default="", description="Python source: vary(random, args) -> further tuples of arguments.")
+    holds: str = Field(
+        default="", description="Python source: holds(inputs, results) -> bool, of an input and what vary made of it."
+    )
+    draws: int = Field(default=32, ge=1, le=4096, description="How many inputs are drawn.")
+    relative: float = Field(
+        default=0.0, ge=0.0, description="By how much a number may differ from the reference's, as a share."
+    )
+    absolute: float = Field(default=0.0, ge=0.0, description="The same in absolute terms.")
+    sources: tuple[str, ...] = Field(
+        default=(), description="Globs of what else may count; none: only the function's file."
+    )
+    message: bool = Field(
+        default=False, description="The function is the last code block of the last message, not a file."
+    )
+
+    @model_validator(mode="after")
+    def _decidable(self) -> FunctionGrading:
+        if not self.reference and not self.holds:
+            raise ValueError("needs a reference, or holds with vary: without either no answer is right or wrong")
+        if bool(self.holds) != bool(self.vary):
+            raise ValueError("vary and holds go together: holds says what is true of what vary made")
+        return self
+
+    @property
+    def path(self) -> str:
+        """The function's file."""
+        return self.entry.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.entry.partition(":")[2]
+
+
+class FunctionGrader:
+    """Implements `Grader` for function tasks.
+
+    Args:
+        apart: where programs run.
+        seed: draws what decides the inputs of one grading.
+    """
+
+    def __init__(self, apart: Apart, *, seed: Callable[[], int] = lambda: secrets.randbits(64)) -> None:
+        self._apart = apart
+        self._seed = seed
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        asked = read_data(FunctionGrading, task)
+        counted = CountedSources(sources=(asked.path, *asked.sources))
+        filtered = filter_changes(_written(asked, rollout), counted)
+        seed = self._seed()
+        drawn = await self._drawn(task, asked, seed)
+        answers = await self._answers(task, asked, filtered, [line[0] for line in drawn])
+        right = (
+            sum(_is_right(line, answer, asked) for line, answer in zip(drawn, answers, strict=False))
+            if asked.reference
+            else len(answers)
+        )
+        parts = {"answers": right / len(drawn)}
+        why = f"{right} of {len(drawn)} drawn inputs answered {'rightly' if asked.reference else 'at all'}"
+        if asked.holds:
+            held, groups = await self._relations(task, asked, drawn, answers)
+            parts["relations"] = held / groups
+            why += f", {held} of {groups} relations hold"
+        whole = not filtered.suspects and all(part == 1.0 for part in parts.values())
+        return Grade(value=float(whole), parts=parts, why=f"{why} (seed {seed})", cheated=filtered.suspects)
+
+    async def _drawn(self, task: Task, asked: FunctionGrading, seed: int) -> list[Any]:
+        """Inputs, with the reference's answers if there is one."""
+        job: dict[str, Any] = {"draw": asked.draw, "vary": asked.vary, "seed": seed, "count": asked.draws}
+        if asked.reference:
+            job |= {"source": asked.reference, "name": asked.name}
+        result = await self._apart.run(
+            "answering",
+            SandboxSpec(limits=task.spec.limits),
+            stdin=json.dumps(job).encode(),
+            timeout=task.grading.timeout_s,
+        )
+        drawn = lines_of(result.stdout)
+        if result.code != 0 or len(drawn) < asked.draws or len(drawn) % asked.draws:
+            said = result.stderr.decode("utf-8", "replace")[-300:]
+            raise Unavailable(
+                f"task {task.id!r}: its reference answered {len(drawn)} inputs and ended with {result.code}"
+                f" ({result.killed_reason or 'by itself'}): {said}"
+            )
+        return drawn
+
+    async def _answers(
+        self, task: Task, asked: FunctionGrading, filtered: FilteredChanges, inputs: list[Any]
+    ) -> list[Any]:
+        """What the model's function says to each input, as far as it came."""
+        files = written_over(task.spec.files, filtered)
+        if asked.path not in files and not task.spec.layers:
+            return []
+        spec = SandboxSpec(
+            layers=task.spec.layers, files=files, workdir=task.spec.workdir, env=task.spec.env, limits=task.spec.limits
+        )
+        job = {"module": asked.path.removesuffix(".py").replace("/", "."), "name": asked.name, "inputs": inputs}
+        result = await self._apart.run(
+            "answering", spec, stdin=json.dumps(job).encode(), timeout=task.grading.timeout_s
+        )
+        lines = lines_of(result.stdout)[: len(inputs)]
+        return [line for line in lines if isinstance(line, list) and len(line) == 3]
+
+    async def _relations(
+        self, task: Task, asked: FunctionGrading, drawn: list[Any], answers: list[Any]
+    ) -> tuple[int, int]:
+        """How many relations hold, of how many."""
+        size = len(drawn) // asked.draws
+        pairs = [[line[0], _returned(answer)] for line, answer in zip(drawn, answers, strict=False)]
+        groups = [pairs[at : at + size] for at in range(0, len(pairs), size)]
+        whole = [group for group in groups if len(group) == size and all(pair[1] is not _NOTHING for pair in group)]
+        if not whole:
+            return 0, asked.draws
+        job = json.dumps({"holds": asked.holds, "groups": whole}).encode()
+        limits = SandboxSpec(limits=task.spec.limits)
+        result = await self._apart.run("relating", limits, stdin=job, timeout=task.grading.timeout_s)
+        return sum(line is True for line in lines_of(result.stdout)), asked.draws
+
+
+_NOTHING: Any = object()  # None is an answer
+
+
+def _returned(answer: list[Any]) -> Any:
+    said = answer[1]
+    return said[1] if isinstance(said, list) and len(said) == 2 and said[0] == "returned" else _NOTHING
+
+
+def _is_right(line: list[Any], answer: list[Any], asked: FunctionGrading) -> bool:
+    """True if an answer is the reference's: what was returned or raised, and what became of the arguments."""
+    try:
+        if not same(answer[0], line[0]) or not same(answer[2], line[2]):
+            return False
+        kind, told = line[1]
+        if not isinstance(answer[1], list) or len(answer[1]) != 2 or answer[1][0] != kind:
+            return False
+        if kind == "raised":
+            return isinstance(answer[1][1], list) and told[0] in answer[1][1]
+        return kind == "returned" and same(answer[1][1], told, relative=asked.relative, absolute=asked.absolute)
+    except RecursionError:
+        return False
+
+
+def _written(asked: FunctionGrading, rollout: Rollout) -> tuple[Change, ...]:
+    """The rollout's changes, or the code in its last message."""
+    if not asked.message:
+        return rollout.changes
+    said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
+    blocks = _FENCED.findall(said[-1]) if said else []
+    if not blocks:
+        return ()
+    return (Change(path=asked.path, kind=ChangeKind.WRITTEN, data=blocks[-1].encode("utf-8", "surrogatepass")),)
+
+
+def written_over(files: Mapping[str, bytes], filtered: FilteredChanges) -> dict[str, bytes]:
+    """A task's files after the changes that count."""
+    after = dict(files)
+    for change in filtered.kept:
+        if change.kind is ChangeKind.DELETED:
+            after.pop(change.path, None)
+        else:
+            after[change.path] = change.data
+    return after
+
+
+def read_data(model: type[D], task: Task) -> D:
+    """What a task tells its grader. Raises BadConfig with the task, the field and what is wrong with it."""
+    try:
+        return model.model_validate(dict(task.grading.data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "data"
+        raise BadConfig(f"task {task.id!r}: grading.{where}: {first['msg']}") from error

@@ -1,0 +1,36 @@
+"""What a rollout is worth, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """`value` in [0, 1]; `parts` are what it was made of; `why` is for people; `cheated` names what was tried to fake it.
+
+    Example: ``Grade(value=1.0, parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0}, why="2 of 2 and 11 of 11 tests pass")``
+    """
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    why: str = ""
+    cheated: tuple[str, ...] = ()
+
+    @property
+    def solved(self) -> bool:
+        """True if nothing is missing."""
+        return self.value >= 1.0 and not self.cheated
+
+
+class Grader(Protocol):
+    """Grades outcomes in sandboxes of its own, never in the one that the model worked in."""
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        """Raises BadConfig for a task that it cannot grade, Unavailable where grading itself failed: no grade is not a grade of 0."""
+        ...

@@ -1,0 +1,83 @@
+"""Inside of a sandbox: draws inputs of a function, or answers them. Reads one job from stdin and writes one line of JSON for each input.
+
+A job has `module` and `name`, or `source` and `name`: the function. Then `inputs`, trees of argument tuples; or `draw`, source text that
+defines ``draw(random)``, with `seed` and `count`, and perhaps `vary`, source text that defines ``vary(random, args)``: further inputs, of
+which something can be said. Lines are ``[input, outcome, input afterwards]`` with the outcome ``["returned", tree]`` or
+``["raised", names of the error's classes]``.
+"""
+
+import importlib
+import json
+import os
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ostinato.worlds.grading.inside.encoding import Opaque, decode, encode
+
+
+def outcome(function: Any, arguments: tuple[Any, ...]) -> list[Any]:
+    """What a call comes to."""
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001 - whatever the function raises is its outcome
+        return ["raised", [kind.__name__ for kind in type(error).__mro__]]
+    try:
+        return ["returned", encode(result)]
+    except Opaque as opaque:
+        return ["opaque", str(opaque)]
+
+
+def function_of(job: dict[str, Any]) -> Any:
+    """The function that is asked."""
+    if "source" in job:
+        space: dict[str, Any] = {"__name__": "reference"}
+        exec(compile(job["source"], "<reference>", "exec"), space)
+        return space[job["name"]]
+    sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(job["module"]), job["name"])
+
+
+def inputs_of(job: dict[str, Any]) -> list[Any]:
+    """Trees of argument tuples, drawn or given; with `vary`, each is followed by what was made of it."""
+    if "inputs" in job:
+        return job["inputs"]
+    space: dict[str, Any] = {"__name__": "drawing"}
+    exec(compile(job["draw"], "<draw>", "exec"), space)
+    if job.get("vary"):
+        exec(compile(job["vary"], "<vary>", "exec"), space)
+    drawn = random.Random(job["seed"])
+    trees: list[Any] = []
+    for _ in range(job["count"]):
+        arguments = tuple(space["draw"](drawn))
+        trees.append(encode(arguments))
+        if job.get("vary"):
+            trees.extend(encode(tuple(each)) for each in space["vary"](drawn, decode(trees[-1])))
+    return trees
+
+
+def main() -> None:
+    """Answer one job."""
+    job = json.loads(sys.stdin.buffer.read())
+    channel = os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    inputs = inputs_of(job)
+    function = function_of(job) if job.get("name") else None
+    for tree in inputs:
+        arguments = decode(tree)
+        answer = outcome(function, arguments) if function else None
+        try:
+            after = encode(arguments)
+        except Opaque:
+            after = None
+        line = json.dumps([tree, answer, after]).encode() + b"\n"
+        while line:
+            line = line[os.write(channel, line) :]
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""A model that judges outcomes beside the verifier, one axis of a rubric at a time.
+
+Its failing, silence or nonsense costs its word on that axis and nothing else: no grade is not a grade of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+from pydantic import BaseModel, Field
+
+from ostinato.core.conversation import Role
+from ostinato.core.sandboxing import ChangeKind
+from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.grading.rubrics import PROMPT, Axis, messages_about, mixed, option_in, schema_of
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
+
+
+class RubricConfig(BaseModel, frozen=True, extra="forbid"):
+    """The model that judges outcomes, and what it is asked.
+
+    Example: ``RubricConfig(url="https://api.example.com/v1", model="small-2", axes=(axis,))``
+    """
+
+    url: str = Field(description="Base URL, up to and with /v1, of a model that speaks OpenAI's chat completions.")
+    model: str = Field(description="The model's name there, with its version: it is told with each grade.")
+    axes: tuple[Axis, ...] = Field(min_length=1, description="What is asked.")
+    verifier: float = Field(default=1.0, gt=0.0, le=1.0, description="The verifier's weight beside those of the axes.")
+    only_solved: bool = Field(
+        default=True, description="Ask about solved outcomes only: no word makes an unsolved one worth anything."
+    )
+    max_tokens: int = Field(default=64, ge=8, le=8192, description="Token budget of an answer.")
+    timeout_s: float = Field(default=30.0, gt=0.0, description="Longest wait for an answer, in seconds.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisWord:
+    """What was said on one axis. `option` is None if there was no word, or not the same in both orders; `why` says which.
+
+    Example: ``AxisWord(axis="clarity", option="clear", why="", tokens=812, seconds=1.4)``
+    """
+
+    axis: str
+    option: str | None
+    why: str
+    tokens: int
+    seconds: float
+
+
+class RubricJudge:
+    """Asks about outcomes. An async context manager.
+
+    Args:
+        config: whom, and what.
+        key: for the model; empty: none.
+    """
+
+    def __init__(self, config: RubricConfig, key: str = "") -> None:
+        self.config = config
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> RubricJudge:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self.config.timeout_s), headers=self._headers
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def words(self, material: Mapping[str, str]) -> list[AxisWord]:
+        """What it says on each axis; never raises for what the model or its endpoint does."""
+        return list(await asyncio.gather(*(self._word(axis, material) for axis in self.config.axes)))
+
+    async def _word(self, axis: Axis, material: Mapping[str, str]) -> AxisWord:
+        began, tokens = time.monotonic(), 0
+        said: list[str | None] = []
+        why = ""
+        for backwards in (False, True):
+            try:
+                answer, used = await self._ask(axis, material, backwards=backwards)
+            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+                why = f"failed: {type(error).__name__}"
+                break
+            tokens += used
+            said.append(option_in(axis, answer))
+            if said[-1] is None:
+                why = "no option"
+                break
+        if not why and said[0] != said[1]:
+            why = "changed with the order"
+        option = None if why else said[0]
+        return AxisWord(axis=axis.name, option=option, why=why, tokens=tokens, seconds=time.monotonic() - began)
+
+    async def _ask(self, axis: Axis, material: Mapping[str, str], *, backwards: bool) -> tuple[str, int]:
+        if self._session is None:
+            raise ValueError("the judge is used outside of its context")
+        form: dict[str, Any] = {"name": "option", "schema": schema_of(axis), "strict": True}
+        body = {
+            "model": self.config.model,
+            "messages": messages_about(axis, material, backwards=backwards),
+            "temperature": 0.0,
+            "max_tokens": self.config.max_tokens,
+            "response_format": {"type": "json_schema", "json_schema": form},
+        }
+        async with self._session.post(
+            f"{self.config.url}/chat/completions", json=body, raise_for_status=True
+        ) as response:
+            answer = json.loads(await response.text())
+        return str(answer["choices"][0]["message"]["content"]), int((answer.get("usage") or {}).get("total_tokens", 0))
+
+
+class JudgedGrader:
+    """Implements `Grader`: a verifier's value mixed with a judge's words by declared weights.
+
+    An axis without a word is left out with its weight. Parts hold each axis's value, `judge_tokens`, `judge_seconds` and `judge_silent`.
+    """
+
+    def __init__(self, verifier: Grader, judge: RubricJudge) -> None:
+        self._verifier = verifier
+        self._judge = judge
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        grade = await self._verifier.grade(task, rollout)
+        config = self._judge.config
+        if grade.cheated or (config.only_solved and not grade.solved):
+            return grade
+        words = await self._judge.words(shown_of(task, rollout))
+        weighed: list[tuple[float, float | None]] = [(config.verifier, grade.value)]
+        parts = {**grade.parts, "verifier": grade.value}
+        for axis, word in zip(config.axes, words, strict=True):
+            value = axis.options[word.option] if word.option is not None else None
+            weighed.append((axis.weight, value))
+            if value is not None:
+                parts[axis.name] = value
+        parts |= {
+            "judge_tokens": float(sum(word.tokens for word in words)),
+            "judge_seconds": sum(word.seconds for word in words),
+            "judge_silent": float(sum(word.option is None for word in words)),
+        }
+        silent = "".join(f", no word on {word.axis} ({word.why})" for word in words if word.option is None)
+        return replace(
+            grade, value=mixed(weighed), parts=parts, why=f"{grade.why}; judged by {config.model}, {PROMPT}{silent}"
+        )
+
+
+def shown_of(task: Task, rollout: Rollout) -> dict[str, str]:
+    """What a judge is shown: what was asked, what was written, what was said last."""
+    written = (change for change in rollout.changes if change.kind is ChangeKind.WRITTEN)
+    said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
+    return {
+        "asked": "\n".join(message.text for message in task.messages),
+        "written": "\n".join(f"{change.path}:\n{change.data.decode('utf-8', 'replace')}" for change in written),
+        "said": said[-1] if said else "",
+    }

@@ -1,0 +1,23 @@
+"""Grades the last message by a pattern: for toy worlds, where what is asked for can be seen from the text."""
+
+from __future__ import annotations
+
+import re
+
+from ostinato.core.conversation import Role
+from ostinato.core.errors import BadConfig
+from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.tasks.task import Task
+
+
+class PatternGrader:
+    """Implements `Grader`: 1 if `grading.data["pattern"]`, a regular expression, is found in the model's last message, else 0."""
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        try:
+            pattern = re.compile(str(task.grading.data["pattern"]))
+        except (KeyError, re.error) as error:
+            raise BadConfig(f"task {task.id!r}: grading.data.pattern must be a regular expression: {error}") from error
+        said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
+        return Grade(value=float(bool(said) and pattern.search(said[-1]) is not None))

@@ -1,0 +1,197 @@
+"""What a task's sealed tests show when the solution is in place: which of them can be graded, and what they ought to see.
+
+It is done once for a task, with nothing of a model's in the sandbox. Claims that a sealed test cannot express (a value of a class of the
+package's own that equals a literal, say) are found here, and are left as the test states them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.worlds.grading.apart import Apart
+from ostinato.worlds.grading.sealing import Place, Site, seal
+from ostinato.worlds.grading.testimony import TestHeard, Testimony, holds, passes, read_testimony
+from ostinato.worlds.tasks.task import Task
+
+_TRIES = 5
+
+
+class PytestGrading(BaseModel, frozen=True, extra="forbid"):
+    """What `Grading.data` of a repository task says.
+
+    Example: ``PytestGrading(fail_to_pass=("test_calc.py::test_add",), solution={"calc.py": "def add(a, b): return a + b"})``
+    """
+
+    fail_to_pass: tuple[str, ...] = Field(min_length=1, description="Ids of tests that fail before and pass after.")
+    pass_to_pass: tuple[str, ...] = Field(default=(), description="Ids of tests that pass before and after.")
+    solution: Mapping[str, str | None] = Field(
+        default={},
+        description="Path -> text of each file that the solution changes, None: it is deleted. Only a canary has none.",
+    )
+    sources: tuple[str, ...] = Field(
+        default=("**/*.py",), description="Globs of what may count of a rollout's changes."
+    )
+    path: tuple[str, ...] = Field(
+        default=(".",), description="Import roots below the working directory, first looked at first."
+    )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The test files that the lists name."""
+        return tuple(sorted({id.partition("::")[0] for id in (*self.fail_to_pass, *self.pass_to_pass)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What grading a task takes. `ids` maps a test's id to what it is called once expected values are out of its parameters.
+
+    `ungradable`: listed tests that do not pass with the solution when sealed. `solution` is None for a canary.
+
+    Example: ``Rehearsal(ids={"t.py::test[1-2]": "t.py::test[1-None]"}, open_places={}, solution={...}, ungradable=())``
+    """
+
+    ids: Mapping[str, str]
+    open_places: Mapping[str, frozenset[Place]] = field(default_factory=dict[str, frozenset[Place]])
+    solution: Mapping[str, TestHeard] | None = None
+    ungradable: tuple[str, ...] = ()
+
+
+async def rehearse(apart: Apart, task: Task, asked: PytestGrading) -> Rehearsal:
+    """Run the tests as they are, then sealed until what they show settles, each time under another hash seed.
+
+    Raises BadConfig for tests that do not pass with the solution; Unavailable if nothing is collected.
+    """
+    plain = await run_suite(apart, task, asked, asked.solution, sealed=False)
+    if not plain.collected:
+        raise Unavailable(
+            f"task {task.id!r}: pytest collected nothing from {', '.join(asked.files)} with the solution in place; {plain.errors}"
+        )
+    listed = (*asked.fail_to_pass, *asked.pass_to_pass)
+    if not asked.solution:
+        return Rehearsal(ids={id: id for id in plain.collected})
+    broken = [id for id in listed if id not in plain.tests or plain.tests[id].failed or not plain.tests[id].ended]
+    if broken:
+        raise BadConfig(
+            f"task {task.id!r}: grading.solution: {len(broken)} listed tests do not pass with it, as {broken[0]!r}"
+        )
+    opened: dict[str, set[Place]] = {path: set() for path in asked.files}
+    before: Testimony | None = None
+    for _ in range(_TRIES):
+        shown = await run_suite(apart, task, asked, asked.solution, open_places=opened)
+        ids = dict(zip(plain.collected, shown.collected, strict=False))
+        found = _unsealable([shown.tests[ids[id]] for id in listed if ids.get(id) in shown.tests], before)
+        if before is not None and not found:
+            gradable = {id for id in listed if ids.get(id) in shown.tests and _agrees(shown.tests[ids[id]], before)}
+            return Rehearsal(
+                ids=ids,
+                open_places={path: frozenset(places) for path, places in opened.items()},
+                solution=shown.tests,
+                ungradable=tuple(id for id in listed if id not in gradable),
+            )
+        for path, place in found:
+            opened[path].add(place)
+        before = None if found else shown
+    raise BadConfig(f"task {task.id!r}: what its tests see with the solution does not settle in {_TRIES} runs")
+
+
+def _unsealable(tests: Collection[TestHeard], before: Testimony | None) -> set[tuple[str, Place]]:
+    """Claims that do not hold although the solution is in place, or that show something else than they did before."""
+    found: set[tuple[str, Place]] = set()
+    for heard in tests:
+        earlier = before.tests.get(heard.id) if before is not None else None
+        again = earlier.at() if earlier is not None else {}
+        times: dict[tuple[str, Place], int] = {}
+        faulty: set[tuple[str, Place]] = set()
+        for where, site, shown in heard.saw:
+            index = times[where] = times.get(where, -1) + 1
+            seen = again.get(where, [])
+            against = seen[index] if index < len(seen) else (None if earlier is not None else shown)
+            if not holds(site, shown, against):
+                faulty.add(where)
+        if heard.failed and not faulty:  # something after a claim wanted what the claim took away
+            faulty.update(where for where, _, _ in heard.saw)
+        found |= faulty
+    return found
+
+
+def _agrees(heard: TestHeard, before: Testimony) -> bool:
+    earlier = before.tests.get(heard.id)
+    return earlier is not None and passes(heard, earlier) and passes(earlier, heard)
+
+
+async def run_suite(
+    apart: Apart,
+    task: Task,
+    asked: PytestGrading,
+    changes: Mapping[str, str | None],
+    *,
+    sealed: bool = True,
+    open_places: Mapping[str, Collection[Place]] | None = None,
+) -> Testimony:
+    """One run of the listed test files in a fresh sandbox, with these files written over the task's (None: deleted)."""
+    drawn = random.Random(secrets.randbits(128))
+    witness = f"_{drawn.getrandbits(64):016x}"
+    files = dict(task.spec.files) | {
+        path: text.encode("utf-8", "surrogateescape") for path, text in changes.items() if text is not None
+    }
+    for path in changes.keys() - {path for path, text in changes.items() if text is not None}:
+        files.pop(path, None)
+    files |= task.grading.hidden
+    sites: dict[str, tuple[str, Site]] = {}
+    if sealed:
+        for path in asked.files:
+            tests = seal(
+                _source(task, path),
+                witness=witness,
+                drawn=drawn,
+                open_places=(open_places or {}).get(path, ()),
+                names=bool(asked.solution),
+            )
+            files[path] = tests.text.encode()
+            sites |= {key: (path, site) for key, site in tests.sites.items()}
+    job = {
+        "witness": witness,
+        "paths": asked.files,
+        "path": asked.path,
+        "deleted": [path for path, text in changes.items() if text is None],
+        "fresh": [*changes, *asked.files],
+    }
+    spec = SandboxSpec(
+        layers=task.spec.layers, files=files, workdir=task.spec.workdir, env=task.spec.env, limits=task.spec.limits
+    )
+    result = await apart.run(
+        "witnessing",
+        spec,
+        stdin=json.dumps(job).encode(),
+        timeout=task.grading.timeout_s,
+        env={"PYTHONHASHSEED": str(drawn.randrange(1, 1 << 32))},
+    )
+    ended = f"it ended with {result.code} ({result.killed_reason or 'by itself'}): "
+    return replace(read_testimony(result.stdout, sites), errors=ended + result.stderr.decode("utf-8", "replace")[-300:])
+
+
+def _source(task: Task, path: str) -> str:
+    """A test file's text: hidden, of the task's files, or of its layers, the last of which lies on top."""
+    for files in (task.grading.hidden, task.spec.files):
+        if path in files:
+            return files[path].decode("utf-8")
+    for layer in reversed(task.spec.layers):
+        place = Path(layer, path)
+        if place.is_file() and not place.is_symlink():
+            return place.read_text("utf-8")
+    raise BadConfig(f"task {task.id!r}: grading: there is no test file {path!r}, hidden or in the task's world")
+
+
+def gradable(ids: Sequence[str], rehearsal: Rehearsal) -> list[str]:
+    """The listed tests that can be graded."""
+    left_out = set(rehearsal.ungradable)
+    return [id for id in ids if id not in left_out]

@@ -1,0 +1,136 @@
+"""The model of one episode: every call goes through the gateway, which captures it as a turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ostinato.core.conversation import Message, Role, Tool, ToolCall
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Arm
+from ostinato.worlds.harness.rollout import Answered
+
+logger = logging.getLogger(__name__)
+
+USER = "world"
+TRIES = 3
+
+
+class Calls(Protocol):
+    """What a model needs of the gateway."""
+
+    @property
+    def temperature(self) -> float:
+        """At which answers are sampled."""
+        ...
+
+    async def named(self) -> str:
+        """What the gateway calls its model. Raises Unavailable."""
+        ...
+
+    async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        """One call's answer. Raises Unavailable where another try may succeed, BadRequest where none will."""
+        ...
+
+
+class EpisodeModel:
+    """Implements `Model` over chat completions, not streamed. `turns` are the ids of what was captured.
+
+    A call that fails on its way is made again under its idempotency key: what was sampled by then is the answer, and is not sampled twice.
+
+    Args:
+        gateway: where calls go.
+        episode, group: whose turns they are.
+        harness: the harness's hash, which goes onto every turn.
+        pause_s: before the second try; twice as long before each further one.
+    """
+
+    def __init__(self, gateway: Calls, episode: str, group: str | None, harness: str, *, pause_s: float = 0.5) -> None:
+        self._gateway, self._episode, self._pause_s = gateway, episode, pause_s
+        self._headers = {
+            "X-Ostinato-Slot": Arm.WORLD.value,
+            "X-Ostinato-Episode": episode,
+            "X-Ostinato-Harness": harness,
+            **({} if group is None else {"X-Ostinato-Group": group}),
+        }
+        self.turns: list[str] = []
+
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int, stop: Sequence[str] = ()
+    ) -> Answered:
+        """The next message of the assistant."""
+        body: dict[str, Any] = {
+            "model": await self._gateway.named(),
+            "user": USER,
+            "messages": [_message(message) for message in messages],
+            "max_tokens": max_tokens,
+            "temperature": self._gateway.temperature,
+        }
+        if stop:
+            body["stop"] = list(stop)
+        if tools:
+            body["tools"] = [_tool(tool) for tool in tools]
+        if messages and messages[-1].role is Role.ASSISTANT:
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        answered = _answered(await self._answer(body))
+        self.turns.append(answered.turn)
+        return answered
+
+    async def _answer(self, body: dict[str, Any]) -> Mapping[str, Any]:
+        """The gateway's answer, asked for again under the same key where a call fails. Raises BadRequest, Unavailable."""
+        # drawn anew for each call: an episode's name may come again after a restart, with other messages
+        key = f"{self._episode}:{len(self.turns)}:{secrets.token_hex(8)}"
+        headers, pause = self._headers | {"Idempotency-Key": key}, self._pause_s
+        for left in reversed(range(TRIES)):
+            try:
+                return await self._gateway.call("POST", "/v1/chat/completions", body, headers)
+            except Unavailable as error:
+                if not left:
+                    raise
+                logger.info("episode %s is asked again in %.1f s: %s", self._episode, pause, error)
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last try raises")
+
+
+def _answered(answer: Mapping[str, Any]) -> Answered:
+    choice, usage = answer["choices"][0], answer.get("usage") or {}
+    said = choice["message"]
+    calls = tuple(
+        ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+        for call in said.get("tool_calls") or ()
+    )
+    return Answered(
+        turn=str(answer["ostinato"]["turns"][0]),
+        message=Message(
+            role=Role.ASSISTANT,
+            text=said.get("content") or "",
+            reasoning=said.get("reasoning_content") or "",
+            calls=calls,
+        ),
+        finish=str(choice["finish_reason"]),
+        prompt_tokens=int(usage.get("prompt_tokens", 0)),
+        tokens=int(usage.get("completion_tokens", 0)),
+    )
+
+
+def _message(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role.value, "content": message.text}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if message.role is Role.TOOL:
+        found["tool_call_id"] = message.answers
+    return found
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    about = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": about}

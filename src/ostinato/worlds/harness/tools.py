@@ -1,0 +1,138 @@
+"""The reference harness: the model works with five tools in a sandbox until it submits or a budget ends.
+
+Data flow: task's messages -> model -> calls -> sandbox -> results into the conversation -> model ... -> what changed in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field
+
+from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.sandboxing import Change
+from ostinato.core.seams import Sandbox
+from ostinato.worlds.harness.hashing import harness_hash
+from ostinato.worlds.harness.rollout import Answered, Ended, Model, Rollout
+from ostinato.worlds.harness.toolbox import TOOLS, Told, cut_middle, use
+from ostinato.worlds.tasks.task import Task
+
+_VERSION = 1
+
+
+class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
+    """`[worlds.harness.tools]`."""
+
+    prompt: str = Field(
+        default="Work on the task with the tools. Call submit when it is done.",
+        description="The system message of tasks that have none; empty: none.",
+    )
+    output_chars: int = Field(
+        default=8000, ge=200, description="Characters of a tool's answer; what is longer loses its middle."
+    )
+    answer_tokens: int = Field(
+        default=32768, ge=1, description="Tokens that the model may say in one rollout, all answers together."
+    )
+    command_s: float = Field(default=60.0, gt=0, description="Seconds until a shell command is killed.")
+
+
+class ToolLoop:
+    """Implements `Harness`: read, write, edit, bash and submit.
+
+    Example: ``rollout = await ToolLoop(ToolLoopConfig(output_chars=4000)).run(task, model, sandbox)``
+    """
+
+    name = "tools"
+
+    def __init__(self, config: ToolLoopConfig | None = None) -> None:
+        self.config = config or ToolLoopConfig()
+        shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in TOOLS]
+        self.hash = harness_hash(self.name, _VERSION, tools=shown, config=self.config.model_dump())
+
+    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+        """Until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""
+        if sandbox is None:
+            raise ValueError("the harness 'tools' needs a sandbox")
+        session = _Session(task, model, sandbox, self.config)
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        ended, why = await session.work(start + task.timeout_s)
+        changes: Sequence[Change] = await sandbox.diff()
+        return Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=ended,
+            messages=tuple(session.messages),
+            turns=tuple(session.turns),
+            changes=tuple(changes),
+            effort={**session.effort, "turns": float(len(session.turns)), "seconds": clock() - start},
+            detail={"why": why} if why else {},
+        )
+
+
+class _Session:
+    """One rollout while it goes on."""
+
+    def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
+        self._task, self._model, self._sandbox, self._config = task, model, sandbox, config
+        bare = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
+        opening = [Message(role=Role.SYSTEM, text=config.prompt)] if bare else []
+        self.messages = [*opening, *task.messages]
+        self.turns = list[str]()
+        self.effort = Counter[str](tokens=0, calls=0, errors=0)
+
+    async def work(self, deadline: float) -> tuple[Ended, str]:
+        """Why it ended, and more about that for people."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while len(self.turns) < self._task.turns:
+                    try:
+                        answered = await self._ask()
+                    except BadRequest as error:  # the conversation has outgrown the context
+                        return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
+                    if (ended := await self._act(answered, deadline)) is not None:
+                        return ended, ""
+        except TimeoutError:
+            return Ended.TIMEOUT, f"after {self._task.timeout_s:g} s"
+        return Ended.TURNS, ""
+
+    async def _ask(self) -> Answered:
+        left = self._config.answer_tokens - int(self.effort["tokens"])
+        answered = await self._model.ask(
+            self.messages, TOOLS, max_tokens=min(self._task.tokens, left), stop=self._task.stop
+        )
+        self.turns.append(answered.turn)
+        self.messages.append(answered.message)
+        self.effort["tokens"] += answered.tokens
+        return answered
+
+    async def _act(self, answered: Answered, deadline: float) -> Ended | None:
+        """Do what an answer asks for; how the rollout ended, if it did."""
+        done = False
+        for call in answered.message.calls:
+            self.effort["calls"] += 1
+            if done:
+                told = Told(text="error: not done, since submit was called before", failed=True)
+            else:
+                left = deadline - asyncio.get_running_loop().time()
+                told = await self._used(call, max(0.01, min(self._config.command_s, left)))
+            self.effort["errors"] += told.failed
+            text = cut_middle(told.text, self._config.output_chars)
+            self.messages.append(Message(role=Role.TOOL, text=text, answers=call.id, failed=told.failed))
+            done = done or (call.name == "submit" and not told.failed)
+        if done:
+            return Ended.SUBMITTED
+        if not answered.message.calls:
+            return Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED
+        return Ended.LENGTH if self.effort["tokens"] >= self._config.answer_tokens else None
+
+    async def _used(self, call: ToolCall, timeout: float) -> Told:
+        """What a call did. A program that cannot start although the sandbox lives is the model's doing (its processes, its memory)."""
+        try:
+            return await use(call, self._sandbox, timeout=timeout)
+        except Unavailable as error:
+            await self._sandbox.diff()  # raises if it is the sandbox that is gone
+            return Told(text=f"error: {error}", failed=True)

@@ -1,0 +1,51 @@
+"""What can be set about rollouts in simulated worlds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
+    """Rollouts in simulated worlds, for `learn.source` "worlds" or "both"."""
+
+    file: str = Field(default="", description="The taskset file (JSONL). Empty: there is no simulated world.")
+    group: int = Field(default=16, ge=1, le=128, description="Rollouts per task, which are compared with each other.")
+    groups: int = Field(default=8, ge=1, description="Groups per optimizer step.")
+    concurrency: int = Field(default=16, ge=1, description="Rollouts at once.")
+    lead: int = Field(
+        default=2,
+        ge=1,
+        description="Steps' worth of groups that may be under way or wait for the trainer; then no new one is begun.",
+    )
+    window: int = Field(
+        default=16,
+        ge=1,
+        description="Groups, counted from the oldest that has not ended, that may be under way: within them whatever ends first counts "
+        "first, and beyond them nothing begins, so that what is quick does not crowd out what takes long.",
+    )
+    epochs: int = Field(
+        default=1, ge=0, description="How often each task is drawn; 0: for ever. 1 as published: no prompt is repeated."
+    )
+    seed: int = Field(default=0, description="Seeds the order of the tasks.")
+    curriculum: bool = Field(
+        default=True,
+        description="Draw tasks first of which a tenth to nine tenths of earlier rollouts were solved, or that were never tried.",
+    )
+    temperature: float = Field(default=1.0, gt=0, le=2, description="Sampling temperature of rollouts.")
+    tries: int = Field(
+        default=3,
+        ge=1,
+        description="Tries at one rollout that something other than the policy ends; then its group does without.",
+    )
+    measure_every: int = Field(
+        default=0, ge=0, description="Groups between two measurements of the held-out tasks; 0: they are never tried."
+    )
+    retry_pause_s: float = Field(
+        default=1.0, gt=0, description="Pause before a gateway, sandbox or grader that failed is tried again."
+    )
+    poll_s: float = Field(default=0.2, gt=0, description="Pause between two looks at what the trainer has taken.")
+    harness: dict[str, dict[str, Any]] = Field(
+        default_factory=dict[str, dict[str, Any]], description="Settings of harnesses, by name: [worlds.harness.tools]."
+    )

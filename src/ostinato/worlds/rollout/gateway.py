@@ -1,0 +1,91 @@
+"""The gateway as the rollout worker sees it: a model for each episode, in the slot of the newest weights, and a place to tell verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import aiohttp
+
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.records import Arm
+from ostinato.worlds.harness.gateway import EpisodeModel
+
+
+class WorldGateway:
+    """One gateway, over HTTP. An async context manager.
+
+    Args:
+        url: where it listens, without a path.
+        key: the run's admin key: who names a slot, and speaks for a world.
+        temperature: at which answers are sampled.
+        timeout_s: longest answer.
+
+    Example::
+
+        async with WorldGateway(url, key) as gateway:
+            answered = await gateway.model("w3f.0.2.0", group="w3f.0", harness="9f2c").ask(messages, max_tokens=64)
+    """
+
+    def __init__(self, url: str, key: str, *, temperature: float = 1.0, timeout_s: float = 600.0) -> None:
+        self._url, self._key, self.temperature = url.rstrip("/"), key, temperature
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+        self._model = ""
+
+    async def __aenter__(self) -> WorldGateway:
+        connector = aiohttp.TCPConnector(limit=0)
+        headers = {"X-Ostinato-Key": self._key}
+        self._session = aiohttp.ClientSession(headers=headers, timeout=self._timeout, connector=connector)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def model(self, episode: str, *, group: str | None, harness: str) -> EpisodeModel:
+        """The model of one episode."""
+        return EpisodeModel(self, episode, group, harness)
+
+    async def ready(self) -> bool:
+        """True once the slot for worlds holds weights."""
+        try:
+            health = await self.call("GET", "/health")
+        except (Unavailable, BadRequest):
+            return False
+        self._model = str(health.get("model", ""))
+        return Arm.WORLD.value in cast("dict[str, Any]", health.get("slots", {}))
+
+    async def say(self, events: Sequence[dict[str, Any]]) -> None:
+        """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
+        await self.call("POST", "/v1/feedback", list(events))
+
+    async def named(self) -> str:
+        """What the gateway calls its model. Raises Unavailable."""
+        if not self._model and not await self.ready():
+            raise Unavailable("the gateway has no weights for simulated worlds yet")
+        return self._model
+
+    async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        """One call's answer. Raises Unavailable where another try may succeed, BadRequest where none will."""
+        if self._session is None:
+            raise RuntimeError("enter the gateway first")
+        try:
+            async with self._session.request(method, self._url + path, json=body, headers=headers) as response:
+                answer = await response.json(content_type=None)
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"{method} {path}: {type(error).__name__}: {error}") from error
+        if status < 300:
+            return answer
+        said = f"{method} {path}: HTTP {status}: {answer}"
+        if status in (400, 413, 422):
+            raise BadRequest(said)
+        raise Unavailable(said)  # a key of another run or an empty slot passes with a restart, too
+
+
+async def until_ready(gateway: WorldGateway, poll_s: float) -> None:
+    """Wait until the gateway answers for worlds."""
+    while not await gateway.ready():
+        await asyncio.sleep(poll_s)

@@ -1,0 +1,154 @@
+"""Where each group of rollouts stands: a fold over the journal's events, in order, that a restart repeats exactly. Pure.
+
+A group is drawn; its members begin and end, some more than once; once all have ended for good it is *told* (its verdicts are in the log);
+once the trainer has taken it, or it was held back, it is *spent*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.worlds.rollout.drawing import Success, next_task, shuffled
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a rollout ended. `grade` None: something other than the policy ended it.
+
+    Example: ``Outcome(episode="w3f.0.2.0", turns=("chatcmpl-3f:0",), grade=1.0)``
+    """
+
+    episode: str
+    turns: tuple[str, ...]
+    grade: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """One member of a group. `begun` counts its episodes, `last` is set once it has ended for good."""
+
+    begun: int = 0
+    failed: list[Outcome] = field(default_factory=list[Outcome])
+    last: Outcome | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """The rollouts of one task that are compared with each other."""
+
+    number: int
+    name: str
+    task: str
+    slots: list[Slot]
+    told: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """True once all members have ended for good."""
+        return all(slot.last is not None for slot in self.slots)
+
+    @property
+    def graded(self) -> list[Outcome]:
+        """The members that were graded."""
+        return [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is not None]
+
+    @property
+    def ungraded(self) -> list[Outcome]:
+        """The tries that something other than the policy ended."""
+        last = [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is None]
+        return [*(outcome for slot in self.slots for outcome in slot.failed), *last]
+
+    @property
+    def turns(self) -> list[str]:
+        """The turns of graded members: what the trainer takes."""
+        return [turn for outcome in self.graded for turn in outcome.turns]
+
+
+class Groups:
+    """The groups that are not spent yet, and what was drawn.
+
+    Args:
+        tasks: ids of the tasks to be drawn.
+        token: begins the groups' names, so that those of another journal are others.
+        seed, epochs, curriculum: see `WorldsConfig`.
+
+    Example::
+
+        groups = Groups(["a", "b"], token="w3f", seed=0)
+        groups.apply(groups.draw(size=16))
+    """
+
+    def __init__(
+        self, tasks: Sequence[str], *, token: str, seed: int = 0, epochs: int = 1, curriculum: bool = True
+    ) -> None:
+        self._tasks, self._token, self._seed = tuple(tasks), token, seed
+        self._epochs, self._curriculum = epochs, curriculum
+        self._left: list[str] = []
+        self.known: dict[str, Success] = {}
+        self.epoch = -1  # the one that is drawn from
+        self.drawn = 0
+        self.spent = 0
+        self.open: dict[int, Group] = {}
+
+    def draw(self, size: int) -> dict[str, Any] | None:
+        """The event of the next group; None once every task was drawn as often as it may be. Nothing changes until it is applied."""
+        left, epoch = self._left, self.epoch
+        if not left:
+            left, epoch = shuffled(self._tasks, self.epoch + 1, self._seed), self.epoch + 1
+            if self._epochs and epoch >= self._epochs:
+                return None
+        task = next_task(left, self.known, curriculum=self._curriculum)
+        return {"kind": "drawn", "n": self.drawn, "task": task, "epoch": epoch, "size": size}
+
+    def apply(self, event: Event) -> None:
+        """Take in one event."""
+        if event["kind"] == "drawn":
+            self._draw(event)
+        elif (group := self.open.get(event["n"])) is not None:
+            self._follow(group, event)
+
+    def episode(self, number: int, member: int) -> str:
+        """The name of a member's next episode."""
+        group = self.open[number]
+        return f"{group.name}.{member}.{group.slots[member].begun}"
+
+    def may_begin(self, *, per_step: int, lead: int, window: int) -> bool:
+        """True if another group may begin: neither too far ahead of the trainer nor of the oldest group that has not ended."""
+        waiting = [group.number for group in self.open.values() if not group.told]
+        near = not waiting or self.drawn < min(waiting) + window
+        return near and len(self.open) < lead * per_step
+
+    def _draw(self, event: Event) -> None:
+        if event["epoch"] != self.epoch:
+            self.epoch, self._left = event["epoch"], shuffled(self._tasks, event["epoch"], self._seed)
+        if event["task"] in self._left:  # else the taskset is another one than it was
+            self._left.remove(event["task"])
+        number = event["n"]
+        self.drawn = number + 1
+        slots = [Slot() for _ in range(event["size"])]
+        self.open[number] = Group(number=number, name=f"{self._token}.{number}", task=event["task"], slots=slots)
+
+    def _follow(self, group: Group, event: Event) -> None:
+        match event["kind"]:
+            case "begun":
+                group.slots[event["member"]].begun += 1
+            case "ended":
+                slot, grade = group.slots[event["member"]], event["grade"]
+                outcome = Outcome(episode=event["episode"], turns=tuple(event["turns"]), grade=grade)
+                if event["last"]:
+                    slot.last = outcome
+                else:
+                    slot.failed.append(outcome)
+                if grade is not None:
+                    self.known.setdefault(group.task, Success()).count(grade)
+            case "told":
+                group.told = True
+            case "spent":
+                del self.open[group.number]
+                self.spent += 1
+            case _:
+                pass

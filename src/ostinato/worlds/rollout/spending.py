@@ -1,0 +1,50 @@
+"""What became of the groups that were told: read from the log, where the trainer's batches and the desk's reasons stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ostinato.core.records import Batch, Holdback
+from ostinato.core.seams import Cursor, Log
+
+_OF_ONE_TURN = ("finish:", "arm:", "empty", "greedy", "top_p", "cold", "purpose:", "late_group", "gold", "gone")
+"""Reasons that hold back a turn and not its group."""
+
+
+class Spending:
+    """Finds the groups that the trainer has taken, or that were held back.
+
+    Args:
+        log: the run's log.
+        after: the place from which on outcomes may stand.
+
+    Example::
+
+        spending = Spending(log, after=0)
+        spending.expect(3, ["chatcmpl-3f:0"])
+        await spending.look()  # [3], once a batch holds it
+    """
+
+    def __init__(self, log: Log, after: Cursor) -> None:
+        self._log = log
+        self.cursor = after
+        self.steps = 0
+        self._of: dict[str, int] = {}
+
+    def expect(self, number: int, turns: Iterable[str]) -> None:
+        """A group was told that has these graded turns. Call before it is told, or its outcome may be passed over."""
+        self._of |= dict.fromkeys(turns, number)
+
+    async def look(self) -> Sequence[int]:
+        """The numbers of the groups that were spent since the last look. Raises Unavailable, Corrupt."""
+        found: dict[int, None] = {}
+        async for place, row in self._log.read(self.cursor, {Batch, Holdback}):
+            self.cursor = place
+            if isinstance(row, Batch):
+                self.steps = max(self.steps, row.step)
+                found |= dict.fromkeys(self._of[turn] for turn in row.turns if turn in self._of)
+            elif isinstance(row, Holdback) and row.turn in self._of and not row.reason.startswith(_OF_ONE_TURN):
+                found[self._of[row.turn]] = None
+        if found:
+            self._of = {turn: number for turn, number in self._of.items() if number not in found}
+        return list(found)

@@ -1,0 +1,38 @@
+"""A group's verdicts as events of the gateway's feedback route, in the order in which they must arrive. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
+from ostinato.worlds.rollout.groups import Group
+
+MOST_EVENTS = 1000  # of one call, all of which are in the log or none
+
+
+def verdicts(group: Group, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]]:
+    """The calls that tell a group's verdicts. The same group gives the same ids and values: whoever was killed in between tells all again.
+
+    A rollout's last turn is worth its grade, those before it nothing. The group is closed in the last call, about a turn that is graded
+    in it; a group without a turn is never told.
+    """
+    events = [_event(turn, FAILED, 1.0) for outcome in group.ungraded for turn in outcome.turns]
+    for outcome in group.graded:
+        for turn in outcome.turns:
+            final = turn == outcome.turns[-1]
+            events.append(_event(turn, GRADED, (outcome.grade or 0.0) if final else 0.0))
+    if not events:
+        return []
+    closing = _event(events[-1]["target"], CLOSED, float(len(group.graded)))
+    calls = [events[start : start + most - 1] for start in range(0, len(events), most - 1)]
+    calls[-1].append(closing | {"id": f"{CLOSED}:{group.name}"})
+    return calls
+
+
+def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What is told of a rollout that nothing is learned from."""
+    return [_event(turn, MEASURED, 1.0) for turn in turns]
+
+
+def _event(turn: str, name: str, value: float) -> dict[str, Any]:
+    return {"id": f"{name}:{turn}", "target": turn, "name": name, "value": value, "source": "code"}

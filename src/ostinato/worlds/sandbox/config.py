@@ -1,0 +1,22 @@
+"""Settings of sandboxes: `[sandbox]`."""
+
+from pydantic import BaseModel, Field
+
+
+class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
+    """Limits of one run, and how many runs at once."""
+
+    concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
+    memory_mb: int = Field(
+        default=256, ge=32, description="Memory of a run, and address space of each of its processes, in MiB."
+    )
+    disk_mb: int = Field(default=16, ge=1, description="Size of the run's /tmp and of any file in it, in MiB.")
+    processes: int = Field(default=16, ge=4, description="Processes and threads of a run, the sandbox's own included.")
+    open_files: int = Field(default=64, ge=8, le=1024, description="Open files of each process of a run.")
+    output_bytes: int = Field(default=65536, ge=1, description="stdout or stderr beyond this many bytes ends the run.")
+    boxes: int = Field(
+        default=256,
+        ge=1,
+        le=4000,
+        description="Sandboxes with a state of their own that may be open at once; more wait.",
+    )

@@ -1,0 +1,147 @@
+"""The host's side of the zygote: starts it, asks it for boxes and layers, replaces one that died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.worlds.sandbox.launcher import build, system_call_filter
+from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, refusal, send
+
+_ZYGOTE = Path(__file__).parent / "inside" / "zygote.py"
+_START_S = 20.0
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def python_inside() -> str:
+    """The interpreter's path inside a sandbox, for an argv: the base installation's, since a virtual environment is not visible."""
+    return f"{sys.base_prefix}/bin/python{VERSION}"
+
+
+class Zygote:
+    """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others nothing but a runtime and /tmp. Those that give way
+    leave the processor to everything else on the machine.
+
+    Example::
+
+        zygote = Zygote(full=True)
+        await zygote.start(message, fds)
+    """
+
+    def __init__(self, *, full: bool, groups: bool = True, gives_way: bool = True) -> None:
+        self._full, self._groups, self._gives_way = full, groups, gives_way
+        self._lock = asyncio.Lock()
+        self._asking = asyncio.Lock()
+        self._layers: dict[str, int] = {}
+        self._control: socket.socket | None = None
+        self._requests: socket.socket | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.hello: dict[str, Any] = {}
+
+    def _settings(self) -> bytes:
+        given = {
+            "library": str(build()),
+            "prefix": sys.base_prefix,
+            "version": VERSION,
+            "full": self._full,
+            "groups": self._groups,
+            "gives_way": self._gives_way,
+            "filter": system_call_filter().hex(),
+        }
+        return json.dumps(given).encode()
+
+    async def opened(self) -> socket.socket:
+        """The control socket of a live zygote. Raises SandboxRefused with the step that failed."""
+        async with self._lock:
+            if self._control is not None:
+                return self._control
+            settings = anonymous_file(await asyncio.to_thread(self._settings))
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+            theirs = [pair[1].fileno() for pair in pairs] + [settings]
+            argv = [sys.executable, "-s", "-S", "-P", str(_ZYGOTE), *map(str, theirs)]
+            self.process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds, once
+                argv, pass_fds=theirs, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/",
+            )  # fmt: skip
+            os.close(settings)
+            for ours, other in pairs:
+                ours.setblocking(False)
+                other.close()
+            self._control, self._requests = pairs[0][0], pairs[1][0]
+            try:
+                async with asyncio.timeout(_START_S):
+                    heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
+                self.hello = json.loads(heard or b'{"step": "start the zygote", "error": "it ended at once"}')
+                if "step" in self.hello:
+                    raise refusal(self.hello["step"], self.hello["error"])
+            except BaseException:
+                self.close()
+                raise
+            return self._control
+
+    async def start(self, message: bytes, fds: Sequence[int]) -> None:
+        """Have a box started; it answers on its own line. A zygote that somebody killed is replaced once. Raises Unavailable."""
+        for _ in range(2):
+            control = await self.opened()
+            try:
+                await send(control, message, fds)
+                return
+            except OSError:
+                if self._control is control:
+                    self.close()
+        raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
+
+    async def layer(self, path: str) -> int:
+        """The zygote's number for a directory of the host, opened now if it was not before. Raises BadRequest, SandboxRefused."""
+        path = os.path.realpath(path)
+        if not os.path.isdir(path):
+            raise BadRequest(f"layers: {path!r} is no directory", field="layers")
+        async with self._asking:
+            control = await self.opened()
+            if path not in self._layers:
+                assert self._requests is not None
+                loop = asyncio.get_running_loop()
+                await send(self._requests, path.encode(), ())
+                await _readable(loop, self._requests)
+                answer, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
+                if not fds:
+                    said = json.loads(answer or b'{"step": "open a layer", "error": "the keeper ended"}')
+                    raise refusal(said["step"], f"{said['error']} ({path})")
+                try:
+                    await send(control, START.pack(StartFlag.LAYER, *[0] * 10), fds)
+                finally:
+                    os.close(fds[0])
+                self._layers[path] = int(await loop.sock_recv(control, 64) or b"-1")
+            return self._layers[path]
+
+    def close(self) -> None:
+        """End the zygote and every box, and wait until the keeper has tidied up. A later box starts a new one."""
+        for end in (self._control, self._requests):
+            if end is not None:
+                end.close()
+        self._control = self._requests = None
+        self._layers.clear()
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5.0)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
+    there: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(end, lambda: there.done() or there.set_result(None))
+    try:
+        await there
+    finally:
+        loop.remove_reader(end)

@@ -1,0 +1,170 @@
+"""What a box changed: its own layers, path by path, against what it started from. Descriptors only; no link is ever followed.
+
+Only what the box itself wrote is looked at, so the cost goes with the changes and not with the workspace. Directories are not
+changes, their files are. A copy that equals its original (chmod and touch copy files up whole) is no change unless it became, or
+ceased to be, executable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+
+WRITTEN, DELETED, LINK, OTHER = range(4)
+HEAD = struct.Struct("<BBHIQ")  # kind, executable, 0, bytes of the path, bytes of data
+PART = 1 << 20
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def entries(directory: int) -> list[str]:
+    """Names in an open directory."""
+    with contextlib.suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+def look(directory: int, path: str) -> os.stat_result | None:
+    """What lies at a path, a link as a link; None: nothing."""
+    with contextlib.suppress(OSError):
+        return os.stat(path, dir_fd=directory, follow_symlinks=False)
+    return None
+
+
+def walk(root: int, path: str) -> Iterator[str]:
+    """Every path at and below one that is no directory."""
+    seen = look(root, path) if path else os.stat(root)
+    if seen is None:
+        return
+    if not stat.S_ISDIR(seen.st_mode):
+        yield path
+        return
+    try:
+        directory = os.open(path or ".", DIRECTORY, dir_fd=root)
+    except OSError:
+        return
+    try:
+        names = entries(directory)
+    finally:
+        os.close(directory)
+    for name in names:
+        yield from walk(root, f"{path}/{name}" if path else name)
+
+
+def touched(layer: int, base: int, path: str = "") -> Iterator[str]:
+    """Paths that a layer has something to say about: its own files, and those of the start that lie below what it replaced or removed."""
+    try:
+        directory = os.open(path or ".", DIRECTORY, dir_fd=layer)
+    except OSError:
+        return
+    try:
+        names = entries(directory)
+    finally:
+        os.close(directory)
+    for name in names:
+        inner = f"{path}/{name}" if path else name
+        seen = look(layer, inner)
+        if seen is not None and stat.S_ISDIR(seen.st_mode):
+            if opaque(layer, inner):
+                yield from walk(base, inner)
+            before = look(base, inner)
+            if before is not None and not stat.S_ISDIR(before.st_mode):
+                yield inner
+            yield from touched(layer, base, inner)
+        else:
+            yield inner
+            yield from walk(base, inner)
+
+
+def opaque(layer: int, path: str) -> bool:
+    """True for a directory that hides all that lies below it in lower layers."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, DIRECTORY, dir_fd=layer)
+        try:
+            return os.getxattr(fd, "user.overlay.opaque") in (b"y", b"x")
+        finally:
+            os.close(fd)
+    return False
+
+
+def same_bytes(one: int, other: int) -> bool:
+    """True if two open files hold the same."""
+    at = 0
+    while True:
+        part = os.pread(one, PART, at)
+        if part != os.pread(other, PART, at):
+            return False
+        if not part:
+            return True
+        at += len(part)
+
+
+def unchanged(now: int, base: int, path: str, seen: os.stat_result, before: os.stat_result | None) -> bool:
+    """True if a file is what it was."""
+    if before is None or not stat.S_ISREG(before.st_mode) or before.st_size != seen.st_size:
+        return False
+    if (before.st_mode ^ seen.st_mode) & 0o100:
+        return False
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    one = os.open(path, flags, dir_fd=now)
+    try:
+        other = os.open(path, flags, dir_fd=base)
+        try:
+            return same_bytes(one, other)
+        finally:
+            os.close(other)
+    finally:
+        os.close(one)
+
+
+def write_record(out: int, kind: int, path: str, data: bytes = b"", executable: bool = False) -> None:
+    """Append one change whose data is at hand."""
+    name = os.fsencode(path)
+    os.write(out, HEAD.pack(kind, executable, 0, len(name), len(data)) + name + data)
+
+
+def write_file(out: int, now: int, path: str, seen: os.stat_result) -> None:
+    """Append one file, whose size may change while it is read: the head is written last."""
+    name, start = os.fsencode(path), os.lseek(out, 0, os.SEEK_CUR)
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=now)
+    size = 0
+    try:
+        os.lseek(out, start + HEAD.size, os.SEEK_SET)
+        os.write(out, name)
+        while size < seen.st_size and (part := os.pread(file, min(PART, seen.st_size - size), size)):
+            size += os.write(out, part)
+    finally:
+        os.close(file)
+    os.pwrite(out, HEAD.pack(WRITTEN, bool(seen.st_mode & 0o100), 0, len(name), size), start)
+
+
+def write_change(out: int, now: int, base: int, path: str) -> None:
+    """Append what became of one path, if anything did."""
+    seen, before = look(now, path), look(base, path)
+    if seen is None:
+        if before is not None and not stat.S_ISDIR(before.st_mode):
+            write_record(out, DELETED, path)
+    elif stat.S_ISREG(seen.st_mode):
+        if not unchanged(now, base, path, seen, before):
+            write_file(out, now, path, seen)
+    elif stat.S_ISLNK(seen.st_mode):
+        target = os.readlink(path, dir_fd=now)
+        if before is None or not stat.S_ISLNK(before.st_mode) or os.readlink(path, dir_fd=base) != target:
+            write_record(out, LINK, path, os.fsencode(target))
+    elif stat.S_ISDIR(seen.st_mode):
+        if before is not None and not stat.S_ISDIR(before.st_mode):
+            write_record(out, DELETED, path)
+    elif before is None or stat.S_IFMT(before.st_mode) != stat.S_IFMT(seen.st_mode):
+        write_record(out, OTHER, path)
+
+
+def write_changes(out: int, base: int, now: int, layers: Sequence[int]) -> None:
+    """All changes, by path, as records `HEAD` + path + data."""
+    sys.setrecursionlimit(20_000)  # a path of 4096 bytes has half as many directories
+    paths = {path for layer in layers for path in touched(layer, base)}
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):  # it went while it was looked at
+            write_change(out, now, base, path)

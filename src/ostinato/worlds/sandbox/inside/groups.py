@@ -1,0 +1,102 @@
+"""Control groups: where the kernel lets us, it counts each box's memory and gives all boxes a small share of the processor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from pathlib import Path
+
+SHARES, WEIGHT = 102, 10  # a tenth of what an ordinary group gets: of 1024 (version 1), of 100 (version 2)
+
+
+def own_groups(text: str) -> dict[str, str]:
+    """`/proc/self/cgroup` -> controller -> path; "" is version 2's one tree. Example: ``{"memory": "/job", "": "/"}``"""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = path
+    return found
+
+
+class ControlGroups:
+    """One group for all boxes in each tree that can be written, below the group that this process is in; `close` removes them.
+
+    `memory` is the directory in which every box gets its own group, None where memory cannot be counted; `version` 1 or 2.
+    """
+
+    def __init__(self, tree: Path = Path("/sys/fs/cgroup"), own: str | None = None, *, gives_way: bool = True) -> None:
+        self._gives_way = gives_way
+        self.memory: Path | None = None
+        self.version = 0
+        self.shares = False
+        self._made: list[Path] = []
+        self._left: Path | None = None
+        self._name = f"ostinato-{os.getpid()}"
+        paths = own_groups(Path("/proc/self/cgroup").read_text() if own is None else own)
+        with contextlib.suppress(OSError):
+            self._first(tree, paths)
+        with contextlib.suppress(OSError):
+            self._second(tree, paths)
+
+    def _make(self, parent: Path) -> Path:
+        made = parent / self._name
+        made.mkdir()
+        self._made.append(made)
+        return made
+
+    def _first(self, tree: Path, paths: dict[str, str]) -> None:
+        if "cpu" in paths and self._gives_way:
+            with contextlib.suppress(OSError):
+                group = self._make(tree / "cpu" / paths["cpu"].lstrip("/"))
+                (group / "cpu.shares").write_text(str(SHARES))
+                (group / "cgroup.procs").write_text("0")
+                self._left, self.shares = group.parent, True
+        if "memory" in paths:
+            self.memory = self._make(tree / "memory" / paths["memory"].lstrip("/"))
+            self.version = 1
+
+    def _second(self, tree: Path, paths: dict[str, str]) -> None:
+        """Groups of version 2 hold processes or groups, not both: so it must be a group in which memory is already shared out to others."""
+        if self.version or "" not in paths:
+            return
+        parent = tree / paths[""].lstrip("/")
+        for place in (parent, parent.parent):
+            control = place / "cgroup.subtree_control"
+            if place == tree.parent or not control.exists():
+                continue
+            with contextlib.suppress(OSError):
+                if "memory" not in control.read_text().split():
+                    control.write_text("+memory")
+                group = self._make(place)
+                (group / "cgroup.subtree_control").write_text("+memory")
+                with contextlib.suppress(OSError):
+                    if self._gives_way:
+                        (group / "cpu.weight").write_text(str(WEIGHT))
+                        self.shares = True
+                self.memory, self.version = group, 2
+                return
+
+    def give(self, uid: int) -> None:
+        """Let another user make groups in the memory group."""
+        if self.memory is not None:
+            for path in (self.memory, self.memory / "cgroup.procs"):
+                os.chown(path, uid, uid)
+
+    def close(self) -> None:
+        """Remove the groups. The kernel lets go of a group a moment after its last process ended."""
+        if self._left is not None:
+            with contextlib.suppress(OSError):
+                (self._left / "cgroup.procs").write_text("0")
+        for made in reversed(self._made):
+            for group in (*(path for path in made.iterdir() if re.fullmatch(r"b\d+", path.name)), made):
+                for _ in range(100):
+                    try:
+                        group.rmdir()
+                        break
+                    except FileNotFoundError:
+                        break
+                    except OSError:
+                        time.sleep(0.01)

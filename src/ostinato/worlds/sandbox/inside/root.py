@@ -1,0 +1,160 @@
+"""What a box sees of the host: the system's programs and the interpreter's standard library, read-only, on a root that was empty."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from kernel import (
+    ATTR_NODEV,
+    ATTR_NOSUID,
+    ATTR_RDONLY,
+    MNT_DETACH,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_REC,
+    StepError,
+    attach,
+    call,
+    mount,
+    open_tree,
+    set_attributes,
+    step,
+)
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
+ETC = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/tmp:/bin/bash\n",
+    "group": "root:x:0:\nuser:x:1000:\n",
+    "hosts": "127.0.0.1 localhost workspace\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+AT = "/tmp"  # where the new root is built; later its /tmp, which the stage of every box covers, holds what no box may see
+HIDDEN = f"{AT}/tmp"
+
+
+def bind(source: str, target: str) -> None:
+    """Show a place of the host at another one, read-only."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
+    mount(source, target, None, MS_BIND | MS_REC)
+    set_attributes(-100, target, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+
+
+def masks(prefix: str, version: str) -> Iterator[str]:
+    """Directories in which packages of the host may lie."""
+    yield f"{prefix}/lib/python{version}/site-packages"
+    yield "/usr/lib/python3/dist-packages"
+    yield f"/usr/lib/python{version}/dist-packages"
+    yield f"/usr/local/lib/python{version}/dist-packages"
+
+
+def show_system() -> None:
+    """The system's directories, without /usr/local."""
+    for path in ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin"):
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), f"{AT}{path}")
+        elif os.path.isdir(path):
+            bind(path, f"{AT}{path}")
+
+
+def show_python(prefix: str, version: str) -> None:
+    """Of the interpreter: its program, its standard library and the libraries beside that; and names for it in /usr/local/bin.
+
+    An installation below somebody's home makes that path exist inside, with nothing but the installation in it.
+    """
+    program, libraries = f"bin/python{version}", f"{prefix}/lib"
+    local = f"{HIDDEN}/local"
+    os.makedirs(f"{local}/bin")
+    for name in ("python", "python3"):
+        os.symlink(f"{prefix}/{program}", f"{local}/bin/{name}")
+    linked = any(name.startswith("lib") and ".so" in name for name in os.listdir(libraries))
+    shown = [program, "lib" if linked else f"lib/python{version}"]
+    if prefix == "/usr/local":
+        for name in shown:
+            (os.makedirs if os.path.isdir(f"{prefix}/{name}") else _touch)(f"{local}/{name}")
+    sources = {name: open_tree(-100, f"{prefix}/{name}") for name in shown} if prefix != "/usr" else {}
+    if os.path.isdir("/usr/local"):
+        bind(local, f"{AT}/usr/local")
+    for name, tree in sources.items():
+        target = f"{AT}{prefix}/{name}"
+        if not os.path.exists(target):
+            (os.makedirs if os.path.isdir(f"{prefix}/{name}") else _touch)(target)
+        attach(tree, target)
+        set_attributes(-100, target, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+        os.close(tree)
+    os.mkdir(f"{HIDDEN}/empty", 0o755)
+    for path in masks(prefix, version):
+        if os.path.isdir(f"{AT}{path}"):
+            bind(f"{HIDDEN}/empty", f"{AT}{path}")
+
+
+def _touch(path: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o444))
+
+
+def show_devices(full: bool) -> None:
+    """Five devices that give nothing away; in a full box also the places that programs expect."""
+    for name in DEVICES:
+        _touch(f"{AT}/dev/{name}")
+        mount(f"/dev/{name}", f"{AT}/dev/{name}", None, MS_BIND)
+    if not full:
+        return
+    os.mkdir(f"{AT}/proc", 0o555)
+    os.mkdir(f"{AT}/dev/shm", 0o755)
+    for name, target in LINKS.items():
+        os.symlink(target, f"{AT}/dev/{name}")
+    os.makedirs(f"{AT}/etc")
+    for name, text in ETC.items():
+        with open(f"{AT}/etc/{name}", "w") as file:
+            file.write(text)
+    for name in ("alternatives", "ld.so.cache", "ssl/certs", "localtime", "mime.types"):
+        if os.path.exists(f"/etc/{name}") and not os.path.islink(f"/etc/{name}"):
+            bind(f"/etc/{name}", f"{AT}/etc/{name}")
+
+
+def build_root(prefix: str, version: str, full: bool) -> int:
+    """Build the root, make it this process's and forget the host's. Returns a descriptor through which it can still be written.
+
+    In its /tmp lie `proc` (a whole /proc, without which the kernel refuses boxes one of their own) and `layers`.
+    """
+    if prefix.startswith("/tmp/"):
+        raise StepError(
+            "show the Python installation", OSError(errno.EINVAL, "it lies below /tmp, which every run replaces")
+        )
+    with step("mount the root tmpfs"):
+        devices = [name for name in DEVICES if not os.path.exists(f"/dev/{name}")]
+        if devices:
+            raise OSError(errno.ENOENT, f"no /dev/{devices[0]}")
+        mount("tmpfs", AT, "tmpfs", MS_NOSUID, "size=8m,mode=755")
+    with step("show the system"):
+        os.mkdir(HIDDEN, 0o755)
+        show_system()
+    with step("show the Python installation"):
+        show_python(prefix, version)
+    with step("show the devices"):
+        show_devices(full)
+    with step("show /proc"):
+        os.mkdir(f"{HIDDEN}/proc", 0o700)
+        os.mkdir(f"{HIDDEN}/layers", 0o700)
+        try:
+            mount("proc", f"{HIDDEN}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        except OSError:
+            if full:
+                os.rmdir(f"{AT}/proc")
+    with step("change the root"):
+        os.chdir(AT)
+        writable = open_tree(-100, AT)
+        call("pivot_root", b".", b".")
+        call("umount2", b".", MNT_DETACH)
+        os.chdir("/")
+        set_attributes(-100, "/", ATTR_RDONLY | ATTR_NOSUID, deep=False)
+    return writable

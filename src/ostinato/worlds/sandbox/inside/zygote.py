@@ -1,0 +1,277 @@
+"""The processes behind every box: a keeper that stays on the host's side, and the zygote, out of which each box is cloned.
+
+Run as a script by path (``python -s -S -P zygote.py <control> <requests> <settings>``), standard library only, so that it starts
+fast and holds nothing worth stealing. The keeper opens layers for the host and removes the control groups at the end. The zygote has
+its own user, pid, mount and network namespaces, a read-only root with the runtime in it, and is nobody outside. `native/zygote.c` is
+its loop.
+
+    ostinato ──requests──▶ keeper (the host's mounts; opens layers)
+        │    ──control───▶ └─ zygote (pid 1 of its namespace; compiled filter, empty keyring, warm interpreter)
+        └──────box────────────▶ └─ pid 1 of a box (fresh namespaces; starts programs, watches, answers) ── programs
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import kernel as k
+from bodies import go_on
+from groups import ControlGroups
+from root import build_root
+
+del sys.path[0]
+
+NOBODY = 65534  # what a zygote started by root becomes: no outer uid 0 is ever mapped into a box
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+SYS_LANDLOCK_CREATE = 444
+
+
+class Settings(ctypes.Structure):
+    """`struct settings` of native/sandbox.h."""
+
+    _fields_ = [
+        ("proc", ctypes.c_int), ("memory", ctypes.c_int), ("memory_version", ctypes.c_int), ("landlock", ctypes.c_int),
+        ("time_namespace", ctypes.c_int), ("cgroup_namespace", ctypes.c_int), ("filter_instructions", ctypes.c_int),
+        ("root", ctypes.c_int), ("filter", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- the keeper
+
+
+def idmap(owner: int) -> int:
+    """A user namespace in which a layer's owner is NOBODY, so that boxes may change their copies of its files."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        k.call("unshare", k.CLONE_NEWUSER)
+        os.write(write, b"1")
+        signal.pause()
+    os.read(read, 1)
+    proc = os.open(f"/proc/{child}", os.O_PATH)
+    for name in ("uid_map", "gid_map"):
+        k.write_at(proc, name, f"{owner} {NOBODY} 1")
+    users = os.open("ns/user", os.O_RDONLY, dir_fd=proc)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    for fd in (read, write, proc):
+        os.close(fd)
+    return users
+
+
+def open_layer(path: str, root: bool) -> int:
+    """An unattached, read-only copy of the mount at a directory of the host."""
+    owner = os.stat(path).st_uid
+    with k.step("open the layer"):
+        tree = k.open_tree(-100, path)
+    with k.step("make the layer read-only"):
+        k.set_attributes(tree, "", k.ATTR_RDONLY | k.ATTR_NOSUID | k.ATTR_NODEV)
+    if root and owner != NOBODY:
+        with k.step("show the layer's owner as nobody (Linux 5.19 and a file system that can)"):
+            users = idmap(owner)
+            k.set_attributes(tree, "", k.ATTR_IDMAP, users=users, deep=False)
+            os.close(users)
+    return tree
+
+
+def keep(requests: socket.socket, zygote: int, groups: ControlGroups | None, root: bool) -> None:
+    """Open layers until the zygote or the host is gone, then leave nothing behind."""
+
+    def ended(*_: Any) -> None:
+        if os.waitid(os.P_PID, zygote, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            requests.close()
+
+    signal.signal(signal.SIGCHLD, ended)
+    try:
+        while True:
+            message = requests.recv(65536)
+            if not message:
+                break
+            try:
+                tree = open_layer(message.decode(), root)
+                socket.send_fds(requests, [b"{}"], [tree])
+                os.close(tree)
+            except k.StepError as error:
+                requests.send(json.dumps(error.report).encode())
+            except OSError as error:
+                requests.send(json.dumps({"step": "open the layer", "error": str(error)}).encode())
+    except OSError:
+        pass
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.kill(zygote, signal.SIGKILL)
+    os.waitpid(zygote, 0)  # returns only after the kernel has ended every process of its pid namespace
+    if groups is not None:
+        groups.close()
+
+
+# ---------------------------------------------------------------- the zygote
+
+
+def leave_host(given: dict[str, Any], root: bool) -> int:
+    """Own mounts with an own root, own network, and nobody outside. Returns the descriptor for mount points."""
+    with k.step("unshare mount, ipc and network namespaces"):
+        k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC)
+    k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
+    writable = build_root(given["prefix"], given["version"], given["full"])
+    if root:
+        with k.step(f"become uid {NOBODY}"):
+            for place in (".", "tmp/layers"):
+                os.chown(place, NOBODY, NOBODY, dir_fd=writable)
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        k.call("prctl", k.PR_SET_DUMPABLE, 1, 0, 0, 0)  # changing uid made /proc/self root's, and the maps unwritable
+        with k.step("unshare the user namespace"):
+            k.call("unshare", k.CLONE_NEWUSER | k.CLONE_NEWNS | k.CLONE_NEWNET)
+    k.call("prctl", k.PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return writable
+
+
+def lower_priority(gives_way: bool) -> bool:
+    """One session, so one automatic group, for all boxes, with the least weight if they give way. True if the kernel groups so."""
+    os.setsid()
+    if not gives_way:
+        return True
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write("19")
+    except OSError:
+        os.nice(5)
+        return False
+    return True
+
+
+def forget_arguments() -> None:
+    """Be called init, here and in all boxes: the command line, which names paths of the host, is overwritten in memory."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end; the state is the first field after the name
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, b"init", min(4, end - start - 1))
+
+
+def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None) -> list[str]:
+    """Set what this kernel offers; return what it does not."""
+    missing: list[str] = []
+    settings.landlock = max(0, k.libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
+    settings.time_namespace = int(os.path.exists("/proc/self/timens_offsets"))
+    settings.cgroup_namespace = int(os.path.exists("/proc/self/ns/cgroup"))
+    if settings.landlock == 0:
+        missing.append("no Landlock (Linux 5.13): mounts alone keep programs from the file system")
+    elif settings.landlock < 6:
+        missing.append("Landlock without scopes (Linux 6.12): every sandbox gets a network namespace of its own")
+    if not settings.time_namespace:
+        missing.append("no time namespaces (Linux 5.6): programs see how long the host has been up")
+    if groups is None or groups.memory is None:
+        missing.append("no memory cgroup that can be written: a watch, not the kernel, keeps the memory limit")
+    if given["gives_way"] and (groups is None or not groups.shares):
+        tail = "" if grouped else ", nor automatic groups"
+        missing.append(
+            f"no processor cgroup that can be written{tail}: programs that start sessions of their own take a full share"
+        )
+    return missing
+
+
+def start_zygote(
+    control: socket.socket, given: dict[str, Any], groups: ControlGroups | None, root: bool, proc: int
+) -> None:
+    """Become the zygote, say hello, serve."""
+    settings = Settings(proc=proc, memory=-1)
+    library = ctypes.PyDLL(given["library"])  # keeps the interpreter's lock: a body comes back out of `serve` with it
+    code = ctypes.create_string_buffer(bytes.fromhex(given["filter"]))
+    settings.filter, settings.filter_instructions = ctypes.addressof(code), (len(code) - 1) // 8
+    grouped = lower_priority(given["gives_way"])
+    forget_arguments()
+    missing = find_out(settings, given, grouped, groups)
+    if groups is not None and groups.memory is not None:
+        settings.memory, settings.memory_version = os.open(groups.memory, os.O_PATH | os.O_DIRECTORY), groups.version
+    uid, gid = (NOBODY, NOBODY) if root else (-1, -1)
+    settings.root = leave_host(given, root)
+    if root:
+        with k.step("map the user"):
+            k.map_user(proc, uid, gid)
+    number = KEYCTL.get(os.uname().machine)
+    if number is not None:
+        k.libc.syscall(number, 1, None, 0, 0, 0)  # join a fresh session keyring: nothing inherited can be read
+    if not os.path.ismount("/tmp/proc"):
+        missing.append("no /proc of its own (this one is partly hidden): programs see none")
+    os.umask(0)
+    library.configure(ctypes.byref(settings))
+    hello = {
+        "missing": missing,
+        "landlock": settings.landlock,
+        "memory": settings.memory_version,
+        "proc": os.path.ismount("/tmp/proc"),
+    }
+    control.send(json.dumps(hello).encode())
+    serve_and_attach(control, library, settings.root)
+
+
+def serve_and_attach(control: socket.socket, library: Any, writable: int) -> None:
+    """The compiled loop; it comes back at the end, for a layer to attach, and in a child that goes on in Python."""
+    gc.collect()
+    gc.freeze()
+    layer = 0
+    while True:
+        python = ctypes.pythonapi
+        python.PyOS_BeforeFork()
+        what = library.serve(control.fileno())
+        if what in (1, 2):
+            python.PyOS_AfterFork_Child()
+            go_on(what, library)
+        python.PyOS_AfterFork_Parent()
+        if what == 0:
+            os._exit(0)
+        tree = ctypes.c_int.in_dll(library, "layer").value
+        os.mkdir(f"tmp/layers/{layer}", 0o755, dir_fd=writable)
+        k.attach(tree, f"/tmp/layers/{layer}")
+        os.close(tree)
+        control.send(str(layer).encode())
+        layer += 1
+
+
+def main() -> None:
+    """Start the keeper and its zygote; the zygote says hello, or which step the kernel refused."""
+    control, requests = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    with open(int(sys.argv[3])) as file:
+        given = json.load(file)
+    for end in (control, requests):
+        end.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the caller, who then closes the sockets
+    root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
+    groups: ControlGroups | None = None
+    try:
+        with k.step("open /proc"):
+            proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        groups = ControlGroups(gives_way=given["gives_way"]) if given["groups"] else None
+        if groups is not None and root:
+            groups.give(NOBODY)
+        with k.step("unshare the user namespace"):
+            k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWPID | (0 if root else k.CLONE_NEWUSER))
+        if not root:
+            with k.step("map the user"):
+                k.map_user(proc, uid, gid)
+        with k.step("make mounts private"):
+            k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
+        zygote = os.fork()
+        if zygote == 0:
+            requests.close()
+            start_zygote(control, given, groups, root, proc)
+    except k.StepError as error:
+        control.send(json.dumps(error.report).encode())
+        os._exit(1)
+    control.close()
+    keep(requests, zygote, groups, root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The compiled part of the sandbox: C sources of this package, built once per machine and user and kept in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ostinato.core.errors import SandboxRefused
+from ostinato.worlds.sandbox.filter.bpf import ARCHITECTURES, compile_filter
+from ostinato.worlds.sandbox.filter.calls import NAMES
+
+_SOURCES = Path(__file__).with_name("native")
+_FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fstack-protector-strong",
+    "-Wl,-z,relro,-z,now",
+)
+_COMPILER = (
+    "the sandbox's launcher is compiled at first use, and there is no C compiler here ('cc' is not on the PATH). To get one: "
+    "apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), apk add gcc musl-dev linux-headers (Alpine); or set CC."
+)
+
+
+def _cache() -> Path:
+    """A directory that only this user can have written to."""
+    uid = os.getuid()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [Path(base) / "ostinato", Path(tempfile.gettempdir()) / f"ostinato-{uid}"]
+    for place in places:
+        if not place.is_absolute():
+            continue
+        with contextlib.suppress(OSError):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            seen = place.lstat()
+            if stat.S_ISDIR(seen.st_mode) and seen.st_uid == uid and os.access(place, os.W_OK):
+                place.chmod(0o700)
+                return place
+    raise SandboxRefused(
+        f"no directory for the sandbox's compiled launcher: {' and '.join(map(str, places))} cannot be made or belong to somebody else; "
+        "set XDG_CACHE_HOME to a directory of yours"
+    )
+
+
+def _numbers_source() -> str:
+    """C that knows the numbers of the calls on the machine it is compiled for."""
+    rows = "".join(f'#ifdef SYS_{name}\n{{"{name}", SYS_{name}}},\n#endif\n' for name in NAMES)
+    head = "#include <string.h>\n#include <sys/syscall.h>\nstatic const struct { const char *name; int number; } calls[] = {\n"
+    body = (
+        '__attribute__((visibility("default")))\nint call_number(const char *name) {\n'
+        "for (unsigned i = 0; i < sizeof calls / sizeof *calls; i++)\n"
+    )
+    return f"{head}{rows}}};\n{body}if (!strcmp(calls[i].name, name)) return calls[i].number;\nreturn -1;\n}}\n"
+
+
+@functools.cache
+def build() -> Path:
+    """The launcher as a shared object; compiled now if this source has not been compiled by this user here before.
+
+    Raises SandboxRefused where there is no compiler, no place for the result, or the sources do not compile.
+    """
+    sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in (".c", ".h"))
+    digest = hashlib.sha256(" ".join((*_FLAGS, platform.machine(), platform.libc_ver()[1])).encode())
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    digest.update(_numbers_source().encode())
+    cache = _cache()
+    target = cache / f"launcher-{digest.hexdigest()[:32]}.so"
+    with contextlib.suppress(FileNotFoundError):
+        seen = target.lstat()
+        if stat.S_ISREG(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o022:
+            return target
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        raise SandboxRefused(_COMPILER)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        numbers, made = Path(scratch) / "numbers.c", Path(scratch) / "launcher.so"
+        numbers.write_text(_numbers_source())
+        files = [str(path) for path in sources if path.suffix == ".c"]
+        command = [compiler, *_FLAGS, *files, str(numbers), "-o", str(made)]
+        environment = {
+            **os.environ,
+            "PATH": os.environ.get("PATH") or os.defpath,
+        }  # the compiler looks for its linker there
+        result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
+        if result.returncode:
+            raise SandboxRefused(f"the sandbox's launcher does not compile with {compiler}: {result.stderr[-1500:]}")
+        made.chmod(0o700)
+        os.replace(made, target)
+    return target
+
+
+@functools.cache
+def system_call_filter() -> bytes:
+    """The compiled allow-list for this machine. Raises SandboxRefused for an architecture that it does not know."""
+    machine = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
+    if machine not in ARCHITECTURES:
+        raise SandboxRefused(f"system calls cannot be filtered on {machine}; known: {', '.join(ARCHITECTURES)}")
+    library = ctypes.CDLL(str(build()))
+    found = {name: int(library.call_number(name.encode())) for name in NAMES}
+    return compile_filter({name: number for name, number in found.items() if number >= 0}, machine)

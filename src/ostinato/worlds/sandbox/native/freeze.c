@@ -1,0 +1,37 @@
+/* Forks: what a box wrote becomes a layer that nobody writes any more, and mounts of it that other boxes can attach. */
+#include "sandbox.h"
+
+/* The upper directory becomes the topmost lower one; a new upper takes its place. EBUSY while a program stands in the workspace. */
+int freeze(void) {
+    static char names[MOST_NAMES][8];
+    if (box.start.lowers + 1 >= MOST_NAMES) return errno = E2BIG, -1;
+    if (fchdir(box.stage)) return -1;
+    if (umount2(box.workdir, UMOUNT_NOFOLLOW)) {
+        int error = errno;
+        if (chdir(box.workdir)) return -1;
+        return errno = error, -1;
+    }
+    char *name = names[box.frozen];
+    snprintf(name, sizeof *names, "l%d", box.frozen);
+    if (rename("u", name) || mkdir("u", 0755)) return -1;
+    memmove(box.lowers + 1, box.lowers, box.start.lowers * sizeof *box.lowers);
+    box.lowers[0] = name;
+    box.start.lowers++;
+    box.frozen++;
+    box.kept++; /* so many of the lowers are younger than the box's start */
+    if (mount_overlay() || chdir(box.workdir)) return -1;
+    if (box.ruleset >= 0) close(box.ruleset);
+    return build_ruleset(); /* the rules know directories by inode, and the workspace's is another one now */
+}
+
+/* Descriptors of so many unattached copies of a mount of the stage. */
+int clones(const char *name, uint32_t count, int *fds) {
+    for (uint32_t i = 0; i < count; i++) {
+        fds[i] = (int)syscall(NR_open_tree, box.stage, name, 1 | O_CLOEXEC | (*name ? 0 : AT_EMPTY_PATH));
+        if (fds[i] < 0) {
+            while (i--) close(fds[i]);
+            return -1;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,135 @@
+/* Who lives in the box, how much memory they hold, and how a program is ended together with all that it started. */
+#include "sandbox.h"
+
+#define MOST_PROCESSES 4096
+
+static struct { pid_t pid, parent; int marked; } known[MOST_PROCESSES];
+
+/* A /proc that shows everybody and that no program sees. Made when it is first needed; -1 where the kernel refuses it. */
+static int own_proc(void) {
+    if (box.proc != -1) return box.proc;
+    int context = (int)syscall(NR_fsopen, "proc", 1);
+    box.proc = -2;
+    if (context < 0) return -2;
+    syscall(NR_fsconfig, context, 1, "subset", "pid", 0);
+    if (!syscall(NR_fsconfig, context, 6, NULL, NULL, 0)) {
+        int mounted = (int)syscall(NR_fsmount, context, 1, 0);
+        if (mounted >= 0) box.proc = mounted;
+    }
+    close(context);
+    return box.proc;
+}
+
+static ssize_t read_small(int pid, const char *file, char *text, size_t size) {
+    char path[48];
+    snprintf(path, sizeof path, "%d/%s", pid, file);
+    int fd = openat(box.proc, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    ssize_t length = read(fd, text, size - 1);
+    close(fd);
+    if (length >= 0) text[length] = 0;
+    return length;
+}
+
+struct entry { uint64_t inode; int64_t offset; unsigned short length; unsigned char type; char name[]; };
+
+/* Pids of the box, pid 1 left out. Returns how many, or -1 without a /proc. */
+static int list(pid_t *pids, int most) {
+    char space[8192];
+    int count = 0;
+    if (own_proc() < 0) return -1;
+    int directory = openat(box.proc, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (ssize_t size; directory >= 0 && (size = syscall(SYS_getdents64, directory, space, sizeof space)) > 0;)
+        for (ssize_t at = 0; at < size;) {
+            struct entry *entry = (struct entry *)(space + at);
+            pid_t pid = atoi(entry->name);
+            if (pid > 1 && count < most) pids[count++] = pid;
+            at += entry->length;
+        }
+    if (directory >= 0) close(directory);
+    return count;
+}
+
+/* Mark what descends from `root`. Returns how many live processes do; `*others` counts those that do not. */
+static int mark(pid_t root, int *others) {
+    static pid_t pids[MOST_PROCESSES];
+    int count = list(pids, MOST_PROCESSES), kept = 0, found = 0;
+    for (int i = 0; i < count; i++) {
+        char text[512], *after;
+        if (read_small(pids[i], "stat", text, sizeof text) <= 0 || !(after = strrchr(text, ')')) || after[2] == 'Z') continue;
+        known[kept].pid = pids[i];
+        known[kept].parent = atoi(after + 4);
+        known[kept++].marked = pids[i] == root;
+    }
+    for (int more = 1; more;) {
+        more = 0;
+        for (int i = 0; i < kept; i++)
+            for (int j = 0; j < kept && !known[i].marked; j++)
+                if (known[j].marked && known[j].pid == known[i].parent) more = known[i].marked = 1;
+    }
+    for (int i = 0; i < kept; i++) found += known[i].marked;
+    *others = kept - found;
+    return count < 0 ? -1 : found;
+}
+
+/* End a program and all below it. It adopts its orphans (it is a subreaper and cannot stop being one), so that none gets out from under it.
+   kill(-1) reaches every process of the namespace at once, no fork slips through; to spare others, everybody is halted while it is chosen. */
+void kill_tree(pid_t root) {
+    struct timespec moment = {0, 1000000};
+    int others = 0;
+    for (int round = 0; round < 1000; round++) {
+        int found = mark(root, &others);
+        if (found < 0 || (found && !others)) kill(-1, SIGKILL);
+        if (found <= 0 || !others) break;
+        kill(-1, SIGSTOP);
+        found = mark(root, &others);
+        for (int i = 0; i < found + others; i++)
+            if (known[i].marked && (known[i].pid != root || found == 1)) kill(known[i].pid, SIGKILL);
+        if (found <= 1) break; /* the root goes last: whoever is below it is found through it */
+        nanosleep(&moment, NULL);
+    }
+    kill(-1, SIGCONT);
+}
+
+static uint64_t field(const char *text, const char *name) {
+    const char *at = strstr(text, name);
+    return at ? strtoull(at + strlen(name), NULL, 10) : 0;
+}
+
+static uint64_t watch_kills;
+
+/* Where no cgroup does it: keep what the programs hold and what lies in the box's tmpfs below the limit, by ending the largest programs first, as the
+   kernel would. Shared memory counts once for each process that maps it. */
+void keep_memory(void) {
+    static pid_t pids[MOST_PROCESSES];
+    static uint64_t bytes[MOST_PROCESSES];
+    struct { long type, block, blocks, free, rest[16]; } space;
+    char text[4096];
+    int count = list(pids, MOST_PROCESSES);
+    uint64_t used = syscall(SYS_fstatfs, box.stage, &space) ? 0 : (uint64_t)(space.blocks - space.free) * (uint64_t)space.block;
+    for (int i = 0; i < count; i++) {
+        bytes[i] = 0;
+        if (read_small(pids[i], "status", text, sizeof text) > 0) bytes[i] = (field(text, "RssAnon:") + field(text, "RssShmem:")) << 10;
+        used += bytes[i];
+    }
+    while (used > box.start.memory && count > 0) {
+        int largest = 0;
+        for (int i = 1; i < count; i++)
+            if (bytes[i] > bytes[largest]) largest = i;
+        kill(pids[largest], SIGKILL);
+        watch_kills++;
+        used -= bytes[largest];
+        pids[largest] = pids[--count];
+        bytes[largest] = bytes[count];
+    }
+}
+
+/* How often a process of the box was ended for want of memory. */
+uint64_t memory_kills(void) {
+    char text[1024];
+    if (box.memory_events < 0) return watch_kills;
+    ssize_t length = pread(box.memory_events, text, sizeof text - 1, 0);
+    if (length < 0) return 0;
+    text[length] = 0;
+    return field(text, "oom_kill ");
+}

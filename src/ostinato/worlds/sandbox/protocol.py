@@ -1,0 +1,216 @@
+"""The messages between host, zygote and boxes, as `native/sandbox.h` has them, and one box's end of the line on the host's side."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from ostinato.core.errors import SandboxRefused, Unavailable
+
+START = struct.Struct("<8I3Q")
+REQUEST = struct.Struct("<4IQ")
+ANSWER = struct.Struct("<IIiIQ")
+FILE = struct.Struct("<IIQ")
+MESSAGE_BYTES = 160 << 10
+MOST_FDS = 250
+ENABLE = (
+    "To allow it: user.max_user_namespaces > 0; kernel.unprivileged_userns_clone = 1 (Debian); "
+    "kernel.apparmor_restrict_unprivileged_userns = 0 (Ubuntu); in a container, a seccomp and AppArmor profile that permits "
+    "unshare and mount (docker: --security-opt seccomp=unconfined --security-opt apparmor=unconfined, plus --cap-add SYS_ADMIN as root)."
+)
+
+
+class Operation(IntEnum):
+    """What pid 1 of a box is asked, and what it says by itself."""
+
+    EXEC = 1
+    READ = 2
+    WRITE = 3
+    FREEZE = 4
+    CLONES = 5
+    DIFF = 6
+    KILL = 7
+    STOP = 8
+    READY = 100
+    REFUSED = 101
+
+
+class StartFlag(IntFlag):
+    """How a box starts."""
+
+    OWN_NET = 1
+    PROC = 2
+    OVERLAY = 4
+    BLOB = 8
+    PROXY = 16
+    LAYER = 32
+
+
+class ExecFlag(IntFlag):
+    """How a program starts. LAST: the box ends with it."""
+
+    BODY = 1
+    LAST = 2
+    WITH_STDIN = 4
+
+
+REASONS = (None, "timeout", "memory", "killed")
+
+
+def refusal(step: str, error: str) -> SandboxRefused:
+    """The error for a step that the kernel refused."""
+    return SandboxRefused(f"generated code cannot be isolated here: step '{step}' failed: {error}. {ENABLE}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What pid 1 answered. `code` is an error number, or how a program ended; `fds` belong to whoever gets this.
+
+    Example: ``Answer(operation=Operation.EXEC, code=0, reason=0, seconds=0.016, text="", fds=())``
+    """
+
+    operation: int
+    code: int
+    reason: int
+    seconds: float
+    text: str
+    fds: tuple[int, ...]
+
+
+def anonymous_file(data: bytes | memoryview, *, sealed: bool = False) -> int:
+    """An anonymous file that holds the bytes, positioned at its start. Sealed, nobody can change or enlarge it."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    if sealed:
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        )
+    return fd
+
+
+async def send(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
+    """Send one message with descriptors, waiting for room. Raises OSError if nobody is there."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    while True:
+        try:
+            to.sendmsg([message], rights, socket.MSG_NOSIGNAL)
+            return
+        except BlockingIOError:
+            await _writable(to)
+
+
+async def _writable(end: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    room: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(end, lambda: room.done() or room.set_result(None))
+    try:
+        await room
+    finally:
+        loop.remove_writer(end)
+
+
+class Line:
+    """The host's end of a box's socket: questions and answers, each with descriptors; several questions may be open at once."""
+
+    def __init__(self) -> None:
+        self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._next = 1
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._receive)
+        self.ready: asyncio.Future[Answer] = self._loop.create_future()
+        self.gone: Callable[[], None] | None = None
+        self.open = True
+
+    def sent(self) -> None:
+        """The other end now belongs to the box only."""
+        self.theirs.close()
+
+    def _receive(self) -> None:
+        try:
+            data, rights, _, _ = self._socket.recvmsg(65536, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, rights = b"", []
+        if len(data) < ANSWER.size:
+            self.close()
+            return
+        fds = array.array("i")
+        for _, _, part in rights:
+            fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
+        operation, number, code, reason, nanoseconds = ANSWER.unpack_from(data)
+        text = data[ANSWER.size :].decode(errors="replace")
+        answer = Answer(
+            operation=operation, code=code, reason=reason, seconds=nanoseconds / 1e9, text=text, fds=tuple(fds)
+        )
+        waiting = self.ready if number == 0 else self._waiting.pop(number, None)
+        if operation == Operation.REFUSED and number == 0:
+            self._fail(refusal(text, os.strerror(code)))
+        elif waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+        else:
+            for fd in fds:
+                os.close(fd)
+
+    def ask(
+        self,
+        operation: Operation,
+        text: bytes = b"",
+        *,
+        flags: int = 0,
+        count: int = 0,
+        timeout: float = 0.0,
+        fds: Sequence[int] = (),
+    ) -> tuple[int, asyncio.Future[Answer]]:
+        """Put a question; the answer comes into the future. Raises Unavailable if the box is gone."""
+        number, self._next = self._next, self._next + 1
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        message = REQUEST.pack(operation, number, flags, count, max(1, round(timeout * 1000))) + text
+        try:
+            if not self.open:
+                raise BrokenPipeError
+            self._socket.sendmsg([message], rights, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise Unavailable(
+                f"the sandbox is gone or cannot be reached ({error.strerror or 'it was stopped'})"
+            ) from error
+        self._waiting[number] = answer
+        return number, answer
+
+    def end(self, number: int) -> None:
+        """Have one program ended, with all that it started."""
+        with contextlib.suppress(OSError):
+            self._socket.sendmsg([REQUEST.pack(Operation.KILL, number, 0, 0, 0)])
+
+    def _fail(self, error: Exception) -> None:
+        for future in (self.ready, *self._waiting.values()):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # looked at, should nobody wait for it
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Hang up; the box ends itself then. Idempotent."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self.theirs.close()
+        self._fail(Unavailable("the sandbox is gone: it was stopped, or killed for want of memory"))
+        if self.gone is not None:
+            self.gone()

@@ -1,0 +1,105 @@
+"""The one way out of a sandbox that may reach hosts: an HTTP CONNECT proxy on the host's side of a port of its loopback.
+
+The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can speak
+for the proxy, and the proxy resolves the names: what is allowed is a name and a port as they were given, never an address that a
+program chose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import Collection
+from typing import ClassVar
+
+from ostinato.core.errors import BadRequest
+
+_HEAD_BYTES = 8192
+_HEAD_S = 10.0
+_REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
+_NAME = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
+
+
+def check_hosts(hosts: Collection[str]) -> None:
+    """Raise BadRequest unless every host is "name:port"."""
+    for host in hosts:
+        found = _NAME.fullmatch(host)
+        if found is None or not 0 < int(found[2]) < 65536:
+            raise BadRequest(f"hosts: {host!r} must be 'name:port', such as 'pypi.org:443'", field="hosts")
+
+
+class Proxy:
+    """Serves one box. `close` ends it with every connection."""
+
+    VARIABLES: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:3128"
+    ) | {"NO_PROXY": "localhost,127.0.0.1", "no_proxy": "localhost,127.0.0.1"}
+
+    def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:
+        self._listener = listener
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        self._listener.setblocking(False)
+        self._server = await asyncio.start_server(self._accept, sock=self._listener, limit=_HEAD_BYTES)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_HEAD_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        found = _REQUEST.match(head)
+        target = found[1].decode("ascii", "replace").lower() if found else ""
+        if target not in self._hosts:
+            said = f"this sandbox may reach {', '.join(sorted(self._hosts))}, by CONNECT\n".encode()
+            writer.write(
+                b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(said), said)
+            )
+            await writer.drain()
+            return
+        name, _, port = target.rpartition(":")
+        try:
+            async with asyncio.timeout(_HEAD_S):
+                far_reader, far_writer = await asyncio.open_connection(name.strip("[]"), int(port))
+        except (OSError, TimeoutError):
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+            return
+        try:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        finally:
+            far_writer.close()
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+        if sink.can_write_eof():
+            sink.write_eof()

@@ -1,0 +1,99 @@
+"""From a spec to the message that starts a box, and what of a spec is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.sandboxing import Limits
+from ostinato.worlds.sandbox.protocol import FILE, START, StartFlag
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+}
+TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys", "/etc", "/tmp")
+
+
+def check_names(names: Mapping[str, bytes]) -> None:
+    """Raise BadRequest unless every name is a plain path below the working directory."""
+    for name in names:
+        path = PurePosixPath(name)
+        if (
+            not name
+            or path.is_absolute()
+            or ".." in path.parts
+            or name.endswith("/")
+            or "\0" in name
+            or len(name) > 4000
+        ):
+            raise BadRequest(f"files: {name!r} must be a relative path without '..'", field="files")
+
+
+def check_workdir(workdir: str) -> None:
+    """Raise BadRequest for a working directory that would hide what programs need, or that is no plain path."""
+    plain = workdir.startswith("/") and workdir == os.path.normpath(workdir) and workdir != "/" and "\0" not in workdir
+    below = any(workdir == place or workdir.startswith(place + "/") for place in (*TAKEN, sys.base_prefix))
+    above = f"{sys.base_prefix}/".startswith(workdir + "/")
+    if not plain or below or above or len(workdir) > 1000:
+        raise BadRequest(
+            f"workdir: {workdir!r} must be an absolute path outside of {', '.join(TAKEN)} and the interpreter's own place, such as '/work'",
+            field="workdir",
+        )
+
+
+def check_environment(variables: Mapping[str, str]) -> None:
+    """Raise BadRequest for a variable that cannot be one."""
+    for name, value in variables.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise BadRequest(
+                f"env: {name!r} must be a name without '=', and neither it nor its value may hold NUL", field="env"
+            )
+
+
+def pack_files(files: Mapping[str, bytes]) -> bytes:
+    """Files as one blob, as `write_files` in native/setup.c reads it. What begins with "#!" may be executed."""
+    parts: list[bytes] = []
+    for name, data in files.items():
+        encoded = os.fsencode(name)
+        mode = 0o755 if data[:2] == b"#!" else 0o644
+        parts += [FILE.pack(len(encoded), mode, len(data)), encoded, b"\0", data]
+    return b"".join(parts)
+
+
+def pack_start(
+    flags: StartFlag,
+    limits: Limits,
+    workdir: str,
+    lowers: tuple[str, ...] = (),
+    *,
+    layers: int = 0,
+    mounts: int = 0,
+    address_space: int = 0,
+) -> bytes:
+    """`struct start`. The last `layers` of `lowers` are the host's, as "h" + the zygote's number."""
+    head = START.pack(
+        flags, max(4096, limits.disk_mb * 64), limits.processes, limits.open_files, len(lowers), layers, mounts, 0,
+        limits.disk_mb << 20, limits.memory_mb << 20, address_space,
+    )  # fmt: skip
+    return head + b"".join(os.fsencode(text) + b"\0" for text in (workdir, *lowers))
+
+
+def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> tuple[int, bytes]:
+    """A program's directory, arguments and variables, and the two counts in one number. Raises BadRequest."""
+    texts = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
+    if not argv or any("\0" in text for text in texts):
+        raise BadRequest("argv: must name a program, and hold no NUL", field="argv")
+    packed = b"".join(os.fsencode(text) + b"\0" for text in texts)
+    if len(packed) > 128 << 10 or len(texts) > 8000:
+        raise BadRequest(
+            f"argv: {len(packed)} bytes with the environment, at most {128 << 10}; put long texts into a file",
+            field="argv",
+        )
+    return len(argv) | len(env) << 16, packed

@@ -1,0 +1,1 @@
+"""What is to be done in a world, and files of it."""

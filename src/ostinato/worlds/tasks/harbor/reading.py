@@ -1,0 +1,275 @@
+"""Folders of Harbor's as tasks. What a sandbox here cannot do is refused by name; nothing in a folder is run or followed.
+
+The folder's own text stays in `Grading.data["harbor"]`, and its files in `Grading.hidden`, so that it can be written again as it was.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import BadConfig
+from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.worlds.tasks.harbor.dockerfile import Image, read_dockerfile
+from ostinato.worlds.tasks.places import check_inside, read_plain, read_tree
+from ostinato.worlds.tasks.rows import parse_row, task_of
+from ostinato.worlds.tasks.task import Grading, Task, Taskset
+from ostinato.worlds.tasks.tasksets import taskset_of
+
+CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "environment/Dockerfile"
+OWN = "ostinato"
+MOST_FOLDER_BYTES = 64 * 2**20
+Json = Mapping[str, Any]
+# what would change the task and cannot be had here
+_REFUSED = {
+    "": ("steps", "artifacts"),
+    "environment": ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck", "memory", "storage"),
+    "verifier": ("user", "environment", "collect", "network_mode", "allowed_hosts"),
+    "agent": ("user", "network_mode", "allowed_hosts"),
+}
+_TABLES = ("task", "metadata", "verifier", "agent", "environment", "solution")
+_KNOWN = ("schema_version", "version", "source", "multi_step_reward_strategy", "steps", "artifacts", *_TABLES)
+_CANARY = re.compile(r"^(<!--.*canary.*-->|#.*canary.*)$", re.IGNORECASE)
+
+
+def load_harbor(
+    directory: Path, *, layers: tuple[str, ...] = (), offline: bool = False, turns: int = 50, tokens: int = 4096
+) -> Taskset:
+    """A directory of task folders, or one task folder, as a taskset.
+
+    Args:
+        directory: where they lie.
+        layers: directories that hold what the tasks' images would; none: a task whose image must be built is refused.
+        offline: tasks that may reach everything are worked on with no network, instead of being refused.
+        turns: how often the model is asked, at most; Harbor's tasks do not say.
+        tokens: most tokens of one answer.
+
+    Raises BadConfig naming the folder, the field and the remedy.
+    """
+    if (directory / CONFIG).is_file():
+        folders = [directory]
+    else:
+        folders = sorted(
+            path for path in directory.glob("*") if path.is_dir() and not path.is_symlink() and (path / CONFIG).exists()
+        )
+    if not folders:
+        raise BadConfig(f"{directory} holds no Harbor task: no folder in it has a {CONFIG}")
+    tasks = [harbor_task(folder, layers=layers, offline=offline, turns=turns, tokens=tokens) for folder in folders]
+    return taskset_of(directory.resolve().name, tasks)
+
+
+def harbor_task(
+    folder: Path, *, layers: tuple[str, ...] = (), offline: bool = False, turns: int = 50, tokens: int = 4096
+) -> Task:
+    """One task folder as a task; arguments and errors as `load_harbor`."""
+    try:
+        files = read_folder(folder)
+        config = _config(files)
+        own = _table(config, "metadata").get(OWN)
+        if own is not None:
+            return _own_task(files, own)
+        return _task(folder.resolve().name, files, config, layers, offline, turns, tokens)
+    except BadConfig as error:
+        raise BadConfig(f"Harbor task {folder}: {error}") from error
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """Every file of a task folder by its path. Raises BadConfig for links, and for more than 64 MiB."""
+    tree = read_tree(folder, most_bytes=MOST_FOLDER_BYTES, most_entries=4096)
+    for entry in tree.entries:
+        check_inside(entry.path)
+        if entry.link is not None:
+            raise BadConfig(f"{entry.path} is a link, and links are not followed; put the file itself there")
+    return {entry.path: read_plain(folder / entry.path, MOST_FOLDER_BYTES) for entry in tree.entries}
+
+
+def _task(
+    name: str, files: Mapping[str, bytes], config: Json, layers: tuple[str, ...], offline: bool, turns: int, tokens: int
+) -> Task:
+    _refuse(config)
+    package, metadata = _table(config, "task"), _table(config, "metadata")
+    environment, verifier, agent = (_table(config, part) for part in ("environment", "verifier", "agent"))
+    if environment.get("docker_image") is not None and not layers:
+        raise BadConfig(
+            "environment.docker_image: no image is pulled here; unpack it into directories, and give them as layers"
+        )
+    if "tests/test.sh" not in files:
+        raise BadConfig("tests/test.sh is missing, so nothing says whether the task is solved")
+    image = Image()
+    if DOCKERFILE in files:
+        context = {
+            path[12:]: data for path, data in files.items() if path.startswith("environment/") and path != DOCKERFILE
+        }
+        image = read_dockerfile(_decoded(files, DOCKERFILE), context, built=bool(layers))
+    elif not layers:
+        raise BadConfig(f"{DOCKERFILE} is missing; give layers that hold what the task needs")
+    return Task(
+        id=str(package.get("name", name)),
+        family=str(metadata.get("category", "harbor")),
+        messages=(Message(role=Role.USER, text=_instruction(files)),),
+        spec=_spec(environment, image, layers, offline),
+        grading=Grading(
+            grader="harbor",
+            data={
+                "harbor": {CONFIG: _decoded(files, CONFIG), INSTRUCTION: _decoded(files, INSTRUCTION)},
+                "env": _variables("verifier.env", verifier),
+            },
+            hidden={path: data for path, data in files.items() if path not in (CONFIG, INSTRUCTION)},
+            timeout_s=_seconds("verifier.timeout_sec", verifier.get("timeout_sec"), 600.0),
+        ),
+        harness="tools",
+        turns=turns,
+        tokens=tokens,
+        timeout_s=_seconds("agent.timeout_sec", agent.get("timeout_sec"), 3600.0),
+        about={key: value for key, value in metadata.items() if isinstance(value, str)},
+    )
+
+
+def _spec(environment: Json, image: Image, layers: tuple[str, ...], offline: bool) -> SandboxSpec:
+    workdir = environment.get("workdir") or image.workdir
+    if not isinstance(workdir, str) or workdir in ("", "/"):
+        raise BadConfig(
+            "environment.workdir: neither it nor the Dockerfile says where the work is done; name a directory"
+        )
+    workdir, placed = posixpath.normpath(workdir), dict[str, bytes]()
+    for path, data in image.files.items():
+        if not path.startswith(f"{workdir}/"):
+            raise BadConfig(
+                f"{DOCKERFILE}: {path} lies outside of {workdir}; a sandbox takes files below its working directory"
+            )
+        placed[posixpath.relpath(path, workdir)] = data
+    limits = Limits()
+    return SandboxSpec(
+        layers=layers,
+        files=placed,
+        workdir=workdir,
+        env=image.env | _variables("environment.env", environment),
+        hosts=_hosts(environment, offline),
+        limits=Limits(
+            memory_mb=_size("environment.memory_mb", environment.get("memory_mb"), limits.memory_mb),
+            disk_mb=_size("environment.storage_mb", environment.get("storage_mb"), limits.disk_mb),
+        ),
+    )
+
+
+def _hosts(environment: Json, offline: bool) -> tuple[str, ...]:
+    mode = environment.get("network_mode")
+    if mode is None and environment.get("allow_internet") is False:
+        mode = "no-network"
+    if mode == "no-network":
+        return ()
+    if mode == "allowlist":
+        names = environment.get("allowed_hosts") or []
+        for each in names:
+            if not isinstance(each, str) or "*" in each or "/" in each or ":" in each:
+                raise BadConfig(f"environment.allowed_hosts: {each!r} must be the name of one host")
+        return tuple(f"{each}:{port}" for each in names for port in (443, 80))
+    if not offline:
+        raise BadConfig(
+            "environment.network_mode: 'public' cannot be had here; name hosts, or read it with offline=True"
+        )
+    return ()
+
+
+def _own_task(files: Mapping[str, bytes], own: Any) -> Task:
+    """A task that was written by `write_harbor`: its row, with the files from where Harbor has them."""
+    if not isinstance(own, dict) or not isinstance(own.get("row"), str):
+        raise BadConfig(f"metadata.{OWN}.row is missing; it was not written by Ostinato")
+    row = parse_row(f"metadata.{OWN}.row", own["row"])
+    if row.world.layers:
+        raise BadConfig(f"metadata.{OWN}.row names layers, which no folder of Harbor's holds; take them out")
+    task = task_of(row, {})
+    spec, grading = task.spec, task.grading
+    return replace(
+        task,
+        spec=replace(spec, files=below(files, "environment/files/")),
+        grading=replace(grading, hidden=below(files, "tests/hidden/")),
+    )
+
+
+def below(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
+    """The files below a place, by their paths from there."""
+    return {path[len(place) :]: data for path, data in files.items() if path.startswith(place)}
+
+
+def _config(files: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(_decoded(files, CONFIG))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadConfig(f"{CONFIG}: not TOML ({error})") from error
+    for key in config:
+        if key not in _KNOWN:
+            raise BadConfig(f"{CONFIG}: unknown key {key!r}; Harbor 0.25.0 has {', '.join(_KNOWN)}")
+    return config
+
+
+def _refuse(config: Json) -> None:
+    for part, names in _REFUSED.items():
+        table = _table(config, part) if part else config
+        for name in names:
+            if table.get(name):
+                where = f"{part}.{name}" if part else name
+                raise BadConfig(f"{where} cannot be had here; take it out if the task does without")
+    if str(_table(config, "environment").get("os", "linux")).lower() != "linux":
+        raise BadConfig("environment.os: sandboxes are Linux")
+
+
+def _table(config: Json, name: str) -> Json:
+    table = config.get(name, {})
+    if not isinstance(table, dict):
+        raise BadConfig(f"{CONFIG}: {name} must be a table")
+    return cast("Json", table)
+
+
+def _variables(where: str, table: Json) -> dict[str, str]:
+    env = table.get("env", {})
+    if not isinstance(env, dict):
+        raise BadConfig(f"{where} must be a table")
+    for name, value in cast("dict[str, Any]", env).items():
+        if not isinstance(value, str):
+            raise BadConfig(f"{where}.{name} must be a string")
+        if "${" in value:
+            raise BadConfig(f"{where}.{name}: variables of the host are never read; write the value out")
+    return dict(cast("dict[str, str]", env))
+
+
+def _instruction(files: Mapping[str, bytes]) -> str:
+    """The instruction without the canary lines at its head, which Harbor does not show either."""
+    lines = _decoded(files, INSTRUCTION).split("\n")
+    first = 0
+    while first < len(lines) and _CANARY.match(lines[first].strip()):
+        first += 1
+    while first < len(lines) and not lines[first].strip():
+        first += 1
+    return "\n".join(lines[first:])
+
+
+def _decoded(files: Mapping[str, bytes], path: str) -> str:
+    try:
+        return files[path].decode()
+    except KeyError:
+        raise BadConfig(f"{path} is missing") from None
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path} is not UTF-8 at byte {error.start}") from error
+
+
+def _seconds(where: str, value: Any, default: float) -> float:
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6:
+        raise BadConfig(f"{where} must be a number of seconds")
+    return float(value)
+
+
+def _size(where: str, value: Any, default: int) -> int:
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadConfig(f"{where} must be a whole number of MiB")
+    return value

@@ -1,0 +1,335 @@
+"""A line of a taskset file: what it may hold, and how a `Task` is written as one and read from it. No disk is touched here."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
+
+from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.errors import BadConfig
+from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.worlds.tasks.places import check_inside, check_tree
+from ostinato.worlds.tasks.task import Grading, Split, Task
+
+MOST_FILES = 4096
+_STRICT = ConfigDict(frozen=True, extra="forbid")
+_Id = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class EncodedBytes(BaseModel):
+    """A file's bytes that are no UTF-8 text."""
+
+    model_config = _STRICT
+    base64: str = Field(description="The bytes in base64 (RFC 4648, with padding).")
+
+    @field_validator("base64")
+    @classmethod
+    def _check(cls, text: str) -> str:
+        try:
+            base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"is not base64 ({error})") from None
+        return text
+
+
+Files = Annotated[dict[str, str | EncodedBytes], Field(max_length=MOST_FILES)]
+
+
+class CallRow(BaseModel):
+    """A call in a message that the task begins with."""
+
+    model_config = _STRICT
+    id: _Id = Field(description="What the tool's message names.")
+    name: _Id = Field(description="The tool.")
+    arguments: str = Field(description="JSON text of an object.")
+
+
+class MessageRow(BaseModel):
+    """One message that the model is given."""
+
+    model_config = _STRICT
+    role: Role = Field(description="system, user, assistant or tool.")
+    content: str = Field(description="Its text.")
+    reasoning: str = Field(default="", description="What an assistant thought.")
+    calls: tuple[CallRow, ...] = Field(default=(), max_length=256, description="What an assistant called.")
+    answers: str = Field(default="", max_length=512, description="The id of the call that a tool's message answers.")
+    failed: bool = Field(default=False, description="The call failed.")
+
+
+class LimitsRow(BaseModel):
+    """What the task's sandbox may take."""
+
+    model_config = _STRICT
+    memory_mb: int = Field(default=256, ge=16, le=1 << 20, description="MiB of memory.")
+    disk_mb: int = Field(default=64, ge=1, le=1 << 20, description="MiB of files that it writes.")
+    processes: int = Field(default=32, ge=1, le=1 << 16, description="Processes and threads.")
+    open_files: int = Field(default=256, ge=8, le=1 << 16, description="Open files of each process.")
+    output_bytes: int = Field(default=65536, ge=1, le=1 << 26, description="Bytes that one program may print.")
+
+
+class WorldRow(BaseModel):
+    """The sandbox that a task is worked on in."""
+
+    model_config = _STRICT
+    layers: tuple[str, ...] = Field(
+        default=(), max_length=128, description="Directories, relative to the taskset file, the last on top."
+    )
+    files: Files = Field(default_factory=dict, description="Path below workdir -> text, or {'base64': ...}.")
+    workdir: str = Field(default="/work", pattern=r"^(/[A-Za-z0-9._-]+)+$", description="Where the files lie.")
+    env: dict[str, str] = Field(default_factory=dict, max_length=256, description="Further variables.")
+    hosts: tuple[str, ...] = Field(default=(), max_length=256, description="What may be reached, as 'host:port'.")
+    limits: LimitsRow = Field(default=LimitsRow(), description="What it may take.")
+
+    @field_validator("layers")
+    @classmethod
+    def _check_layers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            _checked(check_inside, name)
+        return names
+
+    @field_validator("workdir")
+    @classmethod
+    def _check_workdir(cls, path: str) -> str:
+        _checked(check_inside, path[1:])
+        return path
+
+    @field_validator("env")
+    @classmethod
+    def _check_env(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r} is no variable: a name without '=' and no NUL in either")
+        return env
+
+    @field_validator("hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for each in hosts:
+            name, _, port = each.rpartition(":")
+            if not name or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+                raise ValueError(f"{each!r} is not 'host:port'")
+        return hosts
+
+    @field_validator("files")
+    @classmethod
+    def _check_files(cls, files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
+        _checked(check_tree, files)
+        return files
+
+
+class GradingRow(BaseModel):
+    """How the outcome is graded."""
+
+    model_config = _STRICT
+    grader: _Id = Field(description="The grader's name.")
+    data: dict[str, JsonValue] = Field(default_factory=dict, description="What the grader needs.")
+    hidden: Files = Field(default_factory=dict, description="Files that the grader's own sandbox alone sees.")
+    timeout_s: float = Field(default=60.0, gt=0, le=86_400, description="Seconds for grading.")
+
+    @field_validator("hidden")
+    @classmethod
+    def _check_hidden(cls, files: dict[str, str | EncodedBytes]) -> dict[str, str | EncodedBytes]:
+        _checked(check_tree, files)
+        return files
+
+
+class TaskRow(BaseModel):
+    """One line of a taskset file."""
+
+    model_config = _STRICT
+    id: _Id = Field(description="Unique in the taskset.")
+    family: _Id = Field(description="What the task is like; families are counted and held out whole.")
+    messages: tuple[MessageRow, ...] = Field(
+        min_length=1,
+        max_length=1024,
+        description="What the model is given; an assistant's message at the end is gone on with.",
+    )
+    grading: GradingRow = Field(description="How the outcome is graded.")
+    world: WorldRow = Field(default=WorldRow(), description="The sandbox it is worked on in.")
+    harness: _Id = Field(
+        default="single", description="Who lets the model work on it: single, tools, repair, agent:NAME."
+    )
+    split: Split = Field(default=Split.TRAIN, description="train, held_out, or canary: one that cannot be solved.")
+    turns: int = Field(default=1, ge=1, le=10_000, description="How often the model is asked, at most.")
+    tokens: int = Field(default=512, ge=1, le=131_072, description="Most tokens of one answer.")
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        default=(), max_length=16, description="Texts before which an answer ends."
+    )
+    timeout_s: float = Field(default=600.0, gt=0, le=604_800, description="Seconds for the whole rollout.")
+    about: dict[str, str] = Field(default_factory=dict, max_length=64, description="For people.")
+
+    @field_validator("messages")
+    @classmethod
+    def _check_messages(cls, messages: tuple[MessageRow, ...], info: ValidationInfo) -> tuple[MessageRow, ...]:
+        for number, message in enumerate(messages):
+            if message.role is not Role.ASSISTANT and (message.calls or message.reasoning):
+                raise ValueError(f"[{number}]: only an assistant has calls and reasoning")
+            if (message.role is Role.TOOL) != bool(message.answers):
+                raise ValueError(f"[{number}]: a tool's message, and no other, names the call that it answers")
+        return messages
+
+
+def parse_object(where: str, line: str) -> dict[str, Any]:
+    """A line that is one JSON object: no key twice, no number that JSON lacks. Raises BadConfig that begins with `where`."""
+    try:
+        value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"{where}: not JSON ({error}); one line is one JSON object") from error
+    if not isinstance(value, dict):
+        raise BadConfig(f"{where}: a {type(value).__name__}, not a JSON object; one line is one task")
+    return cast("dict[str, Any]", value)
+
+
+def parse_row(where: str, line: str) -> TaskRow:
+    """A line as a row. Raises BadConfig that begins with `where` and names the field."""
+    parse_object(where, line)
+    try:
+        # JSON arrays become tuples, so strictness is asked of the JSON form and not of the Python form.
+        return TaskRow.model_validate_json(line, strict=True)
+    except ValidationError as error:
+        raise BadConfig(f"{where}, {_first(error)}") from error
+
+
+def check_row(where: str, task: Task, layers: Mapping[str, str]) -> TaskRow:
+    """A task as a row, checked as one that was read. `layers`: directory -> the name to write. Raises BadConfig."""
+    spec, grading = task.spec, task.grading
+    fields: dict[str, Any] = {
+        "id": task.id,
+        "family": task.family,
+        "messages": [_message_fields(message) for message in task.messages],
+        "grading": {
+            "grader": grading.grader,
+            "data": dict(grading.data),
+            "hidden": _written(grading.hidden),
+            "timeout_s": float(grading.timeout_s),
+        },
+        "world": {
+            "layers": [layers[layer] for layer in spec.layers],
+            "files": _written(spec.files),
+            "workdir": spec.workdir,
+            "env": dict(spec.env),
+            "hosts": list(spec.hosts),
+            "limits": {name: getattr(spec.limits, name) for name in LimitsRow.model_fields},
+        },
+        **{name: getattr(task, name) for name in ("harness", "split", "turns", "tokens")},
+        "stop": list(task.stop),
+        "timeout_s": float(task.timeout_s),
+        "about": dict(task.about),
+    }
+    try:
+        text = json.dumps(fields, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return TaskRow.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise BadConfig(f"{where}, {_first(error)}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadConfig(f"{where}: {error}; a task is made of JSON's types, and its texts of Unicode") from error
+
+
+def task_of(row: TaskRow, layers: Mapping[str, Path]) -> Task:
+    """The row's task. `layers`: name in the row -> directory."""
+    world, grading = row.world, row.grading
+    return Task(
+        id=row.id,
+        family=row.family,
+        messages=tuple(_message(message) for message in row.messages),
+        grading=Grading(
+            grader=grading.grader,
+            data=cast("dict[str, Any]", grading.data),
+            hidden=_bytes_of(grading.hidden),
+            timeout_s=grading.timeout_s,
+        ),
+        spec=SandboxSpec(
+            layers=tuple(str(layers[name]) for name in world.layers),
+            files=_bytes_of(world.files),
+            workdir=world.workdir,
+            env=dict(world.env),
+            hosts=world.hosts,
+            limits=Limits(**world.limits.model_dump()),
+        ),
+        harness=row.harness,
+        split=row.split,
+        turns=row.turns,
+        tokens=row.tokens,
+        stop=row.stop,
+        timeout_s=row.timeout_s,
+        about=dict(row.about),
+    )
+
+
+def line_of(row: TaskRow) -> str:
+    """The row as a line; what is as it would be anyway is left out."""
+    return json.dumps(row.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
+
+
+def _message(row: MessageRow) -> Message:
+    return Message(
+        role=row.role,
+        text=row.content,
+        reasoning=row.reasoning,
+        calls=tuple(ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in row.calls),
+        answers=row.answers,
+        failed=row.failed,
+    )
+
+
+def _message_fields(message: Message) -> dict[str, Any]:
+    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
+    said = {"role": message.role, "content": message.text, "reasoning": message.reasoning}
+    return {**said, "calls": calls, "answers": message.answers, "failed": message.failed}
+
+
+def _written(files: Mapping[str, bytes]) -> dict[str, Any]:
+    def one(data: bytes) -> str | dict[str, str]:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(data).decode()}
+
+    return {path: one(data) for path, data in files.items()}
+
+
+def _bytes_of(files: Mapping[str, str | EncodedBytes]) -> dict[str, bytes]:
+    return {
+        path: text.encode() if isinstance(text, str) else base64.b64decode(text.base64) for path, text in files.items()
+    }
+
+
+def _checked(check: Any, value: Any) -> None:
+    """The field of a ValueError is named by pydantic; a BadConfig is one, but says nothing of where."""
+    try:
+        check(value)
+    except BadConfig as error:
+        raise ValueError(str(error)) from None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "(task)"
+    known = ", ".join(TaskRow.model_fields) if first["type"] == "extra_forbidden" and len(first["loc"]) == 1 else ""
+    return f"field {field!r}: {first['msg']}" + (f"; there are {known}" if known else "")
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    if (value := float(text)) in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is beyond every float")
+    return value
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found

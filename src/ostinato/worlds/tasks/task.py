@@ -1,0 +1,71 @@
+"""A task of a simulated world: what is asked, what lies there, what may be reached, and how the outcome is graded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ostinato.core.conversation import Message
+from ostinato.core.sandboxing import SandboxSpec
+
+
+class Split(StrEnum):
+    """What a task may be used for. A canary cannot be solved: who solves it has cheated."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+    CANARY = "canary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grading:
+    """How an outcome is graded: a grader's name and what it needs. `hidden` are files that only the grader's own sandbox ever sees.
+
+    Example: ``Grading(grader="pytest", data={"fail_to_pass": ["test_calc.py::test_add"]}, hidden={"test_calc.py": b"..."})``
+    """
+
+    grader: str
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hidden: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task. `family` says what it is like, for counting; `harness` names who works on it; `timeout_s` is for the whole rollout.
+
+    `turns` and `tokens` are the most that the model is asked and the most that it may say in one answer, which ends before a text of
+    `stop`. Messages that end with the assistant's are gone on with: the answer continues the last one. `about` is for people.
+
+    Example::
+
+        Task(id="calc-1", family="repair", messages=(Message(role=Role.USER, text="Tests fail. Mend calc.py."),),
+             spec=SandboxSpec(files={"calc.py": b"..."}), grading=Grading(grader="pytest"), harness="tools")
+    """
+
+    id: str
+    family: str
+    messages: tuple[Message, ...]
+    grading: Grading
+    spec: SandboxSpec = field(default_factory=SandboxSpec)
+    harness: str = "single"
+    split: Split = Split.TRAIN
+    turns: int = 1
+    tokens: int = 512
+    stop: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+    about: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taskset:
+    """Tasks under a name, and the BLAKE3 hash of all that they say, hidden files included.
+
+    Example: ``Taskset(name="functions", hash="9f2c...", tasks=(task,))``
+    """
+
+    name: str
+    hash: str
+    tasks: tuple[Task, ...]

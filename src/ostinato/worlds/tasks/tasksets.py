@@ -1,0 +1,107 @@
+r"""A taskset as a file of our own format (JSONL): read strictly, written so that reading gives the same again, hashed whole.
+
+One line is one task::
+
+    {"id": "calc-1", "family": "repair", "messages": [{"role": "user", "content": "Tests fail. Mend calc.py."}], "harness": "tools",
+     "turns": 8, "world": {"files": {"calc.py": "def add(a, b):\n    return a - b\n"}, "layers": ["layers/calc"]},
+     "grading": {"grader": "pytest", "data": {"fail_to_pass": ["test_calc.py::test_add"]}, "hidden": {"test_calc.py": "..."}}}
+
+Layers are directories named relative to the file, and lie beside or below it. Nothing that is read is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from blake3 import blake3
+
+from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.worlds.tasks.places import directory_below, read_plain, read_tree
+from ostinato.worlds.tasks.rows import TaskRow, check_row, line_of, parse_row, task_of
+from ostinato.worlds.tasks.task import Task, Taskset
+
+MOST_TASKSET_BYTES = 512 * 2**20
+MOST_LINE_CHARACTERS = 64 * 2**20
+MOST_TASKS = 100_000
+
+
+def taskset_of(name: str, tasks: Sequence[Task]) -> Taskset:
+    """Tasks under a name, checked as if they were read from a file, and hashed with all that lies in their layers.
+
+    Raises:
+        BadConfig: none or too many, an id twice, a field that no file could hold, a layer that is no directory.
+    """
+    if not 0 < len(tasks) <= MOST_TASKS:
+        raise BadConfig(f"taskset {name!r} has {len(tasks)} tasks; it needs 1 to {MOST_TASKS}")
+    trees: dict[str, str] = {}
+    for layer in {layer for task in tasks for layer in task.spec.layers}:
+        trees[layer] = f"tree/{read_tree(Path(layer)).hash}"
+    seen: set[str] = set()
+    digest = blake3()
+    for task in tasks:
+        if task.id in seen:
+            raise BadConfig(f"taskset {name!r}: the id {task.id!r} stands twice; ids must be unique")
+        seen.add(task.id)
+        row = check_row(f"taskset {name!r}, task {task.id!r}", task, trees)
+        digest.update(json.dumps(row.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    return Taskset(name=name, hash=digest.hexdigest(), tasks=tuple(tasks))
+
+
+def load(path: Path) -> Taskset:
+    """Read a taskset file; the taskset is named after it.
+
+    Raises:
+        BadConfig: the file is missing, a link, too large or not UTF-8, or a line is wrong: names the line, the field and the remedy.
+    """
+    name, data = path.stem, read_plain(path, MOST_TASKSET_BYTES)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"taskset file {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    rows: list[tuple[str, TaskRow]] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"taskset {name!r}, line {number}"
+            if len(line) > MOST_LINE_CHARACTERS:
+                raise BadConfig(f"{where}: longer than {MOST_LINE_CHARACTERS} characters; put large files into a layer")
+            rows.append((where, parse_row(where, line)))
+    layers: dict[str, Path] = {}
+    for where, row in rows:
+        for layer in row.world.layers:
+            try:
+                layers[layer] = layers.get(layer) or directory_below(path.parent, layer)
+            except BadConfig as error:
+                raise BadConfig(f"{where}, field 'world.layers': {error}") from error
+    return taskset_of(name, [task_of(row, layers) for _, row in rows])
+
+
+def save(taskset: Taskset, path: Path) -> None:
+    """Write a taskset so that `load` gives the same tasks and the same hash; an older file is replaced whole or not at all.
+
+    Raises:
+        BadConfig: a layer does not lie beside or below the file, or the taskset's hash is not that of its tasks.
+        StorageFull: the file cannot be written.
+    """
+    if taskset_of(taskset.name, taskset.tasks).hash != taskset.hash:
+        raise BadConfig(f"taskset {taskset.name!r} is not what its hash says; make it with taskset_of")
+    home = path.parent.resolve()
+    layers: dict[str, str] = {}
+    for layer in {layer for task in taskset.tasks for layer in task.spec.layers}:
+        place = Path(layer).resolve()
+        if not place.is_relative_to(home) or place == home:
+            raise BadConfig(f"the layer {place} does not lie below {home}; copy it there, or save the taskset above it")
+        layers[layer] = place.relative_to(home).as_posix()
+    lines = [line_of(check_row(f"task {task.id!r}", task, layers)) for task in taskset.tasks]
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with beside.open("x", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StorageFull(f"taskset file {path} cannot be written ({error.strerror}); check the directory") from error

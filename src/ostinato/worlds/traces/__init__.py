@@ -1,0 +1,1 @@
+"""Rollouts for other programs to read."""

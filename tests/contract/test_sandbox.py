@@ -1,0 +1,349 @@
+"""What every backend of sandboxes keeps: state from call to call, limits, deadlines, forks, changes, and nothing left behind."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
+from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
+from ostinato.core.seams import Backend, Sandbox
+from ostinato.worlds.sandbox import Boxes
+
+BACKENDS = {"namespaces": Boxes, "namespaces without control groups": lambda: Boxes(groups=False)}
+SMALL = Limits(memory_mb=128, disk_mb=8, processes=16)
+
+
+@pytest.fixture(params=BACKENDS)
+async def backend(request):
+    made = BACKENDS[request.param]()
+    assert isinstance(made, Backend)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def box(backend):
+    started = await backend.start(
+        SandboxSpec(files={"a.txt": b"one", "d/b.txt": b"two", "run.sh": b"#!/bin/sh\necho ran"}, limits=SMALL)
+    )
+    assert isinstance(started, Sandbox)
+    yield started
+    await started.stop()
+
+
+async def sh(box, script, **options):
+    return await box.exec(["sh", "-c", script], **{"timeout": 20.0, **options})
+
+
+async def test_what_is_written_stays_from_call_to_call(box):
+    await sh(box, "echo three > c.txt; echo t > /tmp/t; echo s > /dev/shm/s")
+    assert (await sh(box, "cat a.txt d/b.txt c.txt /tmp/t /dev/shm/s")).stdout == b"onetwothree\nt\ns\n"
+
+
+async def test_a_program_sees_its_directory_variables_and_input(box):
+    assert (await sh(box, "pwd")).stdout == b"/work\n"
+    assert (await sh(box, "pwd", cwd="d")).stdout == b"/work/d\n"
+    assert (await sh(box, "pwd", cwd="/tmp")).stdout == b"/tmp\n"
+    assert (await sh(box, 'printf "$X$HOME"', env={"X": "1"})).stdout == b"1/tmp"
+    assert (await box.exec(["cat"], stdin=b"in" * 50_000, timeout=20.0)).stdout[:4] == b"inin"
+    assert (await box.exec(["cat"], timeout=20.0)).stdout == b""
+    with pytest.raises(BadRequest, match="cwd"):
+        await sh(box, "pwd", cwd="../..")
+
+
+async def test_exit_codes_and_signals(box):
+    assert (await sh(box, "exit 7")).code == 7
+    assert (await sh(box, "kill -9 $$")).code == -9
+    assert (await box.exec(["./run.sh"], timeout=20.0)).stdout == b"ran\n"
+    missing = await box.exec(["no-such-program"], timeout=20.0)
+    assert (missing.code, missing.stdout) == (127, b"")
+    assert b"no-such-program" in missing.stderr
+    assert (await box.exec(["python3", "-c", "print(6 * 7)"], timeout=20.0)).stdout == b"42\n"
+
+
+async def test_background_programs_go_on_until_the_stop(box):
+    started = await sh(box, "(while :; do echo x >> ticks; sleep 0.02; done) & echo $! > pid; echo ready")
+    assert started.stdout == b"ready\n"
+    seen = await sh(
+        box,
+        "n=$(wc -l < ticks); while [ $(wc -l < ticks) -le $((n + 2)) ]; do sleep 0.02; done; kill $(cat pid) && echo killed",
+    )
+    assert seen.stdout == b"killed\n"
+
+
+async def test_a_deadline_ends_a_program_with_all_it_started_and_nothing_else(box):
+    await sh(box, "sleep 600 & echo $! > before")
+    hostile = (
+        "import os, signal, time\nsignal.signal(15, 1)\nfor n in range(3):\n  if os.fork() == 0:\n    os.setsid()\n"
+    )
+    hostile += "    if os.fork(): os._exit(0)\n    open(f'pid{n}', 'w').write(str(os.getpid()))\nwhile True:\n  try: time.sleep(9)\n"
+    hostile += "  except BaseException: pass\n"
+    ended = await box.exec(["python3", "-c", hostile], timeout=1.0)
+    assert (ended.timed_out, ended.killed_reason, ended.code) == (True, "timeout", -9)
+    left = await sh(
+        box, "for f in pid*; do kill -0 $(cat $f) 2>/dev/null && echo $f; done; kill -0 $(cat before) && echo before"
+    )
+    assert left.stdout == b"before\n"
+
+
+async def test_a_forking_loop_ends_at_its_deadline(box):
+    bomb = "import os\nwhile True:\n  try: os.fork()\n  except BaseException: pass\n"
+    await sh(box, "sleep 600 &")
+    ended = await box.exec(["python3", "-c", bomb], timeout=0.5)
+    assert ended.timed_out
+    assert (await sh(box, "ls /proc | grep -c '^[0-9]'")).stdout.strip() in (
+        b"3",
+        b"4",
+        b"5",
+    )  # pid 1, sleep, sh, ls, grep
+
+
+async def test_calls_may_overlap(box):
+    first = asyncio.create_task(sh(box, "until [ -e go ]; do sleep 0.02; done; cat go"))
+    await box.write("go", b"now")
+    assert (await first).stdout == b"now"
+
+
+async def test_a_cancelled_call_ends_its_program(box):
+    call = asyncio.create_task(sh(box, "echo $$ > pid; exec sleep 600"))
+    while (await sh(box, "cat pid 2>/dev/null")).stdout == b"":
+        pass
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await sh(box, "while kill -0 $(cat pid) 2>/dev/null; do sleep 0.02; done; echo gone")).stdout == b"gone\n"
+
+
+async def test_output_beyond_the_limit_ends_the_program(box):
+    ended = await sh(box, "yes", timeout=30.0)
+    assert ended.killed_reason == "output"
+    assert len(ended.stdout) == box.spec.limits.output_bytes
+
+
+async def test_memory_is_bounded_for_all_programs_together(box):
+    one = await box.exec(["python3", "-c", "x = bytearray(300 << 20)"], timeout=30.0)
+    assert one.killed_reason == "memory"
+    grab = "import time\nx = bytearray(b'1' * (30 << 20))\nprint(1, flush=True)\ntime.sleep(20)"
+    many = await sh(
+        box, f'for i in 1 2 3 4 5 6 7 8; do python3 -c "{grab}" & done; wait; echo survived; exit 1', timeout=30.0
+    )
+    assert many.killed_reason in ("memory", "timeout")
+    assert many.stdout.count(b"1\n") < 8
+    assert (await sh(box, "echo on")).stdout == b"on\n"
+
+
+async def test_disk_is_bounded_and_full_is_an_answer(box):
+    full = await sh(box, "dd if=/dev/zero of=big bs=1M count=20 2>&1; stat -c %s big")
+    assert b"No space left" in full.stdout or b"File too large" in full.stdout
+    with pytest.raises(StorageFull):
+        await box.write("more", bytes(4 << 20))
+    await sh(box, "rm big")
+    await box.write("more", bytes(1 << 20))
+    assert (await sh(box, "ls -A")).stdout.split() == [b"a.txt", b"d", b"more", b"run.sh"]
+
+
+async def test_read_and_write(box):
+    assert await box.read("a.txt") == b"one"
+    assert await box.read("/work/d/b.txt") == b"two"
+    await box.write("new/deep/f", b"\0\xff")
+    assert await box.read("new/deep/f") == b"\0\xff"
+    await box.write("run.sh", b"#!/bin/sh\necho again")
+    assert (await box.exec(["./run.sh"], timeout=20.0)).stdout == b"again\n"
+    with pytest.raises(NotFound):
+        await box.read("missing")
+    with pytest.raises(TooLarge):
+        await box.read("a.txt", most=2)
+    for path in ("../etc/passwd", "/etc/passwd", "", ".", "d/", "a\0b", "d/../../x"):
+        with pytest.raises(BadRequest):
+            await box.read(path)
+        with pytest.raises(BadRequest):
+            await box.write(path, b"")
+
+
+async def test_no_link_leads_out(box):
+    await sh(
+        box,
+        "ln -s /etc/passwd out; ln -s / root; ln -s ../tmp up; ln -s d/b.txt in; ln -s /proc/self/root magic; mkfifo pipe",
+    )
+    assert await box.read("in") == b"two"
+    for path in ("out", "root/etc/passwd", "up/x", "magic/etc/passwd", "pipe"):
+        with pytest.raises(NotFound):
+            await box.read(path)
+    for path in ("root/tmp/x", "up/x", "magic/tmp/x"):
+        with pytest.raises(BadRequest):
+            await box.write(path, b"escaped")
+    await box.write("out", b"replaced")
+    assert (await sh(box, "head -c4 /etc/passwd; test -L out || cat out; ls /tmp")).stdout == b"rootreplaced"
+
+
+async def test_diff_says_what_is_not_as_it_was(box):
+    assert await box.diff() == []
+    script = "echo 1 > a.txt; rm -r d; mkdir d; echo 3 > d/c.txt; chmod -x run.sh; mkdir -p e/f; echo x > e/f/g; ln -s /x link; mkfifo p"
+    await sh(box, f"{script}; touch -d @0 untouched; rm untouched; : > .wh.foo; chmod +x e/f/g")
+    assert list(await box.diff()) == [
+        Change(path=".wh.foo", kind=ChangeKind.WRITTEN, data=b""),
+        Change(path="a.txt", kind=ChangeKind.WRITTEN, data=b"1\n"),
+        Change(path="d/b.txt", kind=ChangeKind.DELETED),
+        Change(path="d/c.txt", kind=ChangeKind.WRITTEN, data=b"3\n"),
+        Change(path="e/f/g", kind=ChangeKind.WRITTEN, data=b"x\n", executable=True),
+        Change(path="link", kind=ChangeKind.LINK, data=b"/x"),
+        Change(path="p", kind=ChangeKind.OTHER),
+        Change(path="run.sh", kind=ChangeKind.WRITTEN, data=b"#!/bin/sh\necho ran", executable=False),
+    ]
+
+
+async def test_touch_and_renaming_back_are_no_changes(box):
+    await sh(box, "touch a.txt; chmod 600 d/b.txt; mv run.sh x; mv x run.sh; mv d e; mv e d")
+    assert await box.diff() == []
+    await sh(box, "mv d e; chmod 000 a.txt; echo 1 > e/hidden; chmod 000 e")
+    paths = {change.path: change.kind for change in await box.diff()}
+    assert paths == {"d/b.txt": "deleted", "e/b.txt": "written", "e/hidden": "written"}
+
+
+async def test_a_file_in_a_directorys_place_and_back(box):
+    await sh(box, "rm -r d; echo f > d; rm a.txt; mkdir a.txt; echo g > a.txt/g")
+    paths = {change.path: change.kind for change in await box.diff()}
+    assert paths == {"a.txt": "deleted", "a.txt/g": "written", "d": "written", "d/b.txt": "deleted"}
+
+
+async def test_forks_start_from_the_files_and_go_their_own_ways(box):
+    await sh(box, "echo changed > a.txt; rm d/b.txt; echo new > n")
+    before = await box.diff()
+    one, two = await box.fork(2)
+    assert await one.diff() == []
+    await sh(one, "echo 1 > a.txt; rm n")
+    await sh(two, "echo 2 > a.txt")
+    await sh(box, "echo 0 > a.txt")
+    assert [(await sh(each, "cat a.txt")).stdout for each in (box, one, two)] == [b"0\n", b"1\n", b"2\n"]
+    assert {change.path: change.kind for change in await one.diff()} == {"a.txt": "written", "n": "deleted"}
+    assert {change.path for change in await box.diff()} == {change.path for change in before}
+    await box.stop()
+    (grandchild,) = await one.fork(1)
+    await one.stop()
+    assert (await sh(grandchild, "cat a.txt; ls; ls d")).stdout == b"1\na.txt\nd\nrun.sh\n"
+    await grandchild.write("a.txt", b"changed\n")
+    assert [change.path for change in await grandchild.diff()] == ["a.txt"]
+    for each in (two, grandchild):
+        await each.stop()
+
+
+async def test_a_program_in_the_way_of_a_fork_is_named(box):
+    await sh(box, "sleep 600 &")
+    with pytest.raises(Unavailable, match="working directory"):
+        await box.fork(1)
+    assert (await sh(box, "cat a.txt")).stdout == b"one"
+
+
+async def test_a_stopped_sandbox_says_so(box):
+    await box.stop()
+    await box.stop()
+    for call in (sh(box, "true"), box.read("a.txt"), box.write("a", b""), box.diff(), box.fork(1)):
+        with pytest.raises(Unavailable):
+            await call
+
+
+async def test_layers_lie_over_each_other_and_stay_as_they_are(backend, tmp_path):
+    for name, files in {"low": {"a": "low", "b": "low"}, "high": {"b": "high", "sub/c": "high"}}.items():
+        for path, text in files.items():
+            (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / path).write_text(text)
+    tmp_path.chmod(0o755)
+    spec = SandboxSpec(
+        layers=(str(tmp_path / "low"), str(tmp_path / "high")), files={"f": b"own"}, workdir="/home/me/project"
+    )
+    box = await backend.start(spec)
+    assert (await sh(box, "pwd; cat a b sub/c f")).stdout == b"/home/me/project\nlowhighhighown"
+    await sh(box, "echo mine > a; rm b; echo mine > sub/c")
+    assert {change.path: change.kind for change in await box.diff()} == {
+        "a": "written",
+        "b": "deleted",
+        "sub/c": "written",
+    }
+    (fork,) = await box.fork(1)
+    assert (await sh(fork, "cat a sub/c; ls")).stdout == b"mine\nmine\na\nf\nsub\n"
+    assert [(tmp_path / name).read_text() for name in ("low/a", "low/b", "high/b")] == ["low", "low", "high"]
+    with pytest.raises(BadRequest, match="layers"):
+        await backend.start(SandboxSpec(layers=(str(tmp_path / "none"),)))
+
+
+async def test_there_is_no_network_but_its_own_loopback(backend, box):
+    connect = (
+        "import socket\ntry: socket.create_connection(('127.0.0.1', {}), 2); print('in')\nexcept OSError: print('out')"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert (
+            await box.exec(["python3", "-c", connect.format(server.getsockname()[1])], timeout=20.0)
+        ).stdout == b"out\n"
+    own = "import socket\ns = socket.create_server(('127.0.0.1', 8000)); c = socket.create_connection(('127.0.0.1', 8000)); print('own')"
+    assert (await box.exec(["python3", "-c", own], timeout=20.0)).stdout == b"own\n"
+
+
+FETCH = """
+import http.client, sys
+c = http.client.HTTPConnection('127.0.0.1', 3128, timeout=10)
+c.set_tunnel(sys.argv[1], int(sys.argv[2]))
+try:
+    c.request('GET', '/'); print(c.getresponse().read().decode())
+except OSError as error:
+    print(error)
+"""
+
+
+async def test_only_allowed_hosts_are_reached(backend):
+    async def greet(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(greet, "127.0.0.1", 0) as server,
+        await asyncio.start_server(greet, "127.0.0.1", 0) as other,
+    ):
+        port, closed = (each.sockets[0].getsockname()[1] for each in (server, other))
+        box = await backend.start(SandboxSpec(hosts=(f"localhost:{port}",)))
+        said = [
+            (await box.exec(["python3", "-c", FETCH, name, str(at)], timeout=30.0)).stdout
+            for name, at in (("localhost", port), ("localhost", closed), ("127.0.0.1", port))
+        ]
+        assert said[0] == b"hello\n"
+        assert all(b"403" in text for text in said[1:])
+        assert b"3128" in (await sh(box, "echo $HTTPS_PROXY")).stdout
+        await box.stop()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"files": {"../x": b""}}, {"files": {"/x": b""}}, {"workdir": "/"}, {"workdir": "work"}, {"workdir": "/usr/x"},
+        {"workdir": "/a/../b"}, {"env": {"A=B": ""}}, 
+        {"env": {"A": "\0"}}, {"hosts": ("nohost",)}, {"hosts": ("a:99999",)}, {"layers": ("relative",)},
+    ],
+)  # fmt: skip
+async def test_a_spec_that_cannot_be_is_refused(backend, spec):
+    with pytest.raises(BadRequest, match=next(iter(spec))):
+        await backend.start(SandboxSpec(**spec))
+
+
+async def test_isolation_names_what_it_is(backend):
+    isolation = await backend.isolation()
+    assert isolation.forks
+    assert isolation.kind == "namespaces"
+    assert isolation.counts_memory != any("memory" in text for text in isolation.missing)
+
+
+async def test_nothing_is_left_behind(backend):
+    boxes = await asyncio.gather(*(backend.start(SandboxSpec(files={"x": bytes(1 << 16)})) for _ in range(8)))
+    await asyncio.gather(*(sh(box, "sleep 600 & (setsid sleep 600 &) ; echo y > y") for box in boxes))
+    keeper = backend._zygote.process.pid
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert Path(f"/proc/{keeper}").exists()
+    await backend.close()
+    assert not Path(f"/proc/{keeper}").exists()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    left = [path for tree in ("cpu", "memory") for path in Path("/sys/fs/cgroup", tree).rglob(f"ostinato-{keeper}")]
+    assert left == []
+    with pytest.raises(Unavailable):
+        await sh(boxes[0], "true")

@@ -1,0 +1,184 @@
+"""Changes to a small repository, graded by sealed tests in real sandboxes."""
+
+import dataclasses
+
+import pytest
+import pytest_asyncio
+from tests.fakes.grading_boxes import PYTHON, GradingBoxes
+from tests.fakes.pytest_layer import SITE, pytest_layer
+
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import BadConfig
+from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
+from ostinato.worlds.grading.apart import Apart
+from ostinato.worlds.grading.flaky import steadiness_of
+from ostinato.worlds.grading.rehearsal import PytestGrading
+from ostinato.worlds.grading.suites import PytestGrader
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.tasks.task import Grading, Split, Task
+
+RIGHT = """
+class Full(ValueError):
+    pass
+
+
+class Box:
+    def __init__(self, size):
+        self.size, self.items = size, []
+
+    def put(self, item):
+        if len(self.items) == self.size:
+            raise Full(f"holds {self.size}")
+        self.items.append(item)
+
+    def __eq__(self, other):
+        return isinstance(other, list) and self.items == other
+
+
+def double(x):
+    return 2 * x
+
+
+def split(text):
+    return {part: len(part) for part in text.split()}
+"""
+BROKEN = RIGHT.replace("2 * x", "2 + x").replace("text.split()", "text").replace("== self.size", "> self.size")
+TESTS = """
+import pytest
+from calc import Box, Full, double, split
+
+
+@pytest.mark.parametrize("x, expected", [(1, 2), (3, 6), (5, 10)])
+def test_double(x, expected):
+    assert double(x) == expected
+
+
+def test_split():
+    wanted = {"ab": 2, "c": 1}
+    assert split("ab c") == wanted and len(split("a b")) == 2
+
+
+def test_near():
+    assert double(0.15) == pytest.approx(0.3)
+
+
+def test_full():
+    box = Box(1)
+    box.put(3)
+    with pytest.raises(Full, match="holds 1") as caught:
+        box.put(4)
+    assert str(caught.value) == "holds 1"
+
+
+def test_box_is_a_list():
+    box = Box(2)
+    box.put(7)
+    assert box == [7]
+    assert isinstance(box, Box)
+
+
+class TestMore:
+    def test_pair(self):
+        assert split("a") == split("a ")
+"""
+UNITTEST = """
+import unittest
+from calc import double
+
+class Old(unittest.TestCase):
+    def test_double(self):
+        self.assertEqual(double(4), 8)
+        self.assertTrue(double(4) > 7)
+        with self.assertRaises(TypeError):
+            double(None)
+"""
+FAIL = tuple(
+    f"test_calc.py::{n}"
+    for n in ("test_double[1-2]", "test_double[3-6]", "test_double[5-10]", "test_split", "test_near", "test_full")
+)
+PASS = ("test_calc.py::test_box_is_a_list", "tests/test_old.py::Old::test_double")
+
+
+def task(**data):
+    files = {"calc.py": BROKEN.encode(), "tests/test_old.py": UNITTEST.encode()}
+    spec = SandboxSpec(layers=(pytest_layer(),), files=files)
+    data = {
+        "fail_to_pass": (*FAIL, PASS[1]),
+        "pass_to_pass": PASS[:1],
+        "solution": {"calc.py": RIGHT},
+        "path": (".", SITE),
+    } | data
+    grading = Grading(grader="pytest", data=data, hidden={"test_calc.py": TESTS.encode()}, timeout_s=60.0)
+    return Task(
+        id="calc", family="repair", messages=(Message(role=Role.USER, text="Mend."),), spec=spec, grading=grading
+    )
+
+
+def wrote(*changes):
+    made = tuple(Change(path=path, kind=ChangeKind.WRITTEN, data=text.encode()) for path, text in changes)
+    return Rollout(task="calc", harness="h", ended=Ended.SUBMITTED, messages=(), turns=(), changes=made)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grader():
+    backend = GradingBoxes()
+    yield PytestGrader(Apart(backend=backend, python=PYTHON))
+    await backend.close()
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_the_solution_is_worth_everything_and_the_broken_state_nothing(grader):
+    grade = await grader.grade(task(), wrote(("calc.py", RIGHT)))
+    assert grade.solved, grade
+    assert grade.parts == {"fail_to_pass": 1.0, "pass_to_pass": 1.0, "sealed": 1.0}
+    grade = await grader.grade(task(), wrote())
+    assert grade.value == 0.0
+    assert grade.parts["fail_to_pass"] == 0.0
+    assert grade.parts["pass_to_pass"] == 1.0
+
+
+async def test_another_right_solution_passes_and_a_half_right_one_is_counted(grader):
+    other = RIGHT.replace("2 * x", "x + x").replace("raise Full(", "raise type('Sub', (Full,), {})(")
+    assert (await grader.grade(task(), wrote(("calc.py", other)))).solved
+    half = BROKEN.replace("2 + x", "2 * x")
+    grade = await grader.grade(task(), wrote(("calc.py", half)))
+    assert (grade.value, grade.parts["fail_to_pass"]) == (0.0, 5 / 7)
+
+
+async def test_what_the_model_wrote_into_the_tests_or_the_runner_does_not_count(grader):
+    hook = "def pytest_runtest_makereport(item, call):\n    (yield).get_result().outcome = 'passed'\n"
+    grade = await grader.grade(task(), wrote(("conftest.py", hook), ("tests/test_old.py", "def test_double(): pass\n")))
+    assert grade.value == 0.0
+    assert set(grade.cheated) == {"hooks into the test runner: conftest.py", "changed a test: tests/test_old.py"}
+    with_its_own_test = wrote(
+        ("calc.py", RIGHT), ("tests/test_new.py", "def test_x(): assert False\n"), ("notes.md", "done")
+    )
+    assert (await grader.grade(task(), with_its_own_test)).solved
+
+
+async def test_a_task_without_a_solution_is_refused_unless_it_is_a_canary(grader):
+    with pytest.raises(BadConfig, match="only a canary has none"):
+        await grader.grade(task(solution={}), wrote())
+    canary = dataclasses.replace(task(solution={}), split=Split.CANARY)
+    assert (await grader.grade(canary, wrote())).value == 0.0
+
+
+async def test_a_solution_that_does_not_pass_is_named(grader):
+    with pytest.raises(BadConfig, match="solution: 7 listed tests"):
+        await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
+
+
+@pytest.mark.examination
+async def test_tests_that_hang_on_the_hash_seed_are_found(grader):
+    flaky = TESTS + "\n\ndef test_order():\n    assert list({'a', 'b', 'c', 'd'})[0] in 'ab'\n"
+    mended = task(fail_to_pass=("test_calc.py::test_order",), pass_to_pass=())
+    mended = dataclasses.replace(
+        mended, grading=dataclasses.replace(mended.grading, hidden={"test_calc.py": flaky.encode()})
+    )
+    asked = PytestGrading.model_validate(dict(mended.grading.data))
+    found = await steadiness_of(grader._apart, mended, asked, runs=12)
+    assert found.flaky == ("test_calc.py::test_order",)
+    assert found.failing == ()
+    assert set(FAIL) <= set(found.passing)

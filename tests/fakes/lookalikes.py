@@ -1,0 +1,27 @@
+"""Machines that were drawn alike, and ones that give themselves away: observations for the probe."""
+
+import numpy as np
+
+from ostinato.worlds.fidelity.observation import Observation
+
+
+def observed(seed, side, groups, each=1, *, tell=0.0, shift=0.0, spread=1.0, numbers=12, tools=8):
+    """So many machines of one side, each seen `each` times. `tell` is the share of observations with a variable that gives it away;
+    `shift` moves one number, and `spread` widens another.
+    """
+    rng = np.random.default_rng([seed, ord(side)])
+    found = []
+    for group in range(groups):
+        own = 0.7 * rng.normal(size=numbers)
+        zone = str(rng.choice(["UTC", "CET", "PST"]))
+        installed = rng.random(tools) < 0.6
+        for _ in range(each):
+            features = {f"n{at}": float(own[at] + rng.normal()) for at in range(numbers)}
+            features["n0"] += shift
+            features["n1"] *= spread
+            features |= {f"tool:{at}": float(there) for at, there in enumerate(installed)}
+            features |= {"zone": zone, "host": f"{side}{group}-{rng.integers(9)}"}
+            if rng.random() < tell:
+                features["env:IS_SANDBOX"] = 1.0
+            found.append(Observation(group=f"{side}{group}", features=features))
+    return found

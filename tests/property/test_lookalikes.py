@@ -1,0 +1,69 @@
+"""The probe's AUC is what it is called, however features are scaled and whichever side comes first."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.lookalikes import observed
+
+from ostinato.worlds.fidelity.columns import columns_of, deal_folds
+from ostinato.worlds.fidelity.observation import Observation, parse_observation
+from ostinato.worlds.fidelity.probe import tell_apart
+
+FEATURES = st.dictionaries(
+    st.text(min_size=1, max_size=8),
+    st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)),
+    max_size=6,
+)
+
+
+@given(st.text(max_size=8), FEATURES)
+def test_a_line_is_read_back(group, features):
+    seen = Observation(group=group, features=features)
+    assert parse_observation(seen.line()) == seen
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.0, 1.5))
+def test_monotone_rescaling_changes_nothing(seed, shift):
+    sides = observed(seed, "p", 12), observed(seed, "s", 12, shift=shift)
+    scaled = [
+        [
+            Observation(
+                group=each.group,
+                features={
+                    name: value if isinstance(value, str) else float(np.exp(3.0 * value))
+                    for name, value in each.features.items()
+                },
+            )
+            for each in side
+        ]
+        for side in sides
+    ]
+    first, second = (tell_apart(*both, permutations=0, resamples=50) for both in (sides, scaled))
+    assert first.auc == pytest.approx(second.auc, abs=1e-9)
+    own = {tell.name: tell.auc for tell in first.tells if "middle" not in tell.name}
+    assert own == {tell.name: tell.auc for tell in second.tells if "middle" not in tell.name}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 30), st.integers(2, 30), st.integers(1, 4))
+def test_a_group_lies_in_one_fold_and_each_fold_has_of_both_sides(seed, first, second, each):
+    found = columns_of(observed(seed, "p", first, each), observed(seed, "s", second, each))
+    fold_N = deal_folds(found.groups_N, found.label_N, 5, np.random.default_rng(seed))
+    for group in set(found.groups_N.tolist()):
+        assert len(set(fold_N[found.groups_N == group].tolist())) == 1
+    for side, groups in ((1, first), (0, second)):
+        counts = np.bincount(fold_N[found.label_N == side], minlength=5) / each
+        assert counts.max() - counts.min() <= 1
+        assert counts.sum() == groups
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000))
+def test_columns_are_standardised_and_no_two_are_alike(seed):
+    found = columns_of(observed(seed, "p", 10, 2), observed(seed, "s", 10, 2, tell=0.5))
+    assert np.allclose(found.values_NC.mean(axis=0), 0.0, atol=1e-9)
+    assert np.allclose(found.values_NC.std(axis=0), 1.0)
+    likeness_CC = np.abs(found.values_NC.T @ found.values_NC / len(found.values_NC))
+    assert (likeness_CC - np.eye(len(likeness_CC))).max() < 1.0 - 1e-9

@@ -1,0 +1,38 @@
+"""What the terminal shows of training in a simulated world."""
+
+import pytest
+
+from ostinato.launch.views.training import WorldScreen, busy
+
+STEP = {
+    "kind": "step",
+    "step": 3,
+    "at": 100.0,
+    "reward_mean": 0.25,
+    "episodes": 64.0,
+    "lag_mean": 1.5,
+    "lag_max": 2.0,
+    "ess": 0.9,
+    "seconds": 2.0,
+}
+
+
+def test_the_trainers_idle_share_is_what_it_did_not_compute_between_steps():
+    steps = [{"at": 0.0, "seconds": 99.0}, {"at": 10.0, "seconds": 2.0}, {"at": 20.0, "seconds": 3.0}]
+    assert busy(steps).idle == pytest.approx(0.75)
+    assert busy(steps[:1]).idle == 0.0
+    assert busy([{"at": 0.0, "seconds": 1.0}, {"at": 1.0, "seconds": 1.2}]).idle == 0.0
+
+
+def test_a_step_is_told_with_success_by_split_and_groups_without_contrast():
+    screen = WorldScreen()
+    group = {"kind": "group", "n": 0, "flat": True}
+    assert [screen.take(line) for line in (group, group | {"flat": False})] == [[], []]
+    (said,) = screen.take({"kind": "measured", "split": "held_out", "n": 0, "solved": 3, "of": 4, "cheated": 0})
+    assert said == "measured   held_out: 3 of 4 solved (75%)"
+    (said,) = screen.take(STEP)
+    for part in ("step    3", "reward 0.250", "lag 1.5 (at most 2)", "1 of 2", "held_out 75% of 4"):
+        assert part in said
+    (said,) = screen.take({"kind": "refused", "step": 3, "why": "no contrast"})
+    assert said == "step    4  refused: no contrast"
+    assert (screen.step, screen.refused) == (3, 1)

@@ -1,0 +1,199 @@
+"""Credit within groups: figures a person can check, and the gradient against enumeration."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ostinato.core.errors import NoSignal
+from ostinato.core.records import Arm, Batch, PolicyVersion, Reward
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.credit.baseline import Baseline
+from ostinato.reward.credit.episodes import by_episode
+from ostinato.reward.credit.group import GroupRelative
+from ostinato.reward.credit.origin import ByOrigin
+from ostinato.reward.credit.single import SingleRollout
+from ostinato.reward.history import training_batch
+from ostinato.testing.records import a_turn
+from ostinato.train.losses import policy_loss
+
+
+def rollouts(group: str | None, *lengths: int, arm: Arm = Arm.WORLD, sampled: tuple[int, ...] = (7, 9)):
+    """One episode per entry, of so many turns."""
+    return [
+        replace(
+            a_turn(f"{group}-{member}-{place}:0", sampled=sampled, prompt=(1, member, place)),
+            episode=f"{group}-{member}",
+            group=group,
+            arm=arm,
+        )
+        for member, length in enumerate(lengths)
+        for place in range(length)
+    ]
+
+
+def final(turns, *grades: float) -> dict[str, float]:
+    """Grades on the last turns of the episodes, 0 on all others."""
+    return {
+        turn.id: grade if turn is episode.turns[-1] else 0.0
+        for episode, grade in zip(by_episode(turns), grades, strict=True)
+        for turn in episode.turns
+    }
+
+
+def test_an_advantage_is_the_return_less_the_groups_mean():
+    turns = rollouts("g", 1, 1, 1, 1)
+    found = GroupRelative()(by_episode(turns), final(turns, 1.0, 0.0, 0.0, 0.5))
+    assert [found[turn.id] for turn in turns] == [(0.625,) * 2, (-0.375,) * 2, (-0.375,) * 2, (0.125,) * 2]
+
+
+def test_every_token_of_every_turn_gets_its_episodes_advantage():
+    turns = rollouts("g", 3, 1)
+    found = GroupRelative()(by_episode(turns), final(turns, 1.0, 0.0))
+    assert [found[turn.id] for turn in turns] == [(0.5, 0.5)] * 3 + [(-0.5, -0.5)]
+
+
+def test_no_spread_is_divided_out():
+    turns = rollouts("g", 1, 1)
+    near = GroupRelative()(by_episode(turns), final(turns, 0.51, 0.5))
+    assert near[turns[0].id][0] == pytest.approx(0.005)
+
+
+def test_groups_are_compared_with_themselves_only():
+    turns = rollouts("easy", 1, 1) + rollouts("hard", 1, 1)
+    found = GroupRelative()(by_episode(turns), final(turns, 1.0, 0.9, 0.1, 0.0))
+    assert [found[turn.id][0] for turn in turns] == pytest.approx([0.05, -0.05, 0.05, -0.05])
+
+
+def test_the_same_name_with_another_tenant_is_another_group():
+    theirs = [replace(turn, tenant="acme", id=f"acme-{turn.id}") for turn in rollouts("g", 1, 1)]
+    turns = rollouts("g", 1, 1) + theirs
+    found = GroupRelative()(by_episode(turns), final(turns, 1.0, 0.0, 3.0, 2.0))
+    assert [found[turn.id][0] for turn in turns] == [0.5, -0.5, 0.5, -0.5]
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 128])
+@pytest.mark.parametrize("grade", [0.0, 0.1, 1.0])
+def test_a_group_in_which_all_did_alike_teaches_exactly_nothing(size: int, grade: float):
+    flat, other = rollouts("flat", *[1] * size), rollouts("other", 1, 1)
+    turns = flat + other
+    found = GroupRelative()(by_episode(turns), final(turns, *[grade] * size, 1.0, 0.0))
+    assert {found[turn.id] for turn in flat} == {(0.0, 0.0)}
+    assert found[other[0].id] == (0.5, 0.5)
+    with pytest.raises(NoSignal, match="in none of 1 groups"):
+        GroupRelative()(by_episode(flat), final(flat, *[grade] * size))
+
+
+def test_nothing_at_all_and_nonsense_are_refused():
+    with pytest.raises(NoSignal, match="batch is empty"):
+        GroupRelative()([], {})
+    turns = rollouts("g", 1, 1)
+    with pytest.raises(ValueError, match="not finite"):
+        GroupRelative()(by_episode(turns), final(turns, 1.0, float("nan")))
+
+
+def mixed(config: RewardConfig | None = None) -> ByOrigin:
+    return ByOrigin(people=SingleRollout(config or RewardConfig(), Baseline()), worlds=GroupRelative())
+
+
+def test_worlds_and_people_in_one_batch_are_credited_each_by_its_own_rule():
+    people, worlds = rollouts(None, 1, arm=Arm.LIVE), rollouts("g", 2, 1)
+    values = final(people, 0.75) | final(worlds, 1.0, 0.0)
+    found = mixed()(by_episode(people + worlds), values)
+    assert found[people[0].id] == (1.0, 1.0)
+    assert [found[turn.id][0] for turn in worlds] == [0.5, 0.5, -0.5]
+
+
+def test_no_cap_bites_on_a_world_and_a_clients_group_is_no_way_around_one():
+    config = RewardConfig(user_cap=0.01, tenant_cap=0.01)
+    worlds = [replace(turn, user="world") for turn in rollouts("g", 1, 1, 1, 1)]
+    others = [replace(turn, user=f"u{n}") for n, turn in enumerate(rollouts(None, *[1] * 9, arm=Arm.LIVE))]
+    greedy = [replace(turn, user="greedy") for turn in rollouts("mine", *[1] * 40, arm=Arm.LIVE)]
+    turns = worlds + others + greedy
+    values = final(worlds, 1.0, 0.0, 0.0, 0.0) | final(others, *[0.5, -0.5] * 4, 0.5) | final(greedy, *[1.0] * 40)
+    found = mixed(config)(by_episode(turns), values)
+    assert found[worlds[0].id][0] == 0.75
+    assert 0 < found[greedy[0].id][0] < 0.1  # 40 episodes of one person among ten count as two
+
+
+def test_one_side_without_contrast_does_not_silence_the_other():
+    people, worlds = rollouts(None, 1, 1, arm=Arm.LIVE), rollouts("g", 1, 1)
+    turns = by_episode(people + worlds)
+    found = mixed()(turns, final(people, 0.5, 0.5) | final(worlds, 1.0, 0.0))
+    assert [found[turn.id][0] for turn in people + worlds] == [0.0, 0.0, 0.5, -0.5]
+    found = mixed()(turns, final(people, 0.75, -0.25) | final(worlds, 1.0, 1.0))
+    assert found[people[0].id][0] > 0 > found[people[1].id][0]
+    assert found[worlds[0].id][0] == 0.0
+    with pytest.raises(NoSignal, match=r"all 2 rewards.*in none of 1 groups"):
+        mixed()(turns, final(people, 0.5, 0.5) | final(worlds, 1.0, 1.0))
+
+
+# ---------------------------------------------------------------- the gradient, by the very numbers that reach the trainer
+
+ACTIONS = (0, 1)
+
+
+def gradient_of(batch, logits: torch.Tensor) -> torch.Tensor:
+    """The loss's gradient times its normaliser over a two-action policy whose first action ends the episode or goes on."""
+    samples = batch.samples
+    tokens = [(token, place) for place, sample in enumerate(samples) for token in sample.turn.sampled_ids]
+    chosen = torch.log_softmax(logits, -1)[[token for token, _ in tokens]]
+    loss = policy_loss(
+        chosen,
+        behaviour_M=chosen.detach(),
+        advantages_M=torch.tensor([a for sample in samples for a in sample.advantages]),
+        turns_M=torch.tensor([place for _, place in tokens]),
+        normaliser=sum(sample.weight for sample in samples),
+        shares_M=torch.tensor([sample.factor for sample in samples for _ in sample.advantages]),
+    )
+    (found,) = torch.autograd.grad(loss, logits)
+    return -found
+
+
+EPISODES = (((1,),), ((0,), (1,)), ((0,), (0,)))  # turns' tokens: 1 stops; at most two turns
+
+
+def worth(episode) -> float:
+    """Twice asked and stopped is right."""
+    return float(episode == ((0,), (1,)))
+
+
+def probability(episode, p: torch.Tensor) -> torch.Tensor:
+    return torch.stack([p[token] for turn in episode for token in turn]).prod()
+
+
+def test_the_gradient_of_groups_is_the_enumerated_one_whatever_the_number_of_turns():
+    """All groups of two, each weighed with its probability: the mean gradient is (n - 1) / n of that of the expected return."""
+    logits = torch.tensor([0.3, -0.2], dtype=torch.float64, requires_grad=True)
+    p = torch.softmax(logits, -1)
+    expected = sum(probability(episode, p) * worth(episode) for episode in EPISODES)
+    (exact,) = torch.autograd.grad(expected, logits)
+    total, by_share = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for pair in itertools.product(EPISODES, repeat=2):
+        chance = float((probability(pair[0], p) * probability(pair[1], p)).detach())
+        turns = [
+            replace(turn, sampled_ids=tokens, logprobs=(-0.5,), spans=turn.spans)
+            for turn, tokens in zip(
+                rollouts("g", *map(len, pair), sampled=(7,)), [turn for each in pair for turn in each], strict=True
+            )
+        ]
+        values = final(turns, *map(worth, pair))
+        if len(set(map(worth, pair))) == 1:
+            continue
+        credits = GroupRelative()(by_episode(turns), values)
+        row = Batch(
+            step=1,
+            turns=tuple(turn.id for turn in turns),
+            credits=tuple(credits[turn.id] for turn in turns),
+            reference=PolicyVersion(number=0, hash="0"),
+            at=0.0,
+        )
+        rewards = [Reward(turn=turn, value=value, function="f", signals=(), at=0.0) for turn, value in values.items()]
+        batch = training_batch(row, turns, rewards)
+        assert sum(sample.weight for sample in batch.samples) == pytest.approx(2.0)
+        total += chance * gradient_of(batch, logits)
+        shared = replace(batch, samples=tuple(replace(sample, summed=False) for sample in batch.samples))
+        by_share += chance * gradient_of(shared, logits)
+    assert torch.allclose(total, exact / 2, rtol=1e-6)
+    assert not torch.allclose(by_share, exact / 2, rtol=1e-1)  # a part of the episode is a normalisation by its length

@@ -1,0 +1,306 @@
+"""Turns of simulated worlds in the desk: decided by verdicts at once, in whole groups, and by nobody else's word."""
+
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Signal, Source, Span
+from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
+from ostinato.record.folds import FileFolds
+from ostinato.reward.accounting import account, recount
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.ledger.entries import Taught
+from ostinato.testing.records import a_delivery, a_signal, a_turn
+
+V0 = PolicyVersion(number=0, hash="00")
+NOW = 12.0
+WORLDS = Taught(people=False, groups=1)
+
+
+def rollout(
+    episode: str, turns: int = 1, *, group: str | None = "g", arm: Arm = Arm.WORLD, version: int = 0, **changes
+):
+    made = [a_turn(f"{episode}-{n}:0", arm=arm, version=version, user="world") for n in range(turns)]
+    return [replace(turn, episode=episode, group=group, **changes) for turn in made]
+
+
+def said(turn, name: str, value: float = 1.0, **changes) -> Signal:
+    made = Signal(
+        id=f"{name}:{turn.id}",
+        tenant=turn.tenant,
+        turn=turn.id,
+        name=name,
+        value=value,
+        source=Source.CODE,
+        occurred_at=NOW,
+        received_at=NOW,
+    )
+    return replace(made, **changes)
+
+
+def graded(*turns, grade: float) -> list[Signal]:
+    return [said(turn, GRADED, grade if turn is turns[-1] else 0.0) for turn in turns]
+
+
+def refuse(turn, signals, now):
+    raise AssertionError("nobody asks people's reward function about a world")
+
+
+@pytest.fixture
+def desk(log, now, open_desk):
+    def open_(taught: Taught | None = WORLDS, **config):
+        now.at = NOW
+        return open_desk(log, refuse, RewardConfig(user_cap=1.0, **config), taught=taught)
+
+    return open_
+
+
+async def test_a_grade_is_the_reward_at_once_and_people_see_no_difference(log, desk):
+    turns = rollout("e", 3)
+    await log.append(*turns)
+    made = desk()
+    await made.poll()
+    assert log.of(Reward) == []
+    await log.append(*graded(*turns, grade=1.0))
+    await made.poll()
+    assert [(reward.turn, reward.value, reward.function, reward.at) for reward in log.of(Reward)] == [
+        ("e-0:0", 0.0, "world@1", NOW),
+        ("e-1:0", 0.0, "world@1", NOW),
+        ("e-2:0", 1.0, "world@1", NOW),
+    ]
+    assert (await recount(log)).balanced
+
+
+async def test_a_group_goes_into_a_batch_only_when_it_was_closed_and_then_whole(log, desk):
+    made = desk()
+    one, two = rollout("one", 2), rollout("two")
+    await log.append(*one, *graded(*one, grade=1.0))
+    await made.poll()
+    assert await made.batch(1, 1, V0) is None, "its other members may not even have begun"
+    await log.append(*two)
+    assert await made.batch(1, 1, V0) is None
+    await log.append(*graded(*two, grade=0.0), said(two[-1], CLOSED))
+    batch = await made.batch(1, 1, V0)
+    assert batch is not None
+    assert [sample.turn.id for sample in batch.samples] == ["one-0:0", "one-1:0", "two-0:0"]
+    assert [sample.advantages[0] for sample in batch.samples] == [0.5, 0.5, -0.5]
+    assert [(sample.weight, sample.summed) for sample in batch.samples] == [(0.5, True), (0.5, True), (1.0, True)]
+
+
+async def test_what_nobody_knows_of_when_the_group_ends_is_torn_and_what_comes_after_is_late(log, desk):
+    made = desk()
+    lost, one, two = rollout("lost", 2), rollout("one"), rollout("two")
+    await log.append(*lost, *one, *two, *graded(*one, grade=1.0))
+    await log.append(*graded(*two, grade=0.0), said(two[-1], CLOSED, 2.0))
+    batch = await made.batch(1, 1, V0)
+    assert [sample.turn.id for sample in batch.samples] == ["one-0:0", "two-0:0"]
+    after = rollout("after")
+    await log.append(*after)
+    await made.poll()
+    assert log.reasons(Holdback) == dict.fromkeys(["lost-0:0", "lost-1:0"], "world:rollout_torn") | {
+        "after-0:0": "late_group"
+    }
+
+
+@pytest.mark.parametrize("name", [FAILED, TORN, MEASURED])
+async def test_a_rollout_without_a_grade_is_held_back_with_the_reason(name, log, desk):
+    turns = rollout("e", 2, group=None if name == MEASURED else "g")
+    await log.append(*turns, *[said(turn, name) for turn in turns])
+    await desk().poll()
+    assert log.of(Reward) == []
+    assert log.reasons(Quarantine) == log.reasons(Holdback) == {turn.id: f"world:{name}" for turn in turns}
+    assert (await recount(log)).balanced
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tenant": "acme"},
+        {"source": Source.HUMAN},
+        {"source": Source.IMPLICIT},
+        {"source": Source.LLM},
+        {"name": "accepted"},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+async def test_nobody_but_the_worlds_own_program_is_believed(changes, log, desk):
+    (turn,) = rollout("e")
+    false = replace(said(turn, GRADED, 1.0, id="false"), **changes)
+    await log.append(turn, false, said(turn, CLOSED, id="closed", tenant="acme"))
+    made = desk()
+    await made.poll()
+    assert log.of(Reward) == []
+    await log.append(*graded(turn, grade=0.25))
+    await made.poll()
+    assert [reward.value for reward in log.of(Reward)] == [0.25]
+
+
+async def test_a_verdict_about_what_a_person_was_answered_is_no_reward_of_theirs(log, now, open_desk):
+    (turn,) = rollout("e", arm=Arm.LIVE)
+    await log.append(turn, said(turn, GRADED), said(turn, CLOSED), a_delivery(turn))
+    now.at = 99.0
+    desk = open_desk(log, taught=Taught(people=True, groups=1), config=RewardConfig(group_wait_s=0.0))
+    await desk.poll()
+    assert [(reward.value, reward.function) for reward in log.of(Reward)] == [(0.0, "copilot@1")]
+
+
+async def test_a_nonsensical_grade_is_quarantined(log, desk):
+    (turn,) = rollout("e")
+    await log.append(turn, said(turn, GRADED, 1e6))
+    await desk().poll()
+    assert log.reasons(Quarantine)[turn.id].startswith("reward_nonsense: the value 1000000.0")
+
+
+async def test_a_rollout_about_which_nothing_is_ever_said_ends_when_its_time_is_over(log, now, desk):
+    (turn,) = rollout("e")
+    await log.append(turn)
+    made = desk(longest_wait_s=100.0)
+    await made.poll()
+    now.at = turn.ended_at + 101.0
+    await made.poll()
+    assert log.reasons(Holdback) == {turn.id: "pending: reward.longest_wait_s is over"}
+
+
+# ---------------------------------------------------------------- who is taught
+
+
+async def closed_group(log, name: str, version: int = 0, **changes):
+    one, two = (rollout(f"{name}{i}", group=name, version=version, **changes) for i in (1, 2))
+    await log.append(*one, *two, *graded(*one, grade=1.0), *graded(*two, grade=0.0), said(two[-1], CLOSED))
+    return [*one, *two]
+
+
+async def test_where_only_people_teach_worlds_are_held_back(log, desk):
+    turns = await closed_group(log, "g")
+    made = desk(None)
+    await made.poll()
+    assert log.reasons(Holdback) == {turn.id: "arm:world" for turn in turns}
+    assert await made.batch(1, 1, V0) is None
+
+
+async def test_where_only_worlds_teach_people_get_a_reward_and_are_held_back(log, now, open_desk):
+    person = a_turn("p:0")
+    await log.append(person, a_signal(person))
+    now.at = 99.0
+    desk = open_desk(log, taught=WORLDS)
+    await desk.poll()
+    assert log.reasons(Holdback) == {"p:0": "arm:live"}
+    assert [reward.value for reward in log.of(Reward)] == [0.75]
+
+
+async def test_a_step_takes_so_many_groups_the_longest_waiting_first(log, desk):
+    made = desk(Taught(people=False, groups=2))
+    await closed_group(log, "a")
+    assert await made.batch(1, 1, V0) is None
+    for name in "bcd":
+        await closed_group(log, name)
+    batch = await made.batch(1, 1, V0)
+    assert {sample.turn.group for sample in batch.samples} == {"a", "b"}
+    batch = await made.batch(2, 1, V0)
+    assert {sample.turn.group for sample in batch.samples} == {"c", "d"}
+
+
+async def test_people_and_worlds_share_a_step(log, now, open_desk):
+    now.at = 99.0
+    config = RewardConfig(user_cap=1.0)
+    desk = open_desk(log, config=config, taught=Taught(people=True, groups=3))
+    await closed_group(log, "g")
+    assert await desk.batch(1, 2, V0) is None
+    people = [a_turn(f"p{i}:0", user=f"u{i}") for i in range(2)]
+    await log.append(*people, a_signal(people[0]), a_signal(people[1], "rejected"))
+    batch = await desk.batch(1, 2, V0)
+    assert [sample.turn.id for sample in batch.samples] == ["g1-0:0", "g2-0:0", "p0:0", "p1:0"]
+    assert [sample.summed for sample in batch.samples] == [True, True, False, False]
+    for name in "abc":
+        await closed_group(log, name)
+    batch = await desk.batch(2, 2, V0)
+    assert {sample.turn.group for sample in batch.samples} == {"a", "b", "c"}, "enough of one side is a step"
+
+
+async def test_the_baseline_and_the_shares_of_people_learn_nothing_of_worlds(log, desk):
+    made = desk()
+    await closed_group(log, "g")
+    await made.batch(1, 1, V0)
+    ledger = made._reading.ledger
+    assert ledger.baseline.snapshot()["count"] == 0
+    assert ledger.recent.snapshot()["shares"] == []
+    assert ledger.alarms.coverages == {}
+
+
+async def test_a_group_in_which_all_did_alike_is_held_back_if_nothing_else_is_there(log, desk):
+    one, two = rollout("one"), rollout("two")
+    await log.append(*one, *two, *graded(*one, grade=1.0), *graded(*two, grade=1.0), said(two[-1], CLOSED))
+    with pytest.raises(Exception, match="in none of 1 groups"):
+        await desk().batch(1, 1, V0)
+    assert {reason.partition(":")[0] for reason in log.reasons(Holdback).values()} == {"no_signal"}
+
+
+# ---------------------------------------------------------------- staleness
+
+
+async def steps(log, desk, count: int) -> None:
+    for number in range(1, count + 1):
+        await closed_group(log, f"s{number}", version=number - 1)
+        assert await desk.batch(number, 1, V0) is not None
+
+
+@pytest.mark.parametrize(("bound", "taken"), [(3, True), (2, False)])
+async def test_the_bound_is_kept_by_the_oldest_token_of_a_whole_group(bound: int, taken: bool, log, desk):
+    made = desk(world_staleness=bound, max_staleness=0)
+    await steps(log, made, 4)
+    fresh, swapped = rollout("fresh", version=4), rollout("swapped", 2, version=4)
+    spans = (
+        Span(policy=PolicyVersion(number=1, hash="01"), tokens=1),  # three behind the trainer, which took four
+        Span(policy=PolicyVersion(number=4, hash="04"), tokens=1),
+    )
+    swapped[0] = replace(swapped[0], spans=spans)
+    await log.append(*fresh, *swapped, *graded(*fresh, grade=1.0), *graded(*swapped, grade=0.0))
+    await log.append(said(swapped[-1], CLOSED))
+    batch = await made.batch(5, 1, V0)
+    if taken:
+        assert len(batch.samples) == 3
+    else:
+        assert batch is None
+        assert log.reasons(Holdback) == dict.fromkeys(["fresh-0:0", "swapped-0:0", "swapped-1:0"], "stale:3")
+    assert (await recount(log)).balanced
+
+
+async def test_people_keep_their_own_bound(log, now, open_desk):
+    now.at = 99.0
+    config = RewardConfig(user_cap=1.0, max_staleness=0, world_staleness=9)
+    desk = open_desk(log, config=config, taught=Taught(people=True, groups=1))
+    await closed_group(log, "g")
+    await desk.batch(1, 9, V0)
+    old = a_turn("old:0", version=0)
+    await log.append(old, a_signal(old))
+    await closed_group(log, "h", version=0)
+    batch = await desk.batch(2, 1, V0)
+    assert {sample.turn.group for sample in batch.samples} == {"h"}
+    assert log.reasons(Holdback) == {"old:0": "stale:1"}
+
+
+# ---------------------------------------------------------------- starting again
+
+
+async def test_a_desk_that_was_killed_between_any_two_rows_decides_alike(log, now, open_desk, tmp_path):
+    """Group of two, one torn turn, closed; the desk starts anew from its saving after every row."""
+    lost, one, two = rollout("lost"), rollout("one", 2), rollout("two")
+    rows = [*lost, *one, *two, *graded(*one, grade=1.0), *graded(*two, grade=0.0), said(two[-1], CLOSED)]
+    now.at, folds = NOW, FileFolds(tmp_path)
+
+    def anew():
+        return open_desk(log, refuse, RewardConfig(user_cap=1.0), taught=WORLDS, folds=folds)
+
+    for row in rows:
+        await log.append(row)
+        made = anew()
+        await made.poll()
+        await made.save()
+    batch = await anew().batch(1, 1, V0)
+    assert [sample.turn.id for sample in batch.samples] == ["one-0:0", "one-1:0", "two-0:0"]
+    assert (await anew().batch(1, 1, V0)).row == log.of(Batch)[0]
+    assert log.reasons(Holdback) == {"lost-0:0": "world:rollout_torn"}
+    assert len(log.of(Reward)) == 3
+    found = await account(log)
+    assert found.balanced
+    assert found.trained == 3

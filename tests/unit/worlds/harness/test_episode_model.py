@@ -1,0 +1,61 @@
+"""The model of an episode against a real gateway: what is captured, and that no call is sampled twice."""
+
+import pytest
+from tests.fakes.gateways import lost_answers, world_gateway
+
+from ostinato.core.conversation import Message, Role, Tool
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.tasks.task import Grading, Task
+
+ASK = (Message(role=Role.USER, text="hi"),)
+
+
+async def test_a_captured_turn_bears_its_harness_episode_and_group():
+    harness = open_harness("single")
+    async with world_gateway() as (gateway, log):
+        model = gateway.model("e.0", group="g.0", harness=harness.hash)
+        rollout = await harness.run(
+            Task(id="t", family="f", messages=ASK, grading=Grading(grader="pattern")), model, None
+        )
+    (turn,) = log.turns()
+    assert (turn.harness, turn.episode, turn.group, turn.arm) == (harness.hash, "e.0", "g.0", "world")
+    assert rollout.turns == (turn.id,) == tuple(model.turns)
+    assert rollout.harness == f"single@{turn.harness}"
+    assert rollout.messages[-1].text == "hello"
+
+
+async def test_an_answer_that_is_lost_on_its_way_is_not_sampled_again():
+    async with world_gateway() as (gateway, log):
+        model = lost_answers(gateway, 2)
+        first = await model.ask(ASK, max_tokens=8)
+        second = await model.ask(ASK, max_tokens=8)
+    assert [turn.id for turn in log.turns()] == [first.turn, second.turn] == model.turns
+    assert first.turn != second.turn, "the same messages asked again are another call"
+
+
+async def test_an_answer_that_never_arrives_is_unavailable():
+    async with world_gateway() as (gateway, log):
+        with pytest.raises(Unavailable):
+            await lost_answers(gateway, 3).ask(ASK, max_tokens=8)
+    assert len(log.turns()) == 1
+
+
+async def test_calls_and_their_answers_reach_the_model_again():
+    script = 'Let me look.<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
+    tool = Tool(name="read", parameters={"type": "object", "properties": {"path": {"type": "string"}}})
+    async with world_gateway(script) as (gateway, log):
+        model = gateway.model("e", group=None, harness="h")
+        first = await model.ask(ASK, [tool], max_tokens=200)
+        (call,) = first.message.calls
+        told = (*ASK, first.message, Message(role=Role.TOOL, text="gone away", answers=call.id))
+        second = await model.ask(told, [tool], max_tokens=200)
+        with pytest.raises(BadRequest):
+            await model.ask((*told, Message(role=Role.USER, text="x" * 5000)), [tool], max_tokens=200)
+    assert (call.name, call.values(), first.message.text) == ("read", {"path": "a"}, "Let me look.")
+    before, after = log.turns()
+    assert after.id == second.turn
+    assert (
+        after.prompt_ids[: len(before.prompt_ids) + len(before.sampled_ids)] == before.prompt_ids + before.sampled_ids
+    )
+    assert b"gone away" in bytes(token for token in after.prompt_ids if token < 256)

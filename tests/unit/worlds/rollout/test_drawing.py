@@ -1,0 +1,168 @@
+"""Which task is next, how far ahead may be worked, and how verdicts are laid out."""
+
+import itertools
+
+import pytest
+
+from ostinato.core.verdicts import CLOSED, FAILED, GRADED
+from ostinato.worlds.rollout.drawing import Success, next_task, shuffled
+from ostinato.worlds.rollout.groups import Groups
+from ostinato.worlds.rollout.telling import verdicts
+
+TASKS = [f"t{n}" for n in range(7)]
+
+
+def drawn(groups: Groups, count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        event = groups.draw(2)
+        if event is None:
+            break
+        groups.apply(event)
+        found.append(event["task"])
+    return found
+
+
+def grade(groups: Groups, task: str, *grades: float) -> None:
+    """Rollouts of a task, as the journal would tell them."""
+    event = {"kind": "drawn", "n": groups.drawn, "task": task, "epoch": groups.epoch, "size": len(grades)}
+    groups.apply(event)
+    for member, value in enumerate(grades):
+        tail = {"n": event["n"], "member": member, "episode": f"e{member}"}
+        groups.apply({"kind": "begun", **tail})
+        groups.apply({"kind": "ended", **tail, "turns": [f"{event['n']}.{member}:0"], "grade": value, "last": True})
+
+
+def test_each_task_comes_once_an_epoch_in_an_order_of_its_own():
+    groups = Groups(TASKS, token="w", seed=1, epochs=2)
+    first, second = drawn(groups, 7), drawn(groups, 7)
+    assert sorted(first) == sorted(second) == TASKS
+    assert first != second
+    assert groups.draw(2) is None, "no prompt is repeated more often than asked for"
+
+
+def test_the_order_is_the_seeds_and_not_the_files():
+    assert shuffled(TASKS, 0, 3) == shuffled(TASKS[::-1], 0, 3)
+    assert shuffled(TASKS, 0, 3) != shuffled(TASKS, 0, 4)
+
+
+def test_without_an_end_it_goes_on():
+    assert len(drawn(Groups(TASKS, token="w", epochs=0), 70)) == 70
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "grades", "teaches"),
+    [
+        (0, 0.0, True),
+        (10, 1.0, True),
+        (10, 9.0, True),
+        (16, 1.0, False),
+        (16, 15.0, False),
+        (8, 0.0, False),
+        (8, 8.0, False),
+    ],
+)
+def test_what_is_always_or_never_solved_teaches_little(rollouts: int, grades: float, teaches: bool):
+    assert Success(rollouts=rollouts, grades=grades).teaches is teaches
+
+
+def test_the_curriculum_puts_what_teaches_first_and_leaves_nothing_out():
+    known = {"a": Success(rollouts=16, grades=16.0), "b": Success(rollouts=16, grades=8.0), "c": Success(rollouts=4)}
+    assert next_task(["a", "b", "c", "d"], known, curriculum=True) == "b"
+    assert next_task(["a", "c", "d"], known, curriculum=True) == "d"
+    assert next_task(["a", "c"], known, curriculum=True) == "a"
+    assert next_task(["a", "b"], known, curriculum=False) == "a"
+
+
+def test_the_curriculum_learns_of_earlier_epochs():
+    groups = Groups(["easy", "mixed"], token="w", epochs=0)
+    drawn(groups, 2)
+    grade(groups, "easy", *[1.0] * 8)
+    grade(groups, "mixed", 1.0, 0.0)
+    assert all(drawn(groups, 2) == ["mixed", "easy"] for _ in range(4))
+
+
+# ---------------------------------------------------------------- window and lead
+
+
+def test_nothing_begins_beyond_the_window_of_the_oldest_that_has_not_ended():
+    groups = Groups(TASKS, token="w", epochs=0)
+    drawn(groups, 4)
+    pace = {"per_step": 100, "lead": 1}
+    assert not groups.may_begin(window=4, **pace)
+    groups.apply({"kind": "told", "n": 2})
+    assert not groups.may_begin(window=4, **pace), "the head is waited for, whatever else has ended"
+    groups.apply({"kind": "told", "n": 0})
+    assert groups.may_begin(window=4, **pace)
+    drawn(groups, 1)
+    assert not groups.may_begin(window=4, **pace)
+
+
+def test_nothing_begins_too_far_ahead_of_the_trainer():
+    groups = Groups(TASKS, token="w", epochs=0)
+    drawn(groups, 6)
+    for number in range(6):
+        groups.apply({"kind": "told", "n": number})
+    assert not groups.may_begin(per_step=3, lead=2, window=99)
+    groups.apply({"kind": "spent", "n": 0})
+    assert groups.may_begin(per_step=3, lead=2, window=99)
+
+
+@pytest.mark.parametrize("window", [1, 4, 100])
+def test_the_window_bounds_how_much_the_quick_ones_get_ahead(window: int):
+    """Every fifth group takes 50 times as long; at any time, no group is told while one `window` older is not."""
+    groups, told, open_until = Groups(TASKS, token="w", epochs=0), [], {}
+    for now in itertools.count():
+        while groups.may_begin(per_step=1000, lead=1, window=window):
+            number = groups.drawn
+            drawn(groups, 1)
+            open_until[number] = now + (50 if number % 5 == 0 else 1)
+        for number in [number for number, end in open_until.items() if end <= now]:
+            del open_until[number]
+            groups.apply({"kind": "told", "n": number})
+            groups.apply({"kind": "spent", "n": number})
+            told.append(number)
+            assert all(number < other + window for other in open_until)
+        if len(told) > 200:
+            break
+    share = sum(number % 5 == 0 for number in told[:100]) / 100
+    assert abs(share - 0.2) <= window / 100
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+def ended(turns: list[tuple[int, float | None]]):
+    """A group of which each member has so many turns and a grade."""
+    groups = Groups(["t"], token="w")
+    groups.apply({"kind": "drawn", "n": 0, "task": "t", "epoch": 0, "size": len(turns)})
+    for member, (count, value) in enumerate(turns):
+        names = [f"m{member}-{n}:0" for n in range(count)]
+        tail = {"n": 0, "member": member, "episode": f"w.0.{member}.0"}
+        groups.apply({"kind": "ended", **tail, "turns": names, "grade": value, "last": True})
+    return groups.open[0]
+
+
+def test_the_last_turn_has_the_grade_and_the_group_is_closed_with_a_graded_turn():
+    (call,) = verdicts(ended([(2, 0.5), (1, None), (1, 0.0)]))
+    assert [(event["target"], event["name"], event["value"]) for event in call] == [
+        ("m1-0:0", FAILED, 1.0),
+        ("m0-0:0", GRADED, 0.0),
+        ("m0-1:0", GRADED, 0.5),
+        ("m2-0:0", GRADED, 0.0),
+        ("m2-0:0", CLOSED, 2.0),
+    ]
+    assert len({event["id"] for event in call}) == len(call)
+
+
+def test_long_groups_take_several_calls_and_close_in_the_last():
+    group = ended([(3, 1.0)] * 5)
+    calls = verdicts(group, most=4)
+    assert [len(call) for call in calls] == [3, 3, 3, 3, 4]
+    assert [event["name"] for call in calls for event in call].count(CLOSED) == 1
+    assert calls[-1][-1]["target"] in {event["target"] for event in calls[-1][:-1]}
+    assert verdicts(group, most=4) == calls, "whoever tells it again tells the same"
+
+
+def test_a_group_that_nobody_answered_is_not_told():
+    assert verdicts(ended([(0, None)])) == []

@@ -1,0 +1,301 @@
+"""Rollouts that are killed at any instant: graded once, rewarded once, no group parted. The log, the desk and the journal are real."""
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import BadConfig, Corrupt, NoSignal, Unavailable
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Reward, Turn
+from ostinato.reward.accounting import recount
+from ostinato.reward.asking.inline import Inline
+from ostinato.reward.config import RewardConfig
+from ostinato.reward.desk import RewardDesk
+from ostinato.reward.functions import copilot
+from ostinato.reward.ledger.entries import Taught
+from ostinato.serve.feedback.events import parse_feedback
+from ostinato.testing.log import MemoryLog
+from ostinato.testing.records import a_turn
+from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.harness.rollout import Answered, Ended, Rollout
+from ostinato.worlds.rollout.config import WorldsConfig
+from ostinato.worlds.rollout.journal import EventFile
+from ostinato.worlds.rollout.spending import Spending
+from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.tasks.task import Grading, Split, Task
+from ostinato.worlds.tasks.tasksets import taskset_of
+
+V0 = PolicyVersion(number=0, hash="00")
+CONFIG = WorldsConfig(file="t", group=4, groups=2, lead=2, window=3, retry_pause_s=0.001, poll_s=0.001, concurrency=6)
+
+
+def tasks(count: int, **changes):
+    ask = (Message(role=Role.USER, text="say"),)
+    return taskset_of(
+        "letters",
+        [Task(id=f"t{n}", family="f", messages=ask, grading=Grading(grader="coin"), **changes) for n in range(count)],
+    )
+
+
+class FakeGateway:
+    """A log behind a gateway that answers after a while, and may be away."""
+
+    def __init__(self, log: MemoryLog, chance: random.Random) -> None:
+        self.log, self.chance, self.asked, self.away = log, chance, 0, 0.0
+
+    def model(self, episode, *, group, harness):
+        return FakeModel(self, episode, group)
+
+    async def say(self, events):
+        await asyncio.sleep(0)
+        if self.chance.random() < self.away:
+            raise Unavailable("away before")
+        await self.log.append(*parse_feedback(events, tenant="default", now=20.0))
+        await asyncio.sleep(0)
+        if self.chance.random() < self.away:
+            raise Unavailable("away after")
+
+
+class FakeModel:
+    def __init__(self, gateway, episode, group) -> None:
+        self.gateway, self.episode, self.group = gateway, episode, group
+
+    async def ask(self, messages, tools=(), *, max_tokens, stop=()):
+        gateway = self.gateway
+        gateway.asked += 1
+        made = a_turn(f"chatcmpl-{gateway.asked}:0", arm=Arm.WORLD, user="world")
+        await asyncio.sleep(0)
+        await gateway.log.append(replace(made, episode=self.episode, group=self.group))
+        await asyncio.sleep(0)
+        if gateway.chance.random() < gateway.away:
+            raise Unavailable("away")
+        return Answered(turn=made.id, message=Message(role=Role.ASSISTANT), finish="stop", prompt_tokens=1, tokens=2)
+
+
+class Steps:
+    """A harness of one to three turns."""
+
+    name, hash = "single", "h"
+
+    def __init__(self, chance: random.Random, failing: float = 0.0) -> None:
+        self.chance, self.failing = chance, failing
+
+    async def run(self, task, model, sandbox):
+        turns = []
+        for _ in range(self.chance.randint(1, 3)):
+            turns.append((await model.ask(task.messages, max_tokens=2)).turn)
+        ended = Ended.FAILED if self.chance.random() < self.failing else Ended.SUBMITTED
+        return Rollout(task=task.id, harness="single", ended=ended, messages=(), turns=tuple(turns))
+
+
+class Coin:
+    """Grades, and remembers what it graded."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance, self.graded = chance, Counter()
+
+    async def grade(self, task, rollout):
+        await asyncio.sleep(0)
+        self.graded[rollout.turns] += 1
+        return Grade(value=float(self.chance.random() < 0.5))
+
+
+class World:
+    """What outlives the worker: the log and the journal's file."""
+
+    def __init__(self, directory, seed: int, taskset, config=CONFIG, *, away=0.0, failing=0.0) -> None:
+        chance = random.Random(seed)
+        self.log, self.path, self.config, self.taskset = MemoryLog(), directory / "rollouts.jsonl", config, taskset
+        self.gateway = FakeGateway(self.log, chance)
+        self.gateway.away = away
+        self.grader, self.harness = Coin(chance), Steps(chance, failing)
+        self.told = []
+        self.desk = RewardDesk(
+            self.log,
+            Inline(copilot, max_abs=1.0),
+            lambda: 30.0,
+            RewardConfig(world_staleness=10**6),
+            taught=Taught(people=False, groups=config.groups),
+        )
+        self.journal = None
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    def worker(self) -> Rollouts:
+        self.close()
+        self.journal, events = EventFile.open(self.path)
+        shop = Workshop(harnesses={"single": self.harness}, backend=None, grader=self.grader, gateway=self.gateway)
+        spending = Spending(self.log, after=max((event.get("after", 0) for event in events), default=0))
+        return Rollouts(
+            self.taskset,
+            shop,
+            self.journal,
+            events,
+            spending,
+            self.config,
+            lambda kind, **more: self.told.append((kind, more)),
+        )
+
+    async def train(self) -> None:
+        """Take whatever batch there is, for ever."""
+        while True:
+            try:
+                await self.desk.poll()
+                await self.desk.batch(self.desk.last_step + 1, 1, V0)
+            except NoSignal:
+                pass
+            await asyncio.sleep(0)
+
+
+def groups_of(log: MemoryLog) -> dict[str, list[Turn]]:
+    found = defaultdict(list)
+    for row in log.rows:
+        if isinstance(row, Turn):
+            found[row.group].append(row)
+    return found
+
+
+async def until_done(world: World, chance: random.Random, kills: int) -> None:
+    training = asyncio.create_task(world.train())
+    try:
+        async with asyncio.timeout(60):
+            for left in range(kills, -1, -1):
+                working = asyncio.create_task(world.worker().run())
+                if left:
+                    for _ in range(chance.randint(1, 120)):
+                        await asyncio.sleep(0)
+                    working.cancel()  # whatever it awaits now never happens
+                    await asyncio.gather(working, return_exceptions=True)
+                    if chance.random() < 0.5:  # a line that the kill cut short
+                        with world.path.open("ab") as file:
+                            file.write(b'{"kind":"ended","n":0,"mem')
+                else:
+                    await working
+    finally:
+        training.cancel()
+        world.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_kills_at_any_instant_part_no_group_and_reward_nothing_twice(seed: int, tmp_path):
+    chance = random.Random(seed)
+    world = World(tmp_path, seed, tasks(8), away=0.05, failing=0.05)
+    await until_done(world, chance, kills=10)
+    log = world.log
+    batches = [row for row in log.rows if isinstance(row, Batch)]
+    rewards = Counter(row.turn for row in log.rows if isinstance(row, Reward))
+    trained = Counter(turn for batch in batches for turn in batch.turns)
+    assert max(rewards.values()) == 1
+    assert max(trained.values()) == 1
+    found = await recount(log)
+    assert found.balanced
+    of = {turn.id: turn.group for turn in log.rows if isinstance(turn, Turn)}
+    in_batches = [{of[turn] for turn in batch.turns} for batch in batches]
+    assert sum(map(len, in_batches)) == len(set().union(*in_batches)), "no group is in two batches"
+    held = {row.turn: row.reason for row in log.rows if isinstance(row, Holdback)}
+    waiting = {group for turn, group in of.items() if turn not in held and turn not in trained}
+    assert len(waiting) < CONFIG.groups, "what nobody knew any more was held back when its group was closed"
+    for members in groups_of(log).values():
+        graded = {turn.episode for turn in members if turn.id in rewards}
+        assert len(graded) <= CONFIG.group, "a rollout that was torn is replaced, not counted beside its replacement"
+        outcomes = {held.get(turn.id, "trained").partition(":")[0] for turn in members if turn.id in rewards}
+        assert len(outcomes) <= 1
+    episodes = {turn.id: turn.episode for turn in log.rows if isinstance(turn, Turn)}
+    assert not [turns for turns in world.grader.graded if len({episodes[turn] for turn in turns}) != 1]
+
+
+async def test_what_was_graded_is_not_graded_again_after_a_restart(tmp_path):
+    world = World(tmp_path, 0, tasks(6))
+    await until_done(world, random.Random(3), kills=6)
+    assert max(world.grader.graded.values()) == 1
+    groups = groups_of(world.log)
+    assert len(groups) == 6
+    rewarded = {row.turn for row in world.log.rows if isinstance(row, Reward)}
+    for members in groups.values():
+        assert len({turn.episode for turn in members if turn.id in rewarded}) == CONFIG.group
+
+
+async def test_it_is_never_further_ahead_than_told(tmp_path):
+    world = World(tmp_path, 0, tasks(9))
+    worker = world.worker()
+    working = asyncio.create_task(worker.run())
+    for _ in range(4000):  # nobody trains
+        await asyncio.sleep(0)
+    assert worker.groups.drawn == CONFIG.lead * CONFIG.groups
+    assert all(group.told for group in worker.groups.open.values())
+    await world.desk.poll()
+    assert await world.desk.batch(1, 1, V0) is not None
+    async with asyncio.timeout(10):
+        while worker.groups.drawn < (CONFIG.lead + 1) * CONFIG.groups:
+            await asyncio.sleep(0.001)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    world.close()
+
+
+async def test_a_rollout_that_always_fails_leaves_its_group_to_the_others(tmp_path):
+    world = World(tmp_path, 0, tasks(1), failing=1.0)
+    await until_done(world, random.Random(0), kills=0)
+    assert not [row for row in world.log.rows if isinstance(row, Reward)]
+    reasons = Counter(row.reason for row in world.log.rows if isinstance(row, Holdback))
+    assert set(reasons) == {"world:rollout_failed"}
+    assert len({turn.episode for turn in world.log.rows if isinstance(turn, Turn)}) == CONFIG.group * CONFIG.tries
+
+
+async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
+    both = taskset_of("both", [*tasks(2).tasks, replace(tasks(1).tasks[0], id="out", split=Split.HELD_OUT)])
+    world = World(tmp_path, 0, both, CONFIG.model_copy(update={"measure_every": 2}))
+    await until_done(world, random.Random(0), kills=0)
+    alone = [turn.id for turn in groups_of(world.log)[None]]
+    held = {row.turn: row.reason for row in world.log.rows if isinstance(row, Holdback)}
+    assert alone
+    assert {held[turn] for turn in alone} == {"world:rollout_measured"}
+    assert [more["split"] for kind, more in world.told if kind == "measured"] == ["held_out"]
+
+
+async def test_a_grader_that_cannot_grade_ends_the_worker(tmp_path):
+    class Helpless:
+        async def grade(self, task, rollout):
+            raise BadConfig("no grader 'coin'")
+
+    world = World(tmp_path, 0, tasks(1))
+    world.grader = Helpless()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await world.worker().run()
+    assert caught.group_contains(BadConfig)
+    world.close()
+
+
+def reopened(path) -> list[dict]:
+    journal, events = EventFile.open(path)
+    journal.close()
+    return events
+
+
+def test_a_journal_cut_at_any_byte_holds_what_was_whole(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    journal, _ = EventFile.open(path)
+    events = [{"kind": "drawn", "n": n, "task": "ä"} for n in range(4)]
+    for event in events:
+        journal.append(event, sync=True)
+    journal.close()
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for size in range(first, len(whole)):
+        path.write_bytes(whole[:size])
+        again, found = EventFile.open(path)
+        assert again.token == journal.token
+        assert found == events[: whole[:size].count(b"\n") - 1]
+        again.append({"kind": "more"})
+        again.close()
+        assert reopened(path) == [*found, {"kind": "more"}]
+    path.write_bytes(whole[: first - 3])
+    assert reopened(path) == [], "cut in its first line it is as new"
+    path.write_bytes(b"nonsense\n" + whole)
+    with pytest.raises(Corrupt, match="line 1"):
+        EventFile.open(path)

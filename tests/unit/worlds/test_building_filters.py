@@ -1,0 +1,84 @@
+import pytest
+from tests.fakes.tiny_package import MODULE
+
+from ostinato.core.errors import BadRequest
+from ostinato.worlds.building.filters import Elsewhere, Fate, gives_away, judge_first, split_tests
+from ostinato.worlds.building.mutations.functions import functions_of
+from ostinato.worlds.building.trying.baseline import judge_runs
+from ostinato.worlds.building.trying.runs import SuiteRun
+from ostinato.worlds.building.wording import TaskKind, instruct
+
+CLAMP = functions_of("tiny_counts.py", MODULE)[0]
+
+
+def run(passed="", failed="", **more):
+    return SuiteRun(ended=dict.fromkeys(passed, "passed") | dict.fromkeys(failed, "failed"), **{"code": 0, **more})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lazy", "fate"),
+    [
+        (run("abc", "d"), {"d"}, Fate.VALID),
+        (run("abc", "d"), {"x"}, Fate.TRIVIAL),
+        (run("abc", "d"), None, Fate.VALID),
+        (run("", "ab"), {"a"}, Fate.TOO_PLAIN),
+        (run("abcd"), {"d"}, Fate.UNNOTICED),
+        (run("ab", "cd"), {"d"}, Fate.VALID),  # 2 of 4: the share is allowed
+        (run("a", "bcd"), {"d"}, Fate.TOO_PLAIN),
+        (run("a", code=None, stopped=True), {"d"}, Fate.TOO_PLAIN),
+        (run("a", code=None, hung=True), {"d"}, Fate.ENDLESS),
+        (run("a", code=None, signal=11), {"d"}, Fate.CRASHES),
+        (None, {"d"}, Fate.CRASHES),
+    ],
+)
+def test_what_one_run_says(outcome, lazy, fate):
+    split = split_tests("abcd", outcome or SuiteRun())
+    assert (
+        judge_first(outcome, split, stable=4, most_failing=0.5, lazy=None if lazy is None else frozenset(lazy)) is fate
+    )
+
+
+def test_a_test_that_cannot_be_collected_any_more_fails():
+    assert split_tests(["a", "b"], run("a")).fail_to_pass == ("b",)
+
+
+def test_a_copy_of_the_answer_is_found_and_the_function_itself_is_none():
+    files = {"tiny_counts.py": MODULE.encode()}
+    assert not Elsewhere(files).leaks(CLAMP, MODULE)
+    assert Elsewhere({**files, "docs/how.rst": MODULE.encode()}).leaks(CLAMP, MODULE)
+
+
+@pytest.mark.parametrize("kind", list(TaskKind))
+def test_the_words_say_what_and_name_tests_and_give_no_line_away(kind):
+    words = instruct(kind, CLAMP, "tiny-counts", [f"tests/t.py::test_{n}" for n in range(10)])
+    assert "tests/t.py::test_0" in words
+    assert "and 2 more" in words
+    assert "both allowed" in words  # the docstring's
+    assert not gives_away(CLAMP, MODULE, words)
+    assert gives_away(CLAMP, MODULE, words + '\n        raise ValueError("bounds")')
+    assert (CLAMP.name in words) is (kind is not TaskKind.BUG)  # a bug is to be found
+
+
+def test_a_green_suite_keeps_what_passes_each_time():
+    tests = [f"t{n}" for n in range(40)]
+    shaky = run(tests[1:], tests[:1])
+    assert judge_runs([run(tests), shaky, run(tests)]) == (tuple(tests[1:]), 1, 0)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [run(["a"])],  # too few
+        [run([f"t{n}" for n in range(30)], [f"u{n}" for n in range(5)])],  # fails
+        [run([f"t{n}" for n in range(30)]), run([f"t{n}" for n in range(12)])],  # half of it is not sure
+        [run([f"t{n}" for n in range(12)], uncollected={"broken.py": "ImportError: no", "b.py": "x"})],
+    ],
+)
+def test_a_suite_that_is_not_green_is_refused(runs):
+    with pytest.raises(BadRequest, match="not green"):
+        judge_runs(runs)
+
+
+def test_a_change_with_which_no_test_passes_is_left_out():
+    outcome = run("", "ab")
+    assert judge_first(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is Fate.UNGUARDED

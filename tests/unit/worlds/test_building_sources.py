@@ -1,0 +1,104 @@
+import hashlib
+import io
+import tarfile
+
+import pytest
+from tests.fakes.tiny_package import tiny_files, tiny_sdist
+
+from ostinato.core.errors import BadRequest, Corrupt, TooLarge
+from ostinato.worlds.building.sources import unpack as unpacking
+from ostinato.worlds.building.sources.fetch import installed, plain_requirement
+from ostinato.worlds.building.sources.package import is_test, read_tree
+from ostinato.worlds.building.sources.unpack import check_sha256, unpack, without_top
+
+
+def test_a_source_distribution_is_read_and_stripped():
+    tree = read_tree(without_top(unpack(tiny_sdist(), "tiny_counts-1.0.tar.gz")), "tiny-counts")
+    assert (tree.name, tree.version, tree.root, tree.modules) == ("tiny-counts", "1.0", "", ("tiny_counts",))
+    assert tree.tests == ("tests",)
+    assert sorted(tree.files) == ["tests/test_counts.py", "tiny_counts.py"]  # no copy of the answer in build/ or .git
+    assert list(tree.sources()) == ["tiny_counts.py"]
+
+
+@pytest.mark.parametrize("path", ["../evil.py", "a/../../evil.py", "/etc/evil", "a\\..\\evil"])
+def test_a_path_that_leads_out_is_refused(path):
+    with pytest.raises(BadRequest, match="leads out"):
+        unpack(tiny_sdist({path: b"x"}, top=""), "a.tar.gz")
+
+
+def test_links_and_devices_are_left_out():
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+            entry = tarfile.TarInfo("top/" + kind.decode())
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            archive.addfile(entry)
+    assert unpack(buffer.getvalue(), "a.tar.gz") == {}
+
+
+def test_sizes_are_bounded(monkeypatch):
+    monkeypatch.setattr(unpacking, "FILE_BYTES", 10)
+    with pytest.raises(TooLarge):
+        unpack(tiny_sdist({"a": b"x" * 11}), "a.tar.gz")
+    monkeypatch.setattr(unpacking, "ALL_BYTES", 15)
+    with pytest.raises(TooLarge):
+        unpack(tiny_sdist({"a": b"x" * 8, "b": b"x" * 8}), "a.tar.gz")
+
+
+def test_what_is_no_archive_is_refused():
+    with pytest.raises(BadRequest, match="not an archive"):
+        unpack(b"nothing", "a.tar.gz")
+
+
+def test_a_wrong_hash_is_corrupt():
+    check_sha256(b"a", hashlib.sha256(b"a").hexdigest(), "a")
+    with pytest.raises(Corrupt):
+        check_sha256(b"b", hashlib.sha256(b"a").hexdigest(), "a")
+
+
+def test_what_pytest_imports_is_refused():
+    files = {**tiny_files(), "PKG-INFO": b"Name: pluggy\nVersion: 1\n"}
+    with pytest.raises(BadRequest, match="pytest itself"):
+        read_tree(files, "pluggy")
+
+
+def test_a_package_without_tests_is_refused():
+    with pytest.raises(BadRequest, match="no tests"):
+        read_tree({"PKG-INFO": tiny_files()["PKG-INFO"], "tiny_counts.py": b""}, "tiny-counts")
+
+
+def test_requirements_of_tests_are_found_without_running_anything():
+    metadata = (
+        b"Name: tiny-counts\nVersion: 1\nRequires-Dist: six\n"
+        b"Requires-Dist: freezegun; extra == 'test'\nRequires-Dist: sphinx; extra == 'docs'\n"
+    )
+    tree = read_tree({**tiny_files(), "PKG-INFO": metadata}, "tiny-counts")
+    assert (tree.requires, tree.test_requires) == (("six",), ("freezegun",))
+
+
+@pytest.mark.parametrize(
+    "text", ["https://x.org/a.whl", "--index-url=http://x", "../a", "a @ https://x.org", "-r a.txt", ""]
+)
+def test_only_plain_requirements_reach_pip(text):
+    assert not plain_requirement(text)
+
+
+@pytest.mark.parametrize("text", ["six", "pytest>=8; python_version >= '3.8'", "a[b,c]==1.0"])
+def test_plain_requirements(text):
+    assert plain_requirement(text)
+
+
+def test_a_wheel_installs_no_script_and_nothing_that_starts_by_itself():
+    wheel = {
+        "a.py": b"",
+        "a-1.data/scripts/run": b"",
+        "a-1.data/purelib/b.py": b"",
+        "evil.pth": b"import os",
+        "c/evil.pth": b"",
+    }
+    assert sorted(installed(wheel)) == ["a.py", "b.py"]
+
+
+def test_tests_are_told_from_sources():
+    assert all(map(is_test, ["tests/a.py", "pkg/tests/a.py", "pkg/test_a.py", "conftest.py", "a_test.py"]))
+    assert not any(map(is_test, ["pkg/a.py", "pkg/contest.py", "latest/a.py"]))
