@@ -137,11 +137,11 @@ def leave_host(given: dict[str, Any], root: bool) -> int:
 
 
 def lower_priority() -> bool:
-    """One session, so one automatic group, for all boxes, with the least weight. True if the kernel groups so."""
+    """One session, so one automatic group, for all boxes, with about a tenth of a usual weight. True if the kernel groups so."""
     os.setsid()
     try:
         with open("/proc/self/autogroup", "w") as file:
-            file.write("19")
+            file.write("10")
     except OSError:
         os.nice(5)
         return False
@@ -245,6 +245,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the caller, who then closes the sockets
     root, uid, gid = os.geteuid() == 0, os.getuid(), os.getgid()
     groups: Groups | None = None
+    zygote = -1
     try:
         with k.step("open /proc"):
             proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
@@ -264,6 +265,8 @@ def main() -> None:
             start_zygote(control, given, groups, root, proc)
     except k.StepError as error:
         control.send(json.dumps(error.report).encode())
+        if groups is not None and zygote:
+            groups.close()
         os._exit(1)
     control.close()
     keep(requests, zygote, groups, root)
