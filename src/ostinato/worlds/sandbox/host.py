@@ -132,7 +132,7 @@ class Zygote:
         self._layers.clear()
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5.0)
+                self.process.wait(10.0)
             self.process.kill()
             self.process.wait()
             self.process = None

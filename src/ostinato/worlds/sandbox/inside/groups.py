@@ -86,13 +86,13 @@ class ControlGroups:
                 os.chown(path, uid, uid)
 
     def close(self) -> None:
-        """Remove the groups. The kernel lets go of a group a moment after its last process ended."""
+        """Remove the groups. The kernel lets go of a group a moment after its last process ended, seconds on a busy machine."""
         if self._left is not None:
             with contextlib.suppress(OSError):
                 (self._left / "cgroup.procs").write_text("0")
         for made in reversed(self._made):
             for group in (*(path for path in made.iterdir() if re.fullmatch(r"b\d+", path.name)), made):
-                for _ in range(100):
+                for _ in range(800):
                     try:
                         group.rmdir()
                         break
