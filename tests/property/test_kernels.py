@@ -283,5 +283,5 @@ def test_queries_that_share_a_prompt_get_the_bits_that_each_gets_alone(dtype, sh
 
 def test_neighbours_with_the_same_first_blocks_are_one_tile():
     entries = [Entry(start=40, end=41, blocks=[1, 2, 3 + i]) for i in range(QUERIES + 1)]
-    tiles = Reads([*entries, Entry(start=0, end=20, blocks=[1, 2])], 16)._queries[0]
+    tiles = Reads([*entries, Entry(start=0, end=20, blocks=[1, 2])], 16).queries[0]
     assert tiles.tolist() == [[0, 8, 2], [8, 1, 3], [9, 8, 1], [17, 8, 1], [25, 4, 2]]
