@@ -347,3 +347,64 @@ async def test_nothing_is_left_behind(backend):
     assert left == []
     with pytest.raises(Unavailable):
         await sh(boxes[0], "true")
+
+
+ANSWER = "import socket, sys\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\ns.sendall(b'hi')\nprint(s.recv(9).decode())"
+
+
+async def test_the_host_answers_at_a_port_of_one_sandbox_alone(backend, box):
+    listener = await box.listen(8321)
+    other = await backend.start(SandboxSpec(limits=SMALL))
+
+    async def answer(reader, writer):
+        writer.write(await reader.read(9) + b"!")
+        writer.close()
+
+    server = await asyncio.start_server(answer, sock=listener)
+    try:
+        assert (await box.exec(["python3", "-c", ANSWER, "8321"], timeout=20.0)).stdout == b"hi!\n"
+        refused = await other.exec(["python3", "-c", ANSWER, "8321"], timeout=20.0)
+        assert b"ConnectionRefused" in refused.stderr
+        (child,) = await box.fork(1)
+        assert b"ConnectionRefused" in (await child.exec(["python3", "-c", ANSWER, "8321"], timeout=20.0)).stderr
+        with pytest.raises(Unavailable, match="port 8321"):
+            await box.listen(8321)
+        with pytest.raises(BadRequest, match="port"):
+            await box.listen(0)
+    finally:
+        server.close()
+
+
+async def test_mounts_show_directories_of_the_host_read_only(backend, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tool").write_text("#!/bin/sh\necho tool\n")
+    (tmp_path / "bin" / "tool").chmod(0o755)
+    spec = SandboxSpec(mounts={"/opt/some/where": str(tmp_path)}, limits=SMALL)
+    box = await backend.start(spec)
+    (child,) = await box.fork(1)
+    for each in (box, child):
+        assert (await each.exec(["/opt/some/where/bin/tool"], timeout=20.0)).stdout == b"tool\n"
+        assert (await sh(each, "echo x > /opt/some/where/x")).code != 0
+        assert await each.diff() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
+    bare = await backend.start(SandboxSpec(limits=SMALL))
+    assert (await sh(bare, "ls -A /opt/some/where 2>/dev/null")).stdout == b""
+
+
+@pytest.mark.parametrize(
+    "mounts",
+    [
+        {"/work/x": "/usr"},
+        {"/": "/usr"},
+        {"/usr/x": "/usr"},
+        {"opt": "/usr"},
+        {"/opt/../etc": "/usr"},
+        {"/opt": "/usr", "/opt/b": "/usr"},
+        {"/opt": "usr"},
+        {"/opt": "/no/such/directory"},
+        {f"/opt{n}": "/usr" for n in range(17)},
+    ],
+)
+async def test_mounts_that_would_hide_something_are_refused(backend, mounts):
+    with pytest.raises(BadRequest, match="mounts|layers"):
+        await backend.start(SandboxSpec(mounts=mounts, limits=SMALL))

@@ -28,7 +28,7 @@ class SandboxSpec:
     `layers` are directories of the host that lie over each other, read-only, as the sandbox's `workdir`, the last on top; what is written
     there lies in a layer of the sandbox's own. `files` are put into that one first: path relative to `workdir` -> bytes. `hosts` are
     the names, as "host:port", that may be reached, through a proxy; none: no network at all. `env` is added to the few variables that a
-    program sees.
+    program sees. `mounts` shows further directories of the host, read-only: place in the sandbox, apart from `workdir` -> directory.
 
     Example: ``SandboxSpec(files={"calc.py": b"def add(a, b): return a - b"}, limits=Limits(memory_mb=512))``
     """
@@ -39,6 +39,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     hosts: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    mounts: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -285,6 +286,13 @@ class Sandbox(Protocol):
 
     async def diff(self) -> Sequence[Change]:
         """What is not as it was at the start, by path."""
+        ...
+
+    async def listen(self, port: int) -> socket.socket:
+        """A socket of the caller's that listens at a port of the sandbox's own loopback, which nothing else can reach.
+
+        Raises BadRequest for a number that is no port; Unavailable if the port is taken, or where sandboxes are too far away for this.
+        """
         ...
 
     async def stop(self) -> None:

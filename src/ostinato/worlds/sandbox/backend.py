@@ -16,6 +16,7 @@ from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
 from ostinato.worlds.sandbox.starting import (
     ENVIRONMENT,
     check_environment,
+    check_mounts,
     check_names,
     check_workdir,
     pack_files,
@@ -52,6 +53,7 @@ class Boxes:
     async def start(self, spec: SandboxSpec) -> Box:
         check_names(spec.files)
         check_workdir(spec.workdir)
+        check_mounts(spec.mounts, spec.workdir)
         check_environment(spec.env)
         check_hosts(spec.hosts)
         if any(not os.path.isabs(layer) for layer in spec.layers):
@@ -80,8 +82,15 @@ class Boxes:
         flags |= StartFlag.PROC if self._zygote.hello["proc"] else StartFlag(0)
         flags |= StartFlag.BLOB if spec.files else StartFlag(0)
         flags |= StartFlag.PROXY if spec.hosts else StartFlag(0)
+        binds = [(f"h{await self._zygote.layer(source)}", place) for place, source in spec.mounts.items()]
         message = pack_start(
-            flags, spec.limits, spec.workdir, stack.lowers, layers=len(stack.layers), mounts=len(mounts)
+            flags,
+            spec.limits,
+            spec.workdir,
+            stack.lowers,
+            layers=len(stack.layers),
+            mounts=len(mounts),
+            binds=binds,
         )
         line = Line()
         blobs = [anonymous_file(await asyncio.to_thread(pack_files, spec.files))] if spec.files else []

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
@@ -217,13 +217,7 @@ class Box:
         return await self._start_all(stack, mounts)
 
     async def _start_all(self, stack: Stack, mounts: Sequence[tuple[int, ...]]) -> list[Box]:
-        spec = SandboxSpec(
-            layers=self.spec.layers,
-            workdir=self.spec.workdir,
-            env=self.spec.env,
-            hosts=self.spec.hosts,
-            limits=self.spec.limits,
-        )
+        spec = replace(self.spec, files={})
         try:
             started = await asyncio.gather(*(self._starter(spec, stack, fds) for fds in mounts), return_exceptions=True)
         finally:
@@ -246,6 +240,16 @@ class Box:
             return await asyncio.to_thread(_read_changes, out)
         finally:
             os.close(out)
+
+    async def listen(self, port: int) -> socket.socket:
+        if not 0 < port < 65536:
+            raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
+        answer = await self._asked(Operation.LISTEN, count=port)
+        if answer.code or not answer.fds:
+            raise Unavailable(f"port {port} of the sandbox cannot be had: {os.strerror(answer.code or errno.EIO)}")
+        listener = socket.socket(fileno=answer.fds[0])
+        listener.setblocking(False)
+        return listener
 
     async def stop(self) -> None:
         if self._line.open:

@@ -117,7 +117,7 @@ class Zygote:
                     said = json.loads(answer or b'{"step": "open a layer", "error": "the keeper ended"}')
                     raise refusal(said["step"], f"{said['error']} ({path})")
                 try:
-                    await send(control, START.pack(StartFlag.LAYER, *[0] * 10), fds)
+                    await send(control, START.pack(StartFlag.LAYER, *[0] * 12), fds)
                 finally:
                     os.close(fds[0])
                 self._layers[path] = int(await loop.sock_recv(control, 64) or b"-1")

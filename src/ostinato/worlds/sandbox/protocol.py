@@ -15,7 +15,7 @@ from enum import IntEnum, IntFlag
 
 from ostinato.core.errors import SandboxRefused, Unavailable
 
-START = struct.Struct("<8I3Q")
+START = struct.Struct("<10I3Q")
 REQUEST = struct.Struct("<4IQ")
 ANSWER = struct.Struct("<IIiIQ")
 FILE = struct.Struct("<IIQ")
@@ -39,6 +39,7 @@ class Operation(IntEnum):
     DIFF = 6
     KILL = 7
     STOP = 8
+    LISTEN = 9
     READY = 100
     REFUSED = 101
 

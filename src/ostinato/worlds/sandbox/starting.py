@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from ostinato.core.errors import BadRequest
@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
 }
+MOST_MOUNTS = 16
 TAKEN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/dev", "/proc", "/sys", "/etc", "/tmp")
 
 
@@ -38,14 +39,35 @@ def check_names(names: Mapping[str, bytes]) -> None:
 
 def check_workdir(workdir: str) -> None:
     """Raise BadRequest for a working directory that would hide what programs need, or that is no plain path."""
-    plain = workdir.startswith("/") and workdir == os.path.normpath(workdir) and workdir != "/" and "\0" not in workdir
-    below = any(workdir == place or workdir.startswith(place + "/") for place in (*TAKEN, sys.base_prefix))
-    above = f"{sys.base_prefix}/".startswith(workdir + "/")
-    if not plain or below or above or len(workdir) > 1000:
+    if not _is_free(workdir, ()):
         raise BadRequest(
             f"workdir: {workdir!r} must be an absolute path outside of {', '.join(TAKEN)} and the interpreter's own place, such as '/work'",
             field="workdir",
         )
+
+
+def check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
+    """Raise BadRequest for a mount that would hide what programs need, lie in another one, or show no directory."""
+    if len(mounts) > MOST_MOUNTS:
+        raise BadRequest(f"mounts: {len(mounts)} of them, at most {MOST_MOUNTS}", field="mounts")
+    for place, source in mounts.items():
+        others = [other for other in mounts if other != place]
+        if not _is_free(place, (workdir, *others)):
+            raise BadRequest(
+                f"mounts: {place!r} must be an absolute path apart from {workdir}, the other mounts, {', '.join(TAKEN)} and the interpreter's "
+                "own place, such as '/opt/agent'",
+                field="mounts",
+            )
+        if not os.path.isabs(source):
+            raise BadRequest(f"mounts: {source!r} must be the absolute path of a directory", field="mounts")
+
+
+def _is_free(path: str, others: Sequence[str]) -> bool:
+    """True for a plain absolute path that neither lies in a place that is taken nor holds the interpreter or one of the others."""
+    plain = path.startswith("/") and path == os.path.normpath(path) and path != "/" and "\0" not in path
+    below = any(f"{path}/".startswith(f"{place}/") for place in (*TAKEN, sys.base_prefix, *others))
+    above = any(f"{place}/".startswith(f"{path}/") for place in (sys.base_prefix, *others))
+    return plain and not below and not above and len(path) <= 1000
 
 
 def check_environment(variables: Mapping[str, str]) -> None:
@@ -75,14 +97,16 @@ def pack_start(
     *,
     layers: int = 0,
     mounts: int = 0,
+    binds: Sequence[tuple[str, str]] = (),
     address_space: int = 0,
 ) -> bytes:
-    """`struct start`. The last `layers` of `lowers` are the host's, as "h" + the zygote's number."""
+    """`struct start`. The last `layers` of `lowers` are the host's, as "h" + the zygote's number, as the first of each of `binds` is."""
     head = START.pack(
-        flags, max(4096, limits.disk_mb * 64), limits.processes, limits.open_files, len(lowers), layers, mounts, 0,
+        flags, max(4096, limits.disk_mb * 64), limits.processes, limits.open_files, len(lowers), layers, mounts, 0, len(binds), 0,
         limits.disk_mb << 20, limits.memory_mb << 20, address_space,
     )  # fmt: skip
-    return head + b"".join(os.fsencode(text) + b"\0" for text in (workdir, *lowers))
+    texts = (workdir, *lowers, *(text for bind in binds for text in bind))
+    return head + b"".join(os.fsencode(text) + b"\0" for text in texts)
 
 
 def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> tuple[int, bytes]:

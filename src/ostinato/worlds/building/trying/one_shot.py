@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -78,6 +79,9 @@ class OneShotSandbox:
 
     async def diff(self) -> Sequence[Change]:
         raise Unavailable("a sandbox for one program keeps no files, so there is nothing to compare")
+
+    async def listen(self, port: int) -> socket.socket:
+        raise Unavailable("a sandbox for one program has no ports")
 
     async def stop(self) -> None:
         self.files = {}

@@ -47,15 +47,16 @@
 #define MOST_FDS 250
 #define MOST_NAMES 1024
 #define MOST_RUNNING 64
+#define MOST_BINDS 16
 
-enum operation { EXEC = 1, READ, WRITE, FREEZE, CLONES, DIFF, KILL, STOP, READY = 100, REFUSED };
+enum operation { EXEC = 1, READ, WRITE, FREEZE, CLONES, DIFF, KILL, STOP, LISTEN, READY = 100, REFUSED };
 enum start_flag { OWN_NET = 1, PROC = 2, OVERLAY = 4, BLOB = 8, PROXY = 16, LAYER = 32 };
 enum exec_flag { BODY = 1, LAST = 2, WITH_STDIN = 4 };
 enum reason { ENDED = 0, TIMEOUT = 1, MEMORY = 2, KILLED = 3 };
 enum body { NO_BODY = 0, PYTHON_BODY = 1, DIFF_BODY = 2, ATTACH = 3 };
 
-struct start { /* host -> zygote; then workdir, then the lower directories from the top, each ended by \0 */
-    uint32_t flags, inodes, processes, open_files, lowers, layers, mounts, slot;
+struct start { /* host -> zygote; then workdir, the lower directories from the top, and a layer and a place for each bind, each ended by \0 */
+    uint32_t flags, inodes, processes, open_files, lowers, layers, mounts, slot, binds, unused;
     uint64_t disk, memory, address_space;
 };
 struct request { /* host -> pid 1; then text */
@@ -83,6 +84,7 @@ struct box { /* one box, from the inside */
     struct start start;
     const char *workdir;
     const char *lowers[MOST_NAMES];
+    const char *binds[2 * MOST_BINDS]; /* a layer of the host and where it is shown, read-only */
     int socket, stage, ruleset, memory, memory_events, proc, frozen, kept;
     char stack[16384]; /* the lower directories as one string, "a:b", for kernels without lowerdir+ */
 };

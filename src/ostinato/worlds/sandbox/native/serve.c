@@ -42,6 +42,24 @@ static void clone_request(const struct request *request, const char *name) {
     for (int i = 0; i < count && !wrong; i++) close(fds[i]);
 }
 
+/* A port of the box's loopback at which the host listens. */
+static int listener(uint32_t port) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && (bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 64))) {
+        int error = errno;
+        close(fd);
+        return errno = error, -1;
+    }
+    return fd;
+}
+
+static void listen_request(const struct request *request) {
+    int fd = listener(request->count), wrong = fd < 0 ? errno : 0;
+    say(LISTEN, request->id, wrong, 0, 0, NULL, &fd, !wrong);
+    if (fd >= 0) close(fd);
+}
+
 /* One request. Returns what zygote.py shall do, in a body; else 0. */
 static int answer(struct request *request, char *text, const char *end, int *fds, int count) {
     switch (request->operation) {
@@ -58,6 +76,9 @@ static int answer(struct request *request, char *text, const char *end, int *fds
     case CLONES:
         clone_request(request, text);
         return 0;
+    case LISTEN:
+        listen_request(request);
+        return 0;
     case KILL:
         end_by_id(request->id);
         return 0;
@@ -68,18 +89,10 @@ static int answer(struct request *request, char *text, const char *end, int *fds
     }
 }
 
-/* A port of the box's loopback at which the host's proxy listens. */
-static int proxy_listener(void) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(3128), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && (bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, 64))) return -1;
-    return fd;
-}
-
 /* What is there: a handle on this process and, where hosts are allowed, the port for the proxy. */
 static void say_ready(void) {
     int fds[2] = {(int)syscall(NR_pidfd_open, getpid(), 0), -1}, count = fds[0] >= 0;
-    if (box.start.flags & PROXY && (fds[count] = proxy_listener()) >= 0) count++;
+    if (box.start.flags & PROXY && (fds[count] = listener(3128)) >= 0) count++;
     say(READY, 0, 0, 0, 0, NULL, fds, count);
     for (int i = 0; i < count; i++) close(fds[i]);
 }

@@ -70,6 +70,19 @@ static int raise_loopback(void) {
 
 int attach(int tree, const char *target) { return (int)syscall(NR_move_mount, tree, "", AT_FDCWD, target, 4 /* from: the descriptor itself */); }
 
+/* Directories of the host, read-only at places of their own. Before the stage hides them: it covers /tmp. */
+static int show_binds(void) {
+    char name[32];
+    for (uint32_t i = 0; i < box.start.binds; i++) {
+        int tree;
+        snprintf(name, sizeof name, "/tmp/layers/%s", box.binds[2 * i] + 1);
+        DO("open a mount", tree = (int)syscall(NR_open_tree, AT_FDCWD, name, 1 | O_CLOEXEC | 0x8000 /* recursive */));
+        DO("attach a mount", attach(tree, box.binds[2 * i + 1]));
+        close(tree);
+    }
+    return 0;
+}
+
 /* Directories of the stage, below which everything writable lies: t /tmp, s /dev/shm, f files, u upper, w overlay's own, h host's layers. */
 static int build_stage(const int *mounts) {
     char data[64], name[32];
@@ -169,7 +182,7 @@ int open_base(void) {
 
 static int mount_all(int blob, const int *mounts) {
     int over = box.start.flags & OVERLAY;
-    if (build_stage(mounts)) return -1;
+    if (show_binds() || build_stage(mounts)) return -1;
     if (blob >= 0) DO("write the files (larger than the disk limit?)", write_files(blob, over ? "f" : "t"));
     if (over) {
         if (mount_overlay()) return -1;

@@ -34,12 +34,12 @@ static int understand(const char *message, size_t size) {
     if (size < sizeof box.start || message[size - 1]) return -1;
     memcpy(&box.start, message, sizeof box.start);
     const char *at = message + sizeof box.start, *end = message + size;
-    if (box.start.lowers >= MOST_NAMES) return -1;
+    if (box.start.lowers >= MOST_NAMES || box.start.binds > MOST_BINDS) return -1;
     box.workdir = at;
-    for (uint32_t i = 0; i < box.start.lowers; i++) {
+    for (uint32_t i = 0; i < box.start.lowers + 2 * box.start.binds; i++) {
         at += strlen(at) + 1;
         if (at >= end) return -1;
-        box.lowers[i] = at;
+        *(i < box.start.lowers ? box.lowers + i : box.binds + (i - box.start.lowers)) = at;
     }
     return 0;
 }
@@ -52,12 +52,12 @@ static void refuse(int to) {
     sendmsg(to, &message, MSG_NOSIGNAL);
 }
 
-/* A place to mount the workspace on. The root is read-only in every box, so it is made here. */
-static int make_workdir(void) {
+/* A place to mount something on. The root is read-only in every box, so it is made here. */
+static int make_place(const char *place) {
     char path[1024];
-    step = "make the workspace's place";
-    if (strlen(box.workdir) >= sizeof path) return errno = ENAMETOOLONG, -1;
-    strcpy(path, box.workdir + 1);
+    step = "make the place of the workspace or of a mount";
+    if (strlen(place) >= sizeof path) return errno = ENAMETOOLONG, -1;
+    strcpy(path, place + 1);
     for (char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = 0;
         if (mkdirat(settings.root, path, 0755) && errno != EEXIST) return -1;
@@ -89,7 +89,9 @@ static int start_box(int control, const char *message, size_t size, int *fds, in
     unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | SIGCHLD;
     if (box.start.flags & OWN_NET) flags |= CLONE_NEWNET;
     box.start.slot = (uint32_t)slot;
-    if (make_workdir()) return refuse(fds[0]), 0;
+    if (make_place(box.workdir)) return refuse(fds[0]), 0;
+    for (uint32_t i = 0; i < box.start.binds; i++)
+        if (make_place(box.binds[2 * i + 1])) return refuse(fds[0]), 0;
     step = "make new namespaces";
     long pid = slot < 0 ? (errno = EAGAIN, -1) : syscall(SYS_clone, flags, 0, 0, 0, 0);
     if (pid == 0) return child(control, fds, count);
