@@ -406,5 +406,5 @@ async def test_mounts_show_directories_of_the_host_read_only(backend, tmp_path):
     ],
 )
 async def test_mounts_that_would_hide_something_are_refused(backend, mounts):
-    with pytest.raises(BadRequest, match="mounts|layers"):
+    with pytest.raises(BadRequest, match=r"mounts|layers"):
         await backend.start(SandboxSpec(mounts=mounts, limits=SMALL))

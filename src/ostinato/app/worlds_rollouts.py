@@ -10,7 +10,7 @@ from ostinato.app.storage import Run
 from ostinato.app.worlds_grading import open_graders
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
-from ostinato.worlds.harness.opening import HARNESSES, open_harness
+from ostinato.worlds.harness.opening import HARNESSES, is_agent, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.journal import EventFile
@@ -42,9 +42,10 @@ def open_taskset(config: Config) -> Taskset:
 def open_harnesses(config: Config) -> dict[str, Harness]:
     """The harnesses by name. Raises BadConfig for settings that they do not have."""
     for name in config.worlds.harness:
-        if name not in HARNESSES:
-            raise BadConfig(f"worlds.harness.{name}: no such harness; there are {', '.join(HARNESSES)}")
-    return {name: open_harness(name, config.worlds.harness.get(name)) for name in HARNESSES}
+        if name not in HARNESSES and not is_agent(name):
+            raise BadConfig(f"worlds.harness.{name}: no such harness; there are {', '.join(HARNESSES)} and agent")
+    names = dict.fromkeys([*HARNESSES, *config.worlds.harness])
+    return {name: open_harness(name, config.worlds.harness.get(name)) for name in names}
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from ostinato.core.conversation import Message, Piece
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Finish, PolicyVersion, Turn
+from ostinato.core.records import Finish, PolicyVersion, Purpose, Turn
 from ostinato.serve.calls.capture import Capture, EngineFailed, StoreSlow
 from ostinato.serve.calls.pulse import Pulse
 from ostinato.serve.calls.reading import Reading
@@ -218,6 +218,8 @@ class Answer:
             (b"x-ostinato-arm", call.arm.value.encode()),
             *self._more_headers,
         ]
+        if call.purpose is not Purpose.TASK:
+            headers.append((b"x-ostinato-purpose", call.purpose.value.encode()))
         if call.ruled:
             headers.append((b"x-ostinato-sampling", call.ruled.encode()))
         if call.auto is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import Unavailable
@@ -17,6 +20,36 @@ logger = logging.getLogger(__name__)
 
 USER = "world"
 TRIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedAnswer:
+    """An answer while it arrives. `parts` raises Unavailable where it is cut.
+
+    Example: ``b"".join([part async for part in passed.parts])``
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    parts: AsyncIterator[bytes]
+
+
+@runtime_checkable
+class Passage(Protocol):
+    """A model that takes calls as they are, in any dialect: what an agent that is not ours works with."""
+
+    @property
+    def temperature(self) -> float:
+        """At which answers are sampled."""
+        ...
+
+    async def named(self) -> str:
+        """What the gateway calls its model. Raises Unavailable."""
+        ...
+
+    def passed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[PassedAnswer]:
+        """One call's answer, whatever it is but a failure. Raises Unavailable."""
+        ...
 
 
 class Calls(Protocol):
@@ -35,9 +68,13 @@ class Calls(Protocol):
         """One call's answer. Raises Unavailable where another try may succeed, BadRequest where none will."""
         ...
 
+    def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[PassedAnswer]:
+        """One posted call's answer while it arrives. Raises Unavailable where another try may succeed."""
+        ...
+
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed. `turns` are the ids of what was captured.
+    """Implements `Model` over chat completions, not streamed, and `Passage`. `turns` are the ids of what was captured of the former.
 
     A call that fails on its way is made again under its idempotency key: what was sampled by then is the answer, and is not sampled twice.
 
@@ -79,11 +116,41 @@ class EpisodeModel:
         self.turns.append(answered.turn)
         return answered
 
+    @property
+    def temperature(self) -> float:
+        """At which answers are sampled."""
+        return self._gateway.temperature
+
+    async def named(self) -> str:
+        """What the gateway calls its model. Raises Unavailable."""
+        return await self._gateway.named()
+
+    @contextlib.asynccontextmanager
+    async def passed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
+        """One call's answer as it comes, as a turn of the episode. It is asked for again only until it begins. Raises Unavailable."""
+        told, pause = {**headers, **self._headers, "Idempotency-Key": self._fresh_key()}, self._pause_s
+        async with contextlib.AsyncExitStack() as stack:
+            for left in reversed(range(TRIES)):
+                try:
+                    answer = await stack.enter_async_context(self._gateway.streamed(path, body, told))
+                    break
+                except Unavailable as error:
+                    if not left:
+                        raise
+                    logger.info("episode %s is asked again in %.1f s: %s", self._episode, pause, error)
+                await asyncio.sleep(pause)
+                pause *= 2
+            else:
+                raise AssertionError("the last try raises")
+            yield answer
+
+    def _fresh_key(self) -> str:
+        # drawn anew for each call: an episode's name may come again after a restart, with other messages
+        return f"{self._episode}:{len(self.turns)}:{secrets.token_hex(8)}"
+
     async def _answer(self, body: dict[str, Any]) -> Mapping[str, Any]:
         """The gateway's answer, asked for again under the same key where a call fails. Raises BadRequest, Unavailable."""
-        # drawn anew for each call: an episode's name may come again after a restart, with other messages
-        key = f"{self._episode}:{len(self.turns)}:{secrets.token_hex(8)}"
-        headers, pause = self._headers | {"Idempotency-Key": key}, self._pause_s
+        headers, pause = self._headers | {"Idempotency-Key": self._fresh_key()}, self._pause_s
         for left in reversed(range(TRIES)):
             try:
                 return await self._gateway.call("POST", "/v1/chat/completions", body, headers)

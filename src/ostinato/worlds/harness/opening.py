@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ostinato.core.errors import BadConfig
+from ostinato.worlds.harness.agents.coding import CodingAgent
+from ostinato.worlds.harness.agents.config import AgentConfig
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.harness.single import SingleAnswer
 from ostinato.worlds.harness.tools import ToolLoop, ToolLoopConfig
 
+_C = TypeVar("_C", bound=BaseModel)
+
 HARNESSES = ("single", "tools")
+"""Those that need no settings."""
+
+
+def is_agent(name: str) -> bool:
+    """True for the names of agents that are not ours: "agent", or "agent-" and more."""
+    return name == "agent" or (name.startswith("agent-") and len(name) > len("agent-"))
 
 
 def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harness:
@@ -22,18 +32,22 @@ def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harnes
         name: as tasks name it.
         settings: of `[worlds.harness.NAME]`.
     """
+    if is_agent(name):
+        if settings is None:
+            raise BadConfig(f"worlds.harness.{name}: nothing says what this agent is; set its command")
+        return CodingAgent(name, _read_settings(AgentConfig, name, settings))
     if name not in HARNESSES:
-        raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)}")
+        raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)} and agent")
     if name == "tools":
-        return ToolLoop(_read_settings(name, settings or {}))
+        return ToolLoop(_read_settings(ToolLoopConfig, name, settings or {}))
     if settings:
         raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
     return SingleAnswer()
 
 
-def _read_settings(name: str, settings: Mapping[str, Any]) -> ToolLoopConfig:
+def _read_settings(kind: type[_C], name: str, settings: Mapping[str, Any]) -> _C:
     try:
-        return ToolLoopConfig.model_validate(dict(settings))
+        return kind.model_validate(dict(settings))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in (name, *first["loc"]))

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from ostinato.core.conversation import Message, Tool
-from ostinato.core.sandboxing import Change
+from ostinato.core.sandboxing import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
 
@@ -75,6 +75,10 @@ class Harness(Protocol):
     @property
     def hash(self) -> str:
         """Of all that decides what the model sees: prompts, tools and their descriptions, limits, version. Goes onto every turn."""
+        ...
+
+    def spec(self, task: Task) -> SandboxSpec | None:
+        """The sandbox that it works on a task in; None: it needs none."""
         ...
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:

@@ -17,6 +17,9 @@ class SingleAnswer:
     name = "single"
     hash = harness_hash(name, _VERSION)
 
+    def spec(self, task: Task) -> None:
+        """None: it runs nothing."""
+
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """One answer. A prompt that does not fit ends it before the model said anything."""
         try:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.sandboxing import Change
+from ostinato.core.sandboxing import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
 from ostinato.worlds.harness.rollout import Answered, Ended, Model, Rollout
@@ -51,6 +51,10 @@ class ToolLoop:
         self.config = config or ToolLoopConfig()
         shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in TOOLS]
         self.hash = harness_hash(self.name, _VERSION, tools=shown, config=self.config.model_dump())
+
+    def spec(self, task: Task) -> SandboxSpec:
+        """The task's own."""
+        return task.spec
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Until a submit, an answer without a call, or the end of the turns, the tokens or the time. Raises Unavailable."""

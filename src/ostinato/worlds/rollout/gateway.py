@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
 import aiohttp
 
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.records import Arm
-from ostinato.worlds.harness.gateway import EpisodeModel
+from ostinato.worlds.harness.gateway import EpisodeModel, PassedAnswer
+
+_REFUSALS = (400, 413, 422)
+"""Another try would get them again."""
 
 
 class WorldGateway:
@@ -80,9 +84,33 @@ class WorldGateway:
         if status < 300:
             return answer
         said = f"{method} {path}: HTTP {status}: {answer}"
-        if status in (400, 413, 422):
+        if status in _REFUSALS:
             raise BadRequest(said)
         raise Unavailable(said)  # a key of another run or an empty slot passes with a restart, too
+
+    @contextlib.asynccontextmanager
+    async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
+        """One posted call's answer while it arrives. Raises Unavailable where another try may succeed."""
+        if self._session is None:
+            raise RuntimeError("enter the gateway first")
+        told = {**headers, "Content-Type": "application/json"}
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                posted = self._session.post(self._url + path, data=body, headers=told)
+                response = await stack.enter_async_context(posted)
+                if response.status >= 300 and response.status not in _REFUSALS:
+                    raise Unavailable(f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}")
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise Unavailable(f"POST {path}: {type(error).__name__}: {error}") from error
+            yield PassedAnswer(status=response.status, headers=response.headers, parts=_parts(response))
+
+
+async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    try:
+        async for part in response.content.iter_any():
+            yield part
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Unavailable(f"an answer was cut: {type(error).__name__}: {error}") from error
 
 
 async def until_ready(gateway: WorldGateway, poll_s: float) -> None:

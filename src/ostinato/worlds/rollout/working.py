@@ -25,9 +25,6 @@ from ostinato.worlds.tasks.task import Split, Task, Taskset
 
 logger = logging.getLogger(__name__)
 
-NO_SANDBOX = frozenset({"single"})
-"""Harnesses that run nothing."""
-
 _LONGEST_PAUSE_S = 30.0
 _T = TypeVar("_T")
 
@@ -216,14 +213,15 @@ class Rollouts:
     async def _try(self, task: Task, episode: str, group: str | None) -> Tried:
         """One rollout and its grade. A gateway or a sandbox that is away is waited for; what it left unfinished is torn."""
         harness = self._shop.harnesses[task.harness]
+        spec = harness.spec(task)
         pause, number = self._config.retry_pause_s, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
             model = self._shop.gateway.model(name, group=group, harness=harness.hash)
             sandbox = None
             try:
-                if self._shop.backend is not None and task.harness not in NO_SANDBOX:
-                    sandbox = await self._shop.backend.start(task.spec)
+                if spec is not None and self._shop.backend is not None:
+                    sandbox = await self._shop.backend.start(spec)
                 rollout = await harness.run(task, model, sandbox)
                 break
             except Unavailable as error:

@@ -54,8 +54,8 @@ def check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
         others = [other for other in mounts if other != place]
         if not _is_free(place, (workdir, *others)):
             raise BadRequest(
-                f"mounts: {place!r} must be an absolute path apart from {workdir}, the other mounts, {', '.join(TAKEN)} and the interpreter's "
-                "own place, such as '/opt/agent'",
+                f"mounts: {place!r} must be an absolute path apart from {workdir}, the other mounts, {', '.join(TAKEN)} and the "
+                "interpreter's own place, such as '/opt/agent'",
                 field="mounts",
             )
         if not os.path.isabs(source):

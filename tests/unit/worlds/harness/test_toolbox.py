@@ -6,6 +6,7 @@ import pytest
 
 from ostinato.core.conversation import ToolCall
 from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.worlds.harness.agents.coding import directory_digest
 from ostinato.worlds.harness.opening import open_harness
 from ostinato.worlds.harness.toolbox import checked, cut_middle, replaced_once
 
@@ -81,10 +82,34 @@ def test_what_the_model_sees_decides_the_hash():
     assert open_harness("tools", {}).hash == open_harness("tools").hash
 
 
+def test_all_that_makes_an_agent_decides_its_hash(tmp_path):
+    def hashed(**more):
+        directory_digest.cache_clear()
+        return open_harness("agent", {"command": ["mini"], "runtime": {"/opt/a": str(tmp_path)}, **more}).hash
+
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "__pycache__").mkdir()
+    first = hashed()
+    changes = [{"command": ["mini", "-y"]}, {"environment": {"A": "b"}}, {"files": {"a": "b"}}, {"dialect": "messages"}]
+    changes += [{"turns": 3}, {"version": "2"}, {"memory_mb": 64}, {"runtime": {"/opt/b": str(tmp_path)}}]
+    assert len({first, *(hashed(**change) for change in changes)}) == len(changes) + 1
+    (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
+    assert hashed() == first
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    tmp_path.rename(moved)
+    assert hashed(runtime={"/opt/a": str(moved)}) == first, "the same agent elsewhere"
+    (moved / "a.py").write_text("12")
+    assert hashed(runtime={"/opt/a": str(moved)}) != first
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("agent", {}, "no harness 'agent'; there are single, tools"),
+        ("other", {}, "no harness 'other'; there are single, tools and agent"),
+        ("agent", None, "worlds.harness.agent: nothing says what this agent is"),
+        ("agent-mine", {}, "worlds.harness.agent-mine.command"),
+        ("agent", {"command": ["a"], "files": {"../x": ""}}, "worlds.harness.agent.files"),
+        ("agent", {"command": ["a"], "runtime": {"/opt/a": "/no/such"}}, "'/no/such' is no directory"),
         ("single", {"turns": 1}, "has no settings; remove turns"),
         ("tools", {"output_chars": 1}, "worlds.harness.tools.output_chars"),
         ("tools", {"color": 1}, "worlds.harness.tools.color"),

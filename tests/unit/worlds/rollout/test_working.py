@@ -83,6 +83,9 @@ class Steps:
     def __init__(self, chance: random.Random, failing: float = 0.0) -> None:
         self.chance, self.failing = chance, failing
 
+    def spec(self, task):
+        return None
+
     async def run(self, task, model, sandbox):
         turns = []
         for _ in range(self.chance.randint(1, 3)):

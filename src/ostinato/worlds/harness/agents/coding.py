@@ -1,0 +1,191 @@
+"""The harness of agents that are not ours: one process in the sandbox, from its start to its end.
+
+Data flow: task -> command -> process in the sandbox -> its port -> relay -> gateway ... -> what changed in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from blake3 import blake3
+
+from ostinato.core.conversation import Message
+from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.records import Purpose
+from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
+from ostinato.core.seams import Sandbox
+from ostinato.worlds.harness.agents.config import HOME, AgentConfig
+from ostinato.worlds.harness.agents.relay import ModelRelay
+from ostinato.worlds.harness.gateway import Passage
+from ostinato.worlds.harness.hashing import harness_hash
+from ostinato.worlds.harness.rollout import Ended, Model, Rollout
+from ostinato.worlds.tasks.task import Task
+
+_VERSION = 1
+_PORT = 8321
+_PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+_TAIL = 500  # characters of what it printed last, for people
+
+
+class CodingAgent:
+    """Implements `Harness`: any program that asks its model over HTTP, in one of three dialects, at an address that it is given.
+
+    `runtime` is not part of the hash as places of this machine, but as what lies there: names and sizes of files.
+
+    Args:
+        name: as tasks name it.
+        config: the program.
+
+    Raises:
+        BadConfig: a directory of `runtime` is not there.
+
+    Example::
+
+        config = AgentConfig(command=("mini", "-t", "{prompt}"), environment={"OPENAI_API_BASE": "{base_url}/v1"}, ...)
+        rollout = await CodingAgent("agent", config).run(task, model, sandbox)
+    """
+
+    def __init__(self, name: str, config: AgentConfig) -> None:
+        self.name, self.config = name, config
+        self._mounts = {place: os.path.realpath(os.path.expanduser(path)) for place, path in config.runtime.items()}
+        for place, path in self._mounts.items():
+            if not os.path.isdir(path):
+                raise BadConfig(f"worlds.harness.{name}.runtime: {config.runtime[place]!r} is no directory")
+        made_of = {place: directory_digest(path) for place, path in self._mounts.items()}
+        self.hash = harness_hash("agent", _VERSION, runtime=made_of, config=config.model_dump(exclude={"runtime"}))
+
+    def spec(self, task: Task) -> SandboxSpec:
+        """The task's sandbox, with room for the agent and what it is made of."""
+        config, limits = self.config, task.spec.limits
+        return replace(
+            task.spec,
+            mounts={**task.spec.mounts, **self._mounts},
+            limits=Limits(
+                memory_mb=max(limits.memory_mb, config.memory_mb),
+                disk_mb=max(limits.disk_mb, config.disk_mb),
+                processes=max(limits.processes, config.processes),
+                open_files=max(limits.open_files, config.open_files),
+                output_bytes=max(limits.output_bytes, config.output_bytes),
+            ),
+        )
+
+    async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
+        """Until the agent ends, or may not go on. Raises Unavailable."""
+        if sandbox is None or not isinstance(model, Passage):
+            raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        relay = ModelRelay(model, self.config, turns=min(task.turns, self.config.turns), tokens=task.tokens)
+        listener = await sandbox.listen(_PORT)
+        try:
+            named = await relay.start(listener)
+            ended, why = await self._work(task, relay, sandbox, named, start + task.timeout_s)
+        finally:
+            await relay.close()
+            listener.close()
+        changes = await sandbox.diff()
+        return replace(
+            self._rollout(task, relay, ended, why),
+            changes=tuple(changes),
+            effort={**_effort(relay), "seconds": clock() - start},
+        )
+
+    async def _work(
+        self, task: Task, relay: ModelRelay, sandbox: Sandbox, named: str, deadline: float
+    ) -> tuple[Ended, str]:
+        words = {
+            "{prompt}": "\n\n".join(message.text for message in task.messages),
+            "{base_url}": f"http://127.0.0.1:{_PORT}",
+            "{model}": named,
+            "{workdir}": task.spec.workdir,
+            "{home}": HOME,
+        }
+        for path, text in self.config.files.items():
+            argv = ["sh", "-c", _PUT, "sh", f"{HOME}/{path}"]
+            put = await sandbox.exec(argv, stdin=_filled(text, words).encode(), timeout=30.0)
+            if put.code:
+                raise Unavailable(f"{path} cannot be put into the sandbox: {put.stderr.decode(errors='replace')}")
+        left = max(0.01, deadline - asyncio.get_running_loop().time())
+        working = asyncio.ensure_future(
+            sandbox.exec(
+                [_filled(word, words) for word in self.config.command],
+                env={name: _filled(value, words) for name, value in self.config.environment.items()},
+                timeout=left,
+            )
+        )
+        try:
+            await asyncio.wait({working, relay.over}, return_when=asyncio.FIRST_COMPLETED)
+            if relay.over.done():
+                return relay.over.result()
+            return _ending(working.result(), relay, task.timeout_s)
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Unavailable):
+                await working
+
+    def _rollout(self, task: Task, relay: ModelRelay, ended: Ended, why: str) -> Rollout:
+        """The agent's own work in order; what it asked beside it comes first, since the grade goes to the last turn."""
+        own = [said for said, purpose in relay.heard if purpose is Purpose.TASK]
+        beside = [said.turn for said, purpose in relay.heard if purpose is not Purpose.TASK]
+        messages: list[Message] = [*task.messages]
+        for said in own:
+            messages.append(said.message)
+            messages += [relay.told[call.id] for call in said.message.calls if call.id in relay.told]
+        return Rollout(
+            task=task.id,
+            harness=f"{self.name}@{self.hash}",
+            ended=ended if own else Ended.FAILED,
+            messages=tuple(messages),
+            turns=(*beside, *(said.turn for said in own)),
+            detail={"why": why or ended.value} if why or not own else {},
+        )
+
+
+def _ending(result: ExecResult, relay: ModelRelay, timeout_s: float) -> tuple[Ended, str]:
+    printed = (result.stdout + b"\n" + result.stderr).decode("utf-8", "replace").strip()[-_TAIL:]
+    if result.timed_out:
+        return Ended.TIMEOUT, f"after {timeout_s:g} s"
+    if relay.outgrown:
+        return Ended.LENGTH, relay.outgrown
+    if result.killed_reason or result.code:
+        return Ended.SUBMITTED, f"the agent ended with {result.killed_reason or result.code}: {printed}"
+    last = relay.heard[-1][0] if relay.heard else None
+    return (Ended.LENGTH if last is not None and last.cut else Ended.SUBMITTED), ("" if last else printed)
+
+
+def _effort(relay: ModelRelay) -> Mapping[str, float]:
+    answers = [said for said, _ in relay.heard]
+    return {
+        "turns": float(len(answers)),
+        "tokens": float(sum(said.tokens for said in answers)),
+        "calls": float(sum(len(said.message.calls) for said in answers)),
+        "errors": float(sum(message.failed for message in relay.told.values())),
+    }
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    """The template with its words replaced, each once: what a prompt says is never taken for one."""
+    found, at = list[str](), 0
+    while at < len(text):
+        word = next((word for word in words if text.startswith(word, at)), None)
+        found.append(words[word] if word else text[at])
+        at += len(word or " ")
+    return "".join(found)
+
+
+@functools.cache
+def directory_digest(path: str) -> str:
+    """16 hex digits of what lies in a directory: names and sizes of its files, compiled Python left out. Read once in a process."""
+    digest = blake3()
+    for root, directories, names in os.walk(path):
+        directories[:] = sorted(name for name in directories if name != "__pycache__")
+        for name in sorted(names):
+            size = os.lstat(f"{root}/{name}").st_size
+            digest.update(f"{Path(root, name).relative_to(path)}\0{size}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]

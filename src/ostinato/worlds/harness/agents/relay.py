@@ -1,0 +1,242 @@
+"""The model as an agent in a sandbox sees it: a few paths at a port of its loopback, and behind them, outside, the gateway.
+
+Nothing that could tell the gateway whom it hears lies in the sandbox. The relay adds the run's key, the episode and the rest to each call,
+takes out whatever the agent says of such things, and lets through no other path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from ostinato.core.conversation import Message
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Purpose
+from ostinato.worlds.harness.agents.config import AgentConfig, Dialect
+from ostinato.worlds.harness.agents.heard import AgentAnswer, read_agent_answer, tool_results
+from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
+from ostinato.worlds.harness.gateway import Passage, PassedAnswer
+from ostinato.worlds.harness.rollout import Ended
+
+logger = logging.getLogger(__name__)
+
+_PATHS: Mapping[Dialect, tuple[str, ...]] = {
+    "chat": ("/v1/chat/completions",),
+    "messages": ("/v1/messages", "/v1/messages/count_tokens"),
+    "responses": ("/v1/responses",),
+}
+_MODELS = "/v1/models"
+_TOO_LONG = ("context_length_exceeded", "prompt is too long")
+_COUNTING = "/v1/messages/count_tokens"
+_CONNECTIONS = 64  # at once; those of a program that opens more are closed
+_BODY_BYTES = 16 << 20
+_ANSWER_BYTES = 64 << 20
+_READ_S = 20.0  # in which the agent takes a piece of an answer: less than the gateway waits for us
+_IDLE_REQUESTS = 50  # of which nothing came, for each turn that there may be
+
+
+class _Refused(Exception):
+    """Said to the agent, with a status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ModelRelay:
+    """Serves one rollout's agent.
+
+    `heard` is every answer that came whole, with what it was for, in the order of their ends; `told` what the agent said that tools
+    answered; `outgrown` what was said of its last prompt, if that was too long; `over` ends when it may not go on: why, or Unavailable.
+
+    Args:
+        model: what takes the calls on.
+        config: the dialect, and how much the agent may use.
+        turns: calls at most.
+        tokens: of one answer at most.
+    """
+
+    def __init__(self, model: Passage, config: AgentConfig, *, turns: int, tokens: int) -> None:
+        self._model, self._config, self._turns, self._tokens = model, config, turns, tokens
+        self._named = ""
+        self._begun = self._requests = self._sent = 0
+        self._left = config.answer_tokens
+        self._server: web.Server | None = None
+        self._listening: asyncio.Server | None = None
+        self.over: asyncio.Future[tuple[Ended, str]] = asyncio.get_running_loop().create_future()
+        self.heard: list[tuple[AgentAnswer, Purpose]] = []
+        self.told: dict[str, Message] = {}
+        self.outgrown = ""
+
+    async def start(self, listener: socket.socket) -> str:
+        """Accept at this socket; the model's name. Raises Unavailable."""
+        self._named = await self._model.named()
+        self._server = web.Server(self._handle, access_log=None, keepalive_timeout=600.0)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connection, sock=listener)
+        return self._named
+
+    async def close(self) -> None:
+        """End it with every call that is under way. Idempotent."""
+        if self._listening is not None:
+            self._listening.close()
+        if self._server is not None:
+            await self._server.shutdown(0.0)
+        if self.over.done() and not self.over.cancelled():
+            self.over.exception()  # looked at, should nobody wait for it
+        self.over.cancel()
+
+    def _connection(self) -> asyncio.Protocol:
+        assert self._server is not None
+        return _Closing() if len(self._server.connections) >= _CONNECTIONS else self._server()
+
+    # ------------------------------------------------------------ one request
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            self._requests += 1
+            if self._requests > _IDLE_REQUESTS * (self._turns + 1):
+                raise self._end(Ended.TURNS, "it sends request after request")
+            if request.method in ("GET", "HEAD") and request.path == _MODELS:
+                return web.json_response({"object": "list", "data": [{"id": self._named, "object": "model"}]})
+            if request.method != "POST" or request.path not in _PATHS[self._config.dialect]:
+                raise _Refused(404, f"there is nothing at {request.path[:200]!r}")
+            return await self._call(request)
+        except _Refused as refused:
+            return _said(refused.status, str(refused))
+        except Unavailable as error:
+            self._fail(error)
+            return _said(503, "the model cannot be reached")
+        except (
+            aiohttp.ClientError,
+            web.RequestPayloadError,
+            ConnectionError,
+            TimeoutError,
+        ):  # of the agent's own connection
+            return _said(400, "the request or its reader went away")
+
+    async def _call(self, request: web.BaseRequest) -> web.StreamResponse:
+        asked = await self._read(request)
+        counting = request.path == _COUNTING
+        if not counting:
+            self.told |= tool_results(self._config.dialect, asked)
+            self._check_budgets()
+        body = self._ruled(asked, counting)
+        self._begun += not counting
+        came = False
+        try:
+            async with self._model.passed(request.path, body, passed_headers(request.headers)) as answer:
+                response, data = await self._send(request, answer)
+            if not counting:
+                came = self._note(answer, data)
+            return response
+        finally:
+            self._begun -= not counting and not came  # what failed is no turn
+
+    async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
+        data = bytearray()
+        async for part in request.content.iter_any():
+            data += part
+            self._sent += len(part)
+            if self._sent > self._config.sent_bytes:
+                raise self._end(Ended.LENGTH, f"it has sent more than {self._config.sent_bytes} bytes (sent_bytes)")
+            if len(data) > _BODY_BYTES:
+                raise _Refused(413, f"a request has at most {_BODY_BYTES} bytes")
+        try:
+            asked = json.loads(bytes(data))
+        except (ValueError, RecursionError):
+            asked = None
+        if not isinstance(asked, dict):
+            raise _Refused(400, "the body must be a JSON object")
+        return asked
+
+    def _check_budgets(self) -> None:
+        if self._begun >= self._turns:
+            raise self._end(Ended.TURNS, "")
+        if self._left <= 0:
+            raise self._end(Ended.LENGTH, f"it has said {self._config.answer_tokens} tokens (answer_tokens)")
+
+    def _ruled(self, asked: dict[str, Any], counting: bool) -> bytes:
+        ruled = {**asked, "model": self._named}
+        if not counting:
+            ruled = ruled_request(
+                self._config.dialect,
+                asked,
+                model=self._named,
+                temperature=self._model.temperature,
+                tokens=max(1, min(self._tokens, self._left)),
+            )
+        try:
+            return json.dumps(ruled).encode()
+        except (ValueError, RecursionError):
+            raise _Refused(400, "the body is nested too deep") from None
+
+    async def _send(self, request: web.BaseRequest, answer: PassedAnswer) -> tuple[web.StreamResponse, bytes]:
+        """Hand an answer on as it comes; what it was."""
+        headers = {
+            name: answer.headers[name]
+            for name in ("Content-Type", "request-id", "x-request-id")
+            if name in answer.headers
+        }
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        data = bytearray()
+        await response.prepare(request)
+        try:
+            async for part in answer.parts:
+                data += part
+                if len(data) > _ANSWER_BYTES:
+                    raise Unavailable(f"an answer of more than {_ANSWER_BYTES} bytes")
+                async with asyncio.timeout(_READ_S):
+                    await response.write(part)
+            await response.write_eof()
+        except BaseException:
+            if request.transport is not None:
+                request.transport.abort()  # nothing else can be said in the middle of an answer
+            raise
+        return response, bytes(data)
+
+    def _note(self, answer: PassedAnswer, data: bytes) -> bool:
+        """Keep what came whole. True if it is a turn."""
+        said = read_agent_answer(self._config.dialect, data) if answer.status == 200 else None
+        said_no = "" if answer.status == 200 else data.decode("utf-8", "replace")[:500]
+        self.outgrown = said_no if any(words in said_no for words in _TOO_LONG) else ""
+        if said is None:
+            return False
+        self._left -= said.tokens
+        self.heard.append((said, _purpose(answer.headers)))
+        return True
+
+    def _end(self, ended: Ended, why: str) -> _Refused:
+        if not self.over.done():
+            self.over.set_result((ended, why))
+        return _Refused(403, "this rollout is over")
+
+    def _fail(self, error: Unavailable) -> None:
+        logger.info("an agent's call failed: %s", error)
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+class _Closing(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _purpose(headers: Mapping[str, str]) -> Purpose:
+    try:
+        return Purpose(headers.get("x-ostinato-purpose", Purpose.TASK))
+    except ValueError:
+        return Purpose.SIDE
+
+
+def _said(status: int, message: str) -> web.Response:
+    """An error as all three dialects' clients read it."""
+    error = {"type": "invalid_request_error" if status < 500 else "api_error", "message": message, "code": None}
+    return web.json_response({"type": "error", "error": error}, status=status)

@@ -1,0 +1,59 @@
+"""What an agent's request becomes before the gateway sees it: another model, another user, our sampling. Pure.
+
+An agent's own temperature of 0, as one of the common ones sends it, would make all rollouts of a group the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.worlds.harness.agents.config import Dialect
+from ostinato.worlds.harness.gateway import USER
+
+_DROPPED = frozenset(
+    ["top_p", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias", "safety_identifier", "metadata"]
+)
+_BUDGETS: Mapping[Dialect, tuple[str, ...]] = {
+    "chat": ("max_tokens", "max_completion_tokens"),
+    "messages": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+}
+_HEADER_CHARS = 4096
+PASSED = frozenset(
+    [
+        "x-claude-code-agent-id",
+        "x-codex-parent-thread-id",
+        "x-codex-turn-metadata",
+        "x-openai-subagent",
+        "x-parent-session-id",
+        "x-claude-code-session-id",
+        "session-id",
+        "x-session-id",
+    ]
+)
+"""Headers, in lower case, by which the gateway tells an agent's side calls from its work. No other header of an agent's is passed on."""
+
+
+def ruled_request(
+    dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int
+) -> dict[str, Any]:
+    """The request for the gateway. An answer has `tokens` at most; what else is wrong with it the gateway says.
+
+    Example: ``ruled_request("chat", {"model": "x", "temperature": 0, "messages": []}, model="m", temperature=1.0, tokens=64)``
+    """
+    ruled = {name: value for name, value in body.items() if name not in _DROPPED}
+    ruled |= {"model": model, "temperature": temperature}
+    ruled |= {"metadata": {"user_id": USER}} if dialect == "messages" else {"user": USER}
+    named = [name for name in _BUDGETS[dialect] if ruled.get(name) is not None]
+    for name in named or _BUDGETS[dialect][:1]:
+        asked = ruled.get(name)
+        if asked is None or (isinstance(asked, int | float) and asked > tokens):
+            ruled[name] = tokens
+    return ruled
+
+
+def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of an agent's headers that the gateway may see."""
+    plain = {name.lower(): value for name, value in headers.items() if value.isascii() and value.isprintable()}
+    return {name: value for name, value in plain.items() if name in PASSED and len(value) <= _HEADER_CHARS}

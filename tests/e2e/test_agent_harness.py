@@ -1,0 +1,299 @@
+"""An agent that is not ours, in a real sandbox, through a real gateway: whose turns they are, what it can reach, and how it ends."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from tests.fakes.gateways import KEY, world_gateway
+from tests.fakes.scripted_agent import agent_settings
+
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Purpose, Signal
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.testing.engine import decode
+from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.rollout import Ended
+from ostinato.worlds.sandbox import Boxes
+from ostinato.worlds.tasks.task import Grading, Task
+
+RESULT = 0xFC  # what a tool's message begins with
+TASK = Task(
+    id="calc",
+    family="repair",
+    messages=(Message(role=Role.SYSTEM, text="Be quick."), Message(role=Role.USER, text="Mend {model} calc.py.")),
+    spec=SandboxSpec(files={"calc.py": b"def add(a, b):\n    return a - b\n"}),
+    grading=Grading(grader="pytest"),
+    harness="agent",
+    turns=8,
+    tokens=300,
+    timeout_s=60.0,
+)
+
+
+def calls(command):
+    return f"On it.<tool_call>\n{json.dumps({'name': 'bash', 'arguments': {'command': command}})}\n</tool_call>"
+
+
+def stepwise(*steps):
+    return lambda request: steps[min(request.prompt_ids.count(RESULT), len(steps) - 1)]
+
+
+MENDED = stepwise(calls("sed -i 's/a - b/a + b/' calc.py; cat calc.py"), "Done.")
+
+
+@pytest.fixture
+async def boxes():
+    made = Boxes()
+    yield made
+    await made.close()
+
+
+async def run(boxes, gateway, settings, task=TASK, episode="e.0", group="g.0"):
+    harness = open_harness("agent", settings)
+    box = await boxes.start(harness.spec(task))
+    try:
+        return await harness.run(task, gateway.model(episode, group=group, harness=harness.hash), box), harness
+    finally:
+        await box.stop()
+
+
+@pytest.mark.parametrize("stream", ["", "1"], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+async def test_its_turns_are_the_episodes_whatever_it_says_itself(boxes, dialect, stream):
+    settings = agent_settings(environment={"DIALECT": dialect, "STREAM": stream}, dialect=dialect)
+    async with world_gateway(MENDED) as (gateway, log):
+        rollout, harness = await run(boxes, gateway, settings)
+    turns = log.turns()
+    assert rollout.turns == tuple(turn.id for turn in turns)
+    assert len(turns) == 2
+    for turn in turns:
+        assert (turn.episode, turn.group, turn.harness, turn.arm) == ("e.0", "g.0", harness.hash, "world")
+        assert (turn.user, turn.purpose) == ("world", Purpose.TASK)
+        assert (turn.sampling.temperature, turn.sampling.top_p, turn.sampling.max_tokens) == (1.0, 1.0, 300)
+    known = turns[0].prompt_ids + turns[0].sampled_ids
+    assert turns[1].prompt_ids[: len(known)] == known
+    assert "Be quick.\n\nMend {model} calc.py." in decode(turns[0].prompt_ids), "a prompt is no template"
+    assert (rollout.ended, rollout.harness) == (Ended.SUBMITTED, f"agent@{harness.hash}")
+    said, told, last = rollout.messages[2:]
+    (call,) = said.calls
+    assert (said.text, call.name, last.text) == ("On it.", "bash", "Done.")
+    assert call.values()["command"].startswith("sed")
+    assert (told.role, told.answers, told.text) == (Role.TOOL, call.id, "def add(a, b):\n    return a + b\n")
+    assert [change.data for change in rollout.changes] == [b"def add(a, b):\n    return a + b\n"]
+    assert (rollout.effort["turns"], rollout.effort["calls"]) == (2, 1)
+    assert rollout.effort["tokens"] == sum(len(turn.sampled_ids) for turn in turns)
+
+
+SEARCH = r"""
+import os, sys
+sought = bytes.fromhex(os.environ["SOUGHT"])
+found = []
+def look(path):
+    try:
+        with open(path, "rb") as file:
+            if sought in file.read(1 << 20):
+                found.append(path)
+    except OSError:
+        pass
+for root in ("/tmp", "/work", "/etc", "/dev/shm", "/opt", "/run", "/var", "/root", "/home"):
+    for at, _, names in os.walk(root):
+        for name in names:
+            look(f"{at}/{name}")
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in ("environ", "cmdline", "maps", "mountinfo", "status"):
+        look(f"/proc/{pid}/{name}")
+        look(f"/proc/{pid}/net/tcp")
+    for name in ("cwd", "root", "exe"):
+        try:
+            target = os.readlink(f"/proc/{pid}/{name}")
+        except OSError:
+            continue
+        if sought in target.encode():
+            found.append(f"/proc/{pid}/{name}")
+ask([{"role": "user", "content": "hi"}])
+for name in ("models",):
+    status, text = send("GET", "/v1/models")
+    if sought in text.encode():
+        found.append("models")
+open("found", "w").write("\n".join(found))
+"""
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["searched", "control"])
+@pytest.mark.parametrize("secret", ["key", "address"])
+async def test_no_secret_lies_in_the_sandbox(boxes, planted, secret):
+    async with world_gateway("ok") as (gateway, _):
+        sought = KEY if secret == "key" else gateway._url.removeprefix("http://")
+        environment = {"SOUGHT": sought.encode().hex()} | ({"PLANTED": sought} if planted else {})
+        rollout, _ = await run(boxes, gateway, agent_settings(SEARCH, environment=environment))
+    (found,) = [change.data.decode().split() for change in rollout.changes if change.path == "found"]
+    assert bool(found) == planted, found
+
+
+REACH = r"""
+import socket
+said = []
+for host, port in json.loads(os.environ["PLACES"]):
+    try:
+        socket.create_connection((host, port), timeout=3).close()
+        said.append(f"{host}:{port}")
+    except OSError:
+        pass
+ask([{"role": "user", "content": "hi"}])
+open("found", "w").write("\n".join(said))
+"""
+
+
+async def test_nothing_but_its_model_can_be_reached(boxes):
+    async with world_gateway("ok") as (gateway, _):
+        port = int(gateway._url.rpartition(":")[2])
+        places = [("127.0.0.1", port), ("1.1.1.1", 80), ("10.0.0.1", 22), ("127.0.0.1", 3128), ("127.0.0.1", 8321)]
+        rollout, _ = await run(boxes, gateway, agent_settings(REACH, environment={"PLACES": json.dumps(places)}))
+    (found,) = [change.data.decode().split() for change in rollout.changes if change.path == "found"]
+    assert found == ["127.0.0.1:8321"]
+
+
+PATHS = r"""
+tried = [("GET", "/health"), ("GET", "/metrics"), ("GET", "/"), ("POST", "/v1/feedback"), ("POST", "/v1/logs"), ("POST", "/v1/completions"),
+         ("POST", "/v1/messages"), ("POST", "/v1/responses"), ("POST", "/s/x/v1/chat/completions"), ("POST", "//v1/chat/completions"),
+         ("POST", "/v1/chat/completions/../feedback"), ("PUT", "/v1/chat/completions"), ("GET", "/v1/worlds/spent"),
+         ("POST", "/v1%2Ffeedback")]
+event = {"id": "x", "target": "chatcmpl-1:0", "name": "graded", "value": 1.0, "source": "code"}
+said = [send(method, path, event if method == "POST" else None)[0] for method, path in tried]
+for body in (b"", b"[]", b"{", b"[" * 100000, b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}", b'{"temperature": NaN, "messages": []}',
+             b'{"model": "x", "messages": "none", "max_tokens": "many"}'):
+    said.append(send("POST", "/v1/chat/completions", body)[0])
+said.append(send("GET", "/v1/models")[0])
+ask([{"role": "user", "content": "hi"}], n=4, seed=7, logit_bias={"1": 5}, max_tokens=10**9)
+open("found", "w").write(json.dumps(said))
+"""
+
+
+async def test_no_other_path_is_let_through_and_no_nonsense_ends_it(boxes):
+    async with world_gateway("ok") as (gateway, log):
+        rollout, _ = await run(boxes, gateway, agent_settings(PATHS))
+    (found,) = [json.loads(change.data) for change in rollout.changes if change.path == "found"]
+    assert found == [404] * 14 + [400] * 7 + [200]
+    assert not [row for row in log.rows if isinstance(row, Signal)]
+    (turn,) = log.turns()
+    assert (turn.sampling.max_tokens, turn.sampling.logit_bias, rollout.turns) == (300, (), (turn.id,))
+
+
+SIDE = r"""
+session = SAYS | {"session-id": "s1"}
+ask([{"role": "user", "content": "hi"}], session)
+ask([{"role": "user", "content": "title?"}], session, tools=False)
+ask([{"role": "user", "content": "sub"}], session | {"x-claude-code-agent-id": "a"})
+"""
+
+
+async def test_what_it_asks_beside_its_work_is_told_apart_and_never_the_last(boxes):
+    async with world_gateway("ok") as (gateway, log):
+        rollout, _ = await run(boxes, gateway, agent_settings(SIDE))
+    own, title, sub = log.turns()
+    assert [turn.purpose for turn in (own, title, sub)] == [Purpose.TASK, Purpose.SIDE, Purpose.SUBAGENT]
+    assert rollout.turns == (title.id, sub.id, own.id), "the grade goes to the last turn"
+    assert len(rollout.messages) == 3
+
+
+async def test_every_budget_ends_it_with_what_was_done(boxes):
+    look = stepwise(calls("echo x >> seen"))
+    async with world_gateway(look) as (gateway, _):
+        turns, _ = await run(boxes, gateway, agent_settings(), replace(TASK, turns=3))
+        own, _ = await run(boxes, gateway, agent_settings(turns=2), episode="e.1")
+        tokens, _ = await run(boxes, gateway, agent_settings(answer_tokens=100), episode="e.2")
+        sent, _ = await run(boxes, gateway, agent_settings(sent_bytes=1500), episode="e.3")
+        flood = "for _ in range(10**6): send('GET', '/nothing')"
+        flooded, _ = await run(boxes, gateway, agent_settings(flood), replace(TASK, turns=1), episode="e.4")
+    assert (turns.ended, len(turns.turns)) == (Ended.TURNS, 3)
+    assert (own.ended, len(own.turns)) == (Ended.TURNS, 2)
+    assert (tokens.ended, sent.ended) == (Ended.LENGTH, Ended.LENGTH)
+    assert (flooded.ended, flooded.turns) == (Ended.FAILED, ())
+    assert [change.path for change in turns.changes] == ["seen"]
+
+
+async def test_the_deadline_ends_it_with_what_was_done(boxes):
+    waits = "ask([{'role': 'user', 'content': 'hi'}]); open('a', 'w').write('1'); import time; time.sleep(600)"
+    async with world_gateway("ok") as (gateway, _):
+        rollout, _ = await run(boxes, gateway, agent_settings(waits), replace(TASK, timeout_s=3.0))
+    assert (rollout.ended, len(rollout.turns), [c.path for c in rollout.changes]) == (Ended.TIMEOUT, 1, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("instead", "ended", "turns", "why"),
+    [
+        ("raise SystemExit('no settings')", Ended.FAILED, 0, "no settings"),
+        ("ask([{'role': 'user', 'content': 'hi'}]); raise SystemExit('lost')", Ended.SUBMITTED, 1, "lost"),
+        ("ask([{'role': 'user', 'content': 'hi'}]); ask([{'role': 'user', 'content': 'x' * 9000}])", Ended.LENGTH, 1, "context"),
+        ("ask([{'role': 'user', 'content': 'hi'}]); print('y' * (2 << 20))", Ended.SUBMITTED, 1, "output"),
+    ],
+)  # fmt: skip
+async def test_how_it_ends_says_why(boxes, instead, ended, turns, why):
+    async with world_gateway("ok") as (gateway, _):
+        rollout, _ = await run(boxes, gateway, agent_settings(instead))
+    assert (rollout.ended, len(rollout.turns)) == (ended, turns)
+    assert why in rollout.detail["why"]
+
+
+async def test_a_gateway_that_is_away_is_raised(boxes):
+    async with world_gateway("ok") as (gateway, _):
+        await gateway.named()
+        gateway._url = "http://127.0.0.1:9"
+        with pytest.raises(Unavailable):
+            await run(boxes, gateway, agent_settings())
+
+
+async def test_an_agent_that_hangs_up_or_does_not_read_is_no_failure_of_the_gateway(boxes):
+    hang = r"""
+import socket
+body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
+for _ in range(4):
+    s = socket.create_connection(("127.0.0.1", 8321))
+    s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    s.recv(10)
+    s.close()
+    s = socket.create_connection(("127.0.0.1", 8321))
+    s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nhalf")
+    s.close()
+kept = []
+for _ in range(300):
+    try:
+        kept.append(socket.create_connection(("127.0.0.1", 8321), timeout=5))
+    except OSError:
+        break
+for s in kept:
+    s.close()
+work("go on")
+"""
+    async with world_gateway("a long enough answer") as (gateway, _):
+        rollout, _ = await run(boxes, gateway, agent_settings(hang))
+    assert rollout.ended is Ended.SUBMITTED
+    assert rollout.messages[-1].text == "a long enough answer"
+
+
+async def test_what_it_leaves_running_asks_nobody_after_the_end(boxes):
+    leaves = r"""
+ask([{"role": "user", "content": "hi"}])
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        try:
+            ask([{"role": "user", "content": "more"}])
+        except BaseException:
+            open("refused", "a").write("x")
+"""
+    task = replace(TASK, turns=10**6)
+    settings = agent_settings(leaves, turns=10**6)
+    harness = open_harness("agent", settings)
+    async with world_gateway("ok") as (gateway, log):
+        box = await boxes.start(harness.spec(task))
+        await harness.run(task, gateway.model("e", group=None, harness=harness.hash), box)
+        async with asyncio.timeout(20):
+            while (await box.exec(["sh", "-c", "test -s refused"], timeout=5.0)).code:
+                await asyncio.sleep(0.02)
+        seen = len(log.turns())
+        await box.exec(["sh", "-c", "rm refused; until test -s refused; do sleep 0.02; done"], timeout=20.0)
+        assert len(log.turns()) == seen
+        await box.stop()
