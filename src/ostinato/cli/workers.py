@@ -51,17 +51,36 @@ def train(
     asyncio.run(train_in_world(options.load(*world_overrides(world)), steps, Console()))
 
 
-def rollout(*, world: Path | None = None, common: Common | None = None) -> None:
+def rollout(
+    *,
+    world: Path | None = None,
+    connect: str | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+    ca: Path | None = None,
+    common: Common | None = None,
+) -> None:
     """Make rollouts in a simulated world for the trainer to learn from (a worker of `up` and of `train --world`).
+
+    For another machine's run: `ostinato rollout --connect https://trainer:8443 --cert me.pem --key me.key --ca ca.pem --world tasks.jsonl`
 
     Parameters
     ----------
     world
         A taskset file (JSONL); none: `worlds.file`.
+    connect
+        The door of a run on another machine (its `worlds.door`). Tasks, files and sandboxes stay here.
+    cert
+        With --connect, this worker's certificate (PEM).
+    key
+        Its private key (PEM).
+    ca
+        The certificates that sign the door's (PEM).
     """
-    from ostinato.launch.commands.worlds.overrides import world_overrides
+    from ostinato.launch.commands.worlds.overrides import connect_overrides, world_overrides
 
-    run_worker("rollout", (common or Common()).load(*(world_overrides(world) if world else ())), expendable=400)
+    words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
+    run_worker("rollout", (common or Common()).load(*words), expendable=400)
 
 
 def housekeeping(common: Common | None = None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from ostinato.app.storage import home, open_run
-from ostinato.app.worlds_rollouts import open_rollouts, open_taskset
+from ostinato.app.worlds_rollouts import open_door, open_far_rollouts, open_rollouts, open_taskset
 from ostinato.config import Config
+from ostinato.launch.placing.port import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
@@ -15,26 +17,73 @@ from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
 from ostinato.worlds.rollout.working import Rollouts
+from ostinato.worlds.tasks.task import Taskset
 
 logger = logging.getLogger(__name__)
 
 
 async def rollout(config: Config, life: Life) -> None:
-    """Make rollouts until told to stop. Raises BadConfig for a taskset that cannot be used, Conflict if another worker makes them."""
-    with hold(home(config).root, "rollout"), open_run(config) as run:
-        life.starting(config)("reading the tasks")
-        tasks = await asyncio.to_thread(open_taskset, config)
-        life.pulse.begin("waiting for the gateway")
-        await unless(life.stopping, prepared(run))
-        url = await unless(life.stopping, gateway(run.home))
-        progress = Progress(run.home.progress("rollout"), kept_bytes(config))
-        progress.write("tasks", name=tasks.name, hash=tasks.hash, count=len(tasks.tasks))
-        async with open_rollouts(run, url, tasks, progress.write) as rollouts:
-            telling = asyncio.create_task(_tell(rollouts, life))
-            try:
-                await unless(life.stopping, _run(rollouts, life))
-            finally:
-                telling.cancel()
+    """Make rollouts until told to stop, for this run or through the door of another machine's; let such workers in, if there is a door.
+
+    Raises BadConfig for a taskset or certificates that cannot be used, Conflict if another worker makes them.
+    """
+    with hold(home(config).root, "rollout"):
+        if config.worlds.connect.url:
+            await _work_afar(config, life)
+            return
+        with open_run(config) as run:
+            door = config.worlds.door
+            tasks = await _read_tasks(config, life) if config.worlds.file or not door.host else None
+            life.pulse.begin("waiting for the gateway")
+            await unless(life.stopping, prepared(run))
+            url = await unless(life.stopping, gateway(run.home))
+            async with contextlib.AsyncExitStack() as leaving:
+                if door.host:
+                    listener = bind(door.host, door.port, "set worlds.door.host and worlds.door.port")
+                    await leaving.enter_async_context(open_door(run, url, listener))
+                    logger.info("workers of other machines come in at port %d", listener.getsockname()[1])
+                if tasks is None:
+                    life.pulse.begin("letting in workers of other machines")
+                    life.pulse.ready = True
+                    await life.stopping.wait()
+                    return
+                progress = _progress(config, tasks)
+                rollouts = await leaving.enter_async_context(open_rollouts(run, url, tasks, progress.write))
+                await _work(rollouts, life)
+
+
+async def _work_afar(config: Config, life: Life) -> None:
+    """Make rollouts here for a run elsewhere: of this machine it sees tokens and verdicts."""
+    tasks = await _read_tasks(config, life)
+    life.pulse.begin("waiting for the door")
+
+    def waiting(why: str) -> None:
+        logger.warning("the door at %s: %s", config.worlds.connect.url, why)
+        life.pulse.begin(f"waiting for the door: {why}"[:200])
+
+    async with contextlib.AsyncExitStack() as leaving:
+        opening = open_far_rollouts(config, tasks, _progress(config, tasks).write, waiting)
+        rollouts = await unless(life.stopping, leaving.enter_async_context(opening))
+        await _work(rollouts, life)
+
+
+async def _read_tasks(config: Config, life: Life) -> Taskset:
+    life.starting(config)("reading the tasks")
+    return await asyncio.to_thread(open_taskset, config)
+
+
+def _progress(config: Config, tasks: Taskset) -> Progress:
+    progress = Progress(home(config).progress("rollout"), kept_bytes(config))
+    progress.write("tasks", name=tasks.name, hash=tasks.hash, count=len(tasks.tasks))
+    return progress
+
+
+async def _work(rollouts: Rollouts, life: Life) -> None:
+    telling = asyncio.create_task(_tell(rollouts, life))
+    try:
+        await unless(life.stopping, _run(rollouts, life))
+    finally:
+        telling.cancel()
 
 
 async def _run(rollouts: Rollouts, life: Life) -> None:

@@ -63,7 +63,8 @@ class Call:
             prompt_ids=self.prompt_ids,
             sampling=self.sampling,
             n=self.n,
-            cache_salt=self.tenant,
+            # workers of other machines must not learn from an answer's speed what rollouts that are not theirs asked
+            cache_salt=f"{self.tenant}/{self.user}" if self.arm is Arm.WORLD else self.tenant,
             tops=self.tops,
         )
 

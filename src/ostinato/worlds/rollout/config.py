@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ostinato.worlds.remote.config import ConnectConfig, DoorConfig
+
 
 class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     """Rollouts in simulated worlds, for `learn.source` "worlds" or "both"."""
@@ -48,4 +50,10 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     poll_s: float = Field(default=0.2, gt=0, description="Pause between two looks at what the trainer has taken.")
     harness: dict[str, dict[str, Any]] = Field(
         default_factory=dict[str, dict[str, Any]], description="Settings of harnesses, by name: [worlds.harness.tools]."
+    )
+    door: DoorConfig = Field(
+        default_factory=DoorConfig, description="Where rollout workers of other machines come in, over mutual TLS."
+    )
+    connect: ConnectConfig = Field(
+        default_factory=ConnectConfig, description="The door of another machine's run to make rollouts for."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, cast
 
@@ -22,9 +23,10 @@ class WorldGateway:
 
     Args:
         url: where it listens, without a path.
-        key: the run's admin key: who names a slot, and speaks for a world.
+        key: the run's admin key: who names a slot, and speaks for a world. Empty: a certificate says who asks.
         temperature: at which answers are sampled.
         timeout_s: longest answer.
+        context: TLS with a certificate of one's own, for `https`.
 
     Example::
 
@@ -32,15 +34,24 @@ class WorldGateway:
             answered = await gateway.model("w3f.0.2.0", group="w3f.0", harness="9f2c").ask(messages, max_tokens=64)
     """
 
-    def __init__(self, url: str, key: str, *, temperature: float = 1.0, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        temperature: float = 1.0,
+        timeout_s: float = 600.0,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         self._url, self._key, self.temperature = url.rstrip("/"), key, temperature
+        self._context = context
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._model = ""
 
     async def __aenter__(self) -> WorldGateway:
-        connector = aiohttp.TCPConnector(limit=0)
-        headers = {"X-Ostinato-Key": self._key}
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._context or True)
+        headers = {"X-Ostinato-Key": self._key} if self._key else {}
         self._session = aiohttp.ClientSession(headers=headers, timeout=self._timeout, connector=connector)
         return self
 

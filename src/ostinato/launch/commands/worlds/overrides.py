@@ -1,4 +1,4 @@
-"""What `--world FILE` stands for."""
+"""What `--world FILE` and `--connect URL` stand for."""
 
 from __future__ import annotations
 
@@ -11,3 +11,13 @@ def world_overrides(file: Path) -> tuple[str, ...]:
     Example: ``world_overrides(Path("tasks.jsonl")) == ('learn.source="worlds"', "worlds.file='/home/ann/tasks.jsonl'")``
     """
     return ('learn.source="worlds"', f"worlds.file='{file.expanduser().absolute()}'")
+
+
+def connect_overrides(url: str | None, cert: Path | None, key: Path | None, ca: Path | None) -> tuple[str, ...]:
+    """The settings of a worker for another machine's run, as `--set` words.
+
+    Example: ``connect_overrides("https://t:8443", None, None, None) == ("worlds.connect.url='https://t:8443'",)``
+    """
+    places = {"certificate": cert, "key": key, "authority": ca}
+    files = [f"worlds.connect.{name}='{path.expanduser().absolute()}'" for name, path in places.items() if path]
+    return (*([f"worlds.connect.url='{url}'"] if url else ()), *files)

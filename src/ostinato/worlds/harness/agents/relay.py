@@ -95,7 +95,7 @@ class ModelRelay:
 
     def _connection(self) -> asyncio.Protocol:
         assert self._server is not None
-        return _Closing() if len(self._server.connections) >= _CONNECTIONS else self._server()
+        return HangsUp() if len(self._server.connections) >= _CONNECTIONS else self._server()
 
     # ------------------------------------------------------------ one request
 
@@ -224,7 +224,9 @@ class ModelRelay:
             self.over.set_exception(error)
 
 
-class _Closing(asyncio.Protocol):
+class HangsUp(asyncio.Protocol):
+    """The other side of a connection too many."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 

@@ -36,7 +36,7 @@ PASSED = frozenset(
 
 
 def ruled_request(
-    dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int
+    dialect: Dialect, body: Mapping[str, Any], *, model: str, temperature: float, tokens: int, user: str = USER
 ) -> dict[str, Any]:
     """The request for the gateway. An answer has `tokens` at most; what else is wrong with it the gateway says.
 
@@ -44,7 +44,7 @@ def ruled_request(
     """
     ruled = {name: value for name, value in body.items() if name not in _DROPPED}
     ruled |= {"model": model, "temperature": temperature}
-    ruled |= {"metadata": {"user_id": USER}} if dialect == "messages" else {"user": USER}
+    ruled |= {"metadata": {"user_id": user}} if dialect == "messages" else {"user": user}
     named = [name for name in _BUDGETS[dialect] if ruled.get(name) is not None]
     for name in named or _BUDGETS[dialect][:1]:
         asked = ruled.get(name)

@@ -1,0 +1,213 @@
+"""The door on the trainer's side: what a rollout worker of another machine may ask, and nothing else, under the name in its certificate.
+
+Data flow: worker --mutual TLS--> door --the run's key--> gateway. What became of the worker's turns is read from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from ostinato.core.errors import BadRequest, OstinatoError, TooLarge, Unauthorized
+from ostinato.core.records import Arm
+from ostinato.worlds.harness.agents.relay import HangsUp
+from ostinato.worlds.harness.gateway import Calls
+from ostinato.worlds.remote.owners import OwnTurns
+from ostinato.worlds.remote.rules import DIALECTS, call_body, call_headers, own_verdicts, targets
+from ostinato.worlds.remote.trust import common_name
+
+logger = logging.getLogger(__name__)
+
+OUTCOMES = "/v1/worlds/outcomes"
+_COUNTING = "/v1/messages/count_tokens"
+_CONNECTIONS = 1024
+_MEMBERS, _GROUPS = 512, 10_000  # rollouts of a group at most; groups that are counted
+_HANDSHAKE_S = 10.0
+_BODY_S = 30.0
+_READ_S = 20.0  # in which a piece of an answer is taken
+_SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
+
+
+class Busy(OstinatoError):
+    """A worker asks too much at once."""
+
+    status = 429
+    code = "too_many_requests"
+
+
+class NoSuchPath(OstinatoError):
+    """Not for workers."""
+
+    status = 404
+    code = "not_found"
+
+
+class Door:
+    """Lets workers in. An async context manager that serves from its entry to its exit.
+
+    Args:
+        gateway: who is asked in the end, with the run's own key.
+        turns: whose turns are whose.
+        listener: a bound socket.
+        context: TLS that demands certificates (`door_context`).
+        names: the workers that may come in; empty: all whose certificate is good.
+        calls: requests of one worker at once.
+        body_bytes: of one request at most.
+
+    Example::
+
+        async with Door(gateway, OwnTurns(log), listener, door_context(...), names=("acme",)):
+            await stopping.wait()
+    """
+
+    def __init__(
+        self,
+        gateway: Calls,
+        turns: OwnTurns,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        names: Collection[str] = (),
+        calls: int = 64,
+        body_bytes: int = 2 << 20,
+    ) -> None:
+        self._gateway, self._turns = gateway, turns
+        self._listener, self._context = listener, context
+        self._names, self._calls, self._body_bytes = frozenset(names), calls, body_bytes
+        self._open = Counter[str]()
+        self._members: OrderedDict[str, set[str]] = OrderedDict()
+        self._telling: dict[str, asyncio.Lock] = {}
+        self._server: web.Server | None = None
+        self._listening: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Door:
+        self._server = web.Server(self._handle, access_log=None)
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._connection, sock=self._listener, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_S
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._listening is not None
+        assert self._server is not None
+        self._listening.close()
+        await self._server.shutdown(1.0)
+
+    def _connection(self) -> asyncio.Protocol:
+        assert self._server is not None
+        return HangsUp() if len(self._server.connections) >= _CONNECTIONS else self._server()
+
+    # ------------------------------------------------------------ one request
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        worker = ""
+        try:
+            worker = self._worker(request)
+            if self._open[worker] >= self._calls:
+                raise Busy(f"more than {self._calls} requests at once (worlds.door.calls)")
+            self._open[worker] += 1
+            try:
+                return await self._answer(worker, request)
+            finally:
+                self._open[worker] -= 1
+        except OstinatoError as error:
+            logger.info("worker %r: %s %s: %s", worker, request.method, request.path[:100], error)
+            return web.json_response({"error": {"message": str(error), "code": error.code}}, status=error.status)
+        except (aiohttp.ClientError, web.RequestPayloadError, ConnectionError, TimeoutError):
+            return web.json_response({"error": {"message": "the connection was lost", "code": "gone"}}, status=400)
+
+    def _worker(self, request: web.BaseRequest) -> str:
+        """Who asks, by the certificate. Raises Unauthorized."""
+        transport = request.transport
+        name = None if transport is None else common_name(transport.get_extra_info("peercert"))
+        if name is None or (self._names and name not in self._names):
+            raise Unauthorized(f"no worker {name!r} may come in; see worlds.door.names")
+        return name
+
+    async def _answer(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
+        where = (request.method, request.path)
+        if where == ("GET", "/health"):
+            return web.json_response(await self._health())
+        if where == ("GET", OUTCOMES):
+            return web.json_response(await self._outcomes(worker, request.query.get("after", "")))
+        if where == ("POST", "/v1/feedback"):
+            return web.json_response(await self._tell(worker, await self._body(request)), status=202)
+        if request.method == "POST" and (request.path in DIALECTS or request.path == _COUNTING):
+            return await self._call(worker, request)
+        raise NoSuchPath(f"there is nothing at {request.path[:200]!r} for workers")
+
+    async def _body(self, request: web.BaseRequest) -> Any:
+        data = bytearray()
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.content.iter_any():
+                data += part
+                if len(data) > self._body_bytes:
+                    raise TooLarge(f"a request has at most {self._body_bytes} bytes (worlds.door.body_bytes)")
+        try:
+            return json.loads(bytes(data))
+        except (ValueError, RecursionError):
+            raise BadRequest("the body must be JSON") from None
+
+    async def _health(self) -> dict[str, Any]:
+        health = await self._gateway.call("GET", "/health")
+        slots = {name: told for name, told in health.get("slots", {}).items() if name == Arm.WORLD.value}
+        return {"model": health.get("model", ""), "slots": slots}
+
+    async def _outcomes(self, worker: str, after: str) -> dict[str, Any]:
+        if after == "end":
+            return {"cursor": await self._turns.end(), "step": 0, "taken": [], "held": []}
+        if not after.isdecimal() or len(after) > 18:
+            raise BadRequest("after must be a number that was told before, or 'end'", field="after")
+        return await self._turns.outcomes(worker, int(after))
+
+    async def _tell(self, worker: str, body: Any) -> Any:
+        async with self._telling.setdefault(worker, asyncio.Lock()):  # in the order in which they come
+            own = await self._turns.groups(worker, targets(body))
+            return await self._gateway.call("POST", "/v1/feedback", own_verdicts(body, own))
+
+    def _count_member(self, group: str, episode: str) -> None:
+        """Raise BadRequest for a group that becomes too large for one step of the trainer."""
+        members = self._members.setdefault(group, set())
+        if group and episode not in members and len(members) >= _MEMBERS:
+            raise BadRequest(
+                f"group {group!r} has {_MEMBERS} rollouts, torn ones included; begin another", field="X-Ostinato-Group"
+            )
+        members.add(episode)
+        self._members.move_to_end(group)
+        if not group:
+            members.clear()
+        if len(self._members) > _GROUPS:
+            self._members.popitem(last=False)
+
+    async def _call(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
+        headers = call_headers(worker, request.headers)
+        self._count_member(headers.get("X-Ostinato-Group", ""), headers["X-Ostinato-Episode"])
+        named, temperature = await self._gateway.named(), self._gateway.temperature
+        asked = call_body(worker, request.path, await self._body(request), model=named, temperature=temperature)
+        try:
+            body = json.dumps(asked).encode()
+        except (ValueError, RecursionError):
+            raise BadRequest("the body is nested too deep") from None
+        async with self._gateway.streamed(request.path, body, headers) as answer:
+            shown = {name: answer.headers[name] for name in _SHOWN if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=shown)
+            await response.prepare(request)
+            try:
+                async for part in answer.parts:
+                    async with asyncio.timeout(_READ_S):
+                        await response.write(part)
+                await response.write_eof()
+            except BaseException:
+                if request.transport is not None:
+                    request.transport.abort()
+                raise
+        return response
