@@ -68,4 +68,5 @@ async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., 
                 grader=open_graders(boxes, runs, python_inside()),
                 gateway=gateway,
             )
-            yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell)
+            flat_count = config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell, flat_count=flat_count)

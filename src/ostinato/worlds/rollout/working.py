@@ -92,13 +92,20 @@ class Rollouts:
         spending: Spending,
         config: WorldsConfig,
         tell: Callable[..., None],
+        *,
+        flat_count: bool = False,
     ) -> None:
         self._tasks = {task.id: task for task in tasks.tasks}
         self._shop, self._journal, self._spending = shop, journal, spending
         self._config, self._tell = config, tell
         taught = [task.id for task in tasks.tasks if task.split is Split.TRAIN]
         self.groups = Groups(
-            taught, token=journal.token, seed=config.seed, epochs=config.epochs, curriculum=config.curriculum
+            taught,
+            token=journal.token,
+            seed=config.seed,
+            epochs=config.epochs,
+            curriculum=config.curriculum,
+            flat_count=flat_count,
         )
         for event in events:
             self.groups.apply(event)
@@ -194,7 +201,7 @@ class Rollouts:
             graded=len(grades),
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
-            flat=len(set(grades)) < 2,
+            flat=group.flat,
         )
         if not group.turns:
             self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor})
