@@ -28,9 +28,7 @@ SHOWN = Conversation(
     tools=(LOOK,),
 )
 
-SHORT = Conversation(
-    messages=(Message(role=Role.USER, text="How many?"), Message(role=Role.ASSISTANT, text="Seven."))
-)
+SHORT = Conversation(messages=(Message(role=Role.USER, text="How many?"), Message(role=Role.ASSISTANT, text="Seven.")))
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ class RepairLoop:
     """
 
     name = "repair"
+    needs_sandbox = True
 
     def __init__(self, config: RepairConfig | None = None) -> None:
         self.config = config or RepairConfig()
