@@ -62,7 +62,8 @@ async def open_rollouts(
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
-            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep)
+            flat_count = run.config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager

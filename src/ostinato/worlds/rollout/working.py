@@ -50,6 +50,8 @@ class Rollouts:
         config: WorldsConfig,
         tell: Callable[..., None],
         keep: Callable[[Finished], None] = lambda _: None,
+        *,
+        flat_count: bool = False,
         clock: Clock = wall_clock,
     ) -> None:
         self._taskset, self._keep, self._clock = tasks, keep, clock
@@ -59,7 +61,12 @@ class Rollouts:
         self._config, self._tell = config, tell
         taught = [task.id for task in tasks.tasks if task.split is Split.TRAIN]
         self.groups = Groups(
-            taught, token=journal.token, seed=config.seed, epochs=config.epochs, curriculum=config.curriculum
+            taught,
+            token=journal.token,
+            seed=config.seed,
+            epochs=config.epochs,
+            curriculum=config.curriculum,
+            flat_count=flat_count,
         )
         for event in events:
             self.groups.apply(event)
@@ -155,7 +162,7 @@ class Rollouts:
             graded=len(grades),
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
-            flat=len(set(grades)) < 2,
+            flat=group.flat,
         )
         if not group.turns:
             self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor})
