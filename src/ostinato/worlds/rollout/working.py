@@ -80,7 +80,8 @@ class Rollouts:
         """
         try:
             for group in list(self.groups.open.values()):
-                self._spending.expect(group.number, group.turns if group.told else ())
+                # whoever was killed between telling a group and noting that may find it in a batch already
+                self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:

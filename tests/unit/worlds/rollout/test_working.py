@@ -1,6 +1,7 @@
 """Rollouts that are killed at any instant: graded once, rewarded once, no group parted. The log, the desk and the journal are real."""
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -231,6 +232,20 @@ async def test_what_was_graded_is_not_graded_again_after_a_restart(tmp_path):
     rewarded = {row.turn for row in world.log.rows if isinstance(row, Reward)}
     for members in groups.values():
         assert len({turn.episode for turn in members if turn.id in rewarded}) == CONFIG.group
+
+
+async def test_a_group_that_was_told_as_the_worker_was_killed_is_found_in_the_batch_that_holds_it(tmp_path):
+    world = World(tmp_path, 0, tasks(2))
+    world.grader = Contrast(random.Random(0))
+    await until_done(world, random.Random(0), kills=0)
+    (first, *events) = map(json.loads, world.path.read_text().splitlines())
+    left = [each for each in events if each["kind"] != "spent" and (each["kind"] != "told" or each["n"] == 0)]
+    world.path.write_text("".join(json.dumps(each) + "\n" for each in (first, *left)))
+    worker = world.worker()
+    async with asyncio.timeout(20):
+        await worker.run()
+    assert not worker.groups.open
+    world.close()
 
 
 async def test_it_is_never_further_ahead_than_told(tmp_path):
