@@ -14,6 +14,7 @@ import math
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from ostinato.train.losses import policy_loss
 from ostinato.worlds.grading.effort import effort_cost
 
 RESULT = RESULTS / "worlds_estimators.json"
-GROUPS: dict[str, list[float | None]] = {
+GROUPS: dict[str, Sequence[float | None]] = {
     "n = 1": [1.0],
     "16 equal (0.1)": [0.1] * 16,
     "1 of 8 solved": [1.0] + [0.0] * 7,
@@ -47,7 +48,7 @@ X, K, QS = 5_000.0, 1e-3, (0.0, 0.5, 1 - 1e-9, 1.0, 1 + 1e-9, 2.0)
 console = Console()
 
 
-def our_advantages(rewards: list[float | None]) -> list[float]:
+def our_advantages(rewards: Sequence[float | None]) -> list[float]:
     """By rollout; 0 for one that is not learned from."""
     graded = {n: reward for n, reward in enumerate(rewards) if reward is not None}
     episodes = [
