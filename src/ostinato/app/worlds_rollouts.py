@@ -6,16 +6,19 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from ostinato.app.storage import Run
+from ostinato.app.storage import Home, Run
 from ostinato.app.worlds_grading import open_graders
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
+from ostinato.core.records import Arm
 from ostinato.worlds.harness.opening import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import Harness
+from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Split, Taskset
 from ostinato.worlds.tasks.tasksets import load
@@ -48,24 +51,32 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 
 
 @contextlib.asynccontextmanager
-async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., None]) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull."""
-    config = run.config
+async def open_rollouts(
+    run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
+) -> AsyncGenerator[Rollouts]:
+    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
+
+    `tell` and `keep` are as `Rollouts` has them.
+    """
     journal, events = EventFile.open(run.home.rollouts)
-    async with contextlib.AsyncExitStack() as leaving:
-        leaving.callback(journal.close)
-        longest = max(task.timeout_s for task in tasks.tasks)
-        async with WorldGateway(
-            url, run.home.admin_key(), temperature=config.worlds.temperature, timeout_s=longest
-        ) as gateway:
+    with contextlib.closing(journal):
+        async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
-            boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
-            leaving.callback(runs.close)
-            leaving.push_async_callback(boxes.close)
-            shop = Workshop(
-                harnesses=open_harnesses(config),
-                backend=boxes,
-                grader=open_graders(boxes, runs, python_inside()),
-                gateway=gateway,
-            )
-            yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell)
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep)
+
+
+@contextlib.asynccontextmanager
+async def open_workshop(
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
+) -> AsyncGenerator[Workshop]:
+    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
+    longest = max(task.timeout_s for task in tasks.tasks)
+    async with contextlib.AsyncExitStack() as leaving:
+        gateway = await leaving.enter_async_context(
+            WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
+        )
+        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
+        leaving.callback(runs.close)
+        leaving.push_async_callback(boxes.close)
+        grader = open_graders(boxes, runs, python_inside())
+        yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)

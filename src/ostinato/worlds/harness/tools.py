@@ -46,6 +46,7 @@ class ToolLoop:
     """
 
     name = "tools"
+    needs_sandbox = True
 
     def __init__(self, config: ToolLoopConfig | None = None) -> None:
         self.config = config or ToolLoopConfig()

@@ -24,7 +24,8 @@ from ostinato.worlds.harness.rollout import Answered, Ended, Rollout
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Grading, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of
 
@@ -62,6 +63,7 @@ class FakeGateway:
 class FakeModel:
     def __init__(self, gateway, episode, group) -> None:
         self.gateway, self.episode, self.group = gateway, episode, group
+        self.policies = {V0}
 
     async def ask(self, messages, tools=(), *, max_tokens, stop=()):
         gateway = self.gateway
@@ -78,7 +80,7 @@ class FakeModel:
 class Steps:
     """A harness of one to three turns."""
 
-    name, hash = "single", "h"
+    name, hash, needs_sandbox = "single", "h", False
 
     def __init__(self, chance: random.Random, failing: float = 0.0) -> None:
         self.chance, self.failing = chance, failing
@@ -112,7 +114,7 @@ class World:
         self.gateway = FakeGateway(self.log, chance)
         self.gateway.away = away
         self.grader, self.harness = Coin(chance), Steps(chance, failing)
-        self.told = []
+        self.told, self.finished = [], []
         self.desk = RewardDesk(
             self.log,
             Inline(copilot, max_abs=1.0),
@@ -139,6 +141,8 @@ class World:
             spending,
             self.config,
             lambda kind, **more: self.told.append((kind, more)),
+            self.finished.append,
+            lambda: 50.0,
         )
 
     async def train(self) -> None:
@@ -256,6 +260,27 @@ async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
     assert alone
     assert {held[turn] for turn in alone} == {"world:rollout_measured"}
     assert [more["split"] for kind, more in world.told if kind == "measured"] == ["held_out"]
+
+
+async def test_each_rollout_that_ended_for_good_leaves_a_record(tmp_path):
+    both = taskset_of("both", [*tasks(2).tasks, replace(tasks(1).tasks[0], id="out", split=Split.HELD_OUT)])
+    world = World(tmp_path, 0, both, CONFIG.model_copy(update={"measure_every": 2}), failing=0.3)
+    await until_done(world, random.Random(0), kills=0)
+    assert Counter(record.task for record in world.finished) == {"t0": 4, "t1": 4, "out": 1}
+    assert {record.taskset for record in world.finished} == {both.hash}
+    assert {(record.group is None, record.member is None) for record in world.finished if record.task == "out"} == {
+        (True, True)
+    }
+    episodes = {turn.id: turn.episode for turn in world.log.rows if isinstance(turn, Turn)}
+    rewards = Counter()
+    for row in world.log.rows:
+        if isinstance(row, Reward):
+            rewards[episodes[row.turn]] += row.value
+    for record in world.finished:
+        assert {episodes[turn] for turn in record.turns} == {record.episode}
+        assert (record.policy, record.policy_last, record.at) == (V0, V0, 50.0)
+        if record.group is not None and record.value is not None:
+            assert rewards[record.episode] == record.value, "what is shown is what was learned from"
 
 
 async def test_a_grader_that_cannot_grade_ends_the_worker(tmp_path):
