@@ -108,8 +108,8 @@ async def test_a_rollout_that_ends_while_somebody_looks_appears_by_itself(server
 async def test_hostile_words_of_tasks_and_models_run_nothing_and_ask_nobody(tmp_path):
     words = "<img src=//evil.example/x onerror=window.broken=9><script>window.broken=9</script><b hx-get=/turns hx-trigger=load>"
     home, log = Home(tmp_path / "run"), MemoryLog()
-    row = finished(task=words, family=words, harness=words, cheated=[words], ended=words, why=words)
-    row |= {"parts": {words: 1.0}, "changes": [{"path": words, "kind": words, "diff": f"@@\n+{words}\n-{words}\n"}]}
+    row = finished(task=words, family=words, harness=words, cheated=[words], why=words)
+    row |= {"parts": {words: 1.0}, "changes": [{"path": words, "kind": "written", "diff": f"@@\n+{words}\n-{words}\n"}]}
     events = journal([(7, words, (1.0, "under way"), False)])
     path = write_run(home, tasks=[a_task(words, words, text=words)], rollouts=[row], events=events)
     first, second = steps()

@@ -21,9 +21,9 @@ from tests.fakes.worlds_page import (
 
 from ostinato.app.storage import Home
 from ostinato.launch.views.page.worlds.counting import counts_of, group_counts, solved_share, version_points
-from ostinato.launch.views.page.worlds.ended import EndedRollouts
+from ostinato.launch.views.page.worlds.ended import EndedRollouts, record_of
 from ostinato.launch.views.page.worlds.growing import LONGEST_LINE, Growing, Spot
-from ostinato.launch.views.page.worlds.record import changes_of, figures_of, turns_of
+from ostinato.launch.views.page.worlds.record import changes_of, figures_of, turns_of, why_of
 from ostinato.launch.views.page.worlds.wording import LONGEST_PART, part_of, steps_of
 from ostinato.launch.views.progress import Progress, older
 from ostinato.testing.log import MemoryLog
@@ -141,7 +141,11 @@ def test_a_line_without_end_is_passed_over_once_it_ends(tmp_path):
         json.dumps(finished() | {"at": "now"}).encode(),
         json.dumps(finished() | {"at": float("nan")}).encode(),
         json.dumps(finished() | {"at": 10**400}).encode(),
+        json.dumps(finished() | {"at": 1e12}).encode(),
         json.dumps(finished() | {"value": 1.5}).encode(),
+        json.dumps(finished() | {"ended": "somehow"}).encode(),
+        json.dumps(finished() | {"cheated": "yes"}).encode(),
+        b"\xff\xfe",
         json.dumps(finished() | {"value": -1}).encode(),
     ],
 )
@@ -151,12 +155,11 @@ def test_what_is_no_record_is_counted_and_nothing_else(line):
     assert (fold.bad, len(fold)) == (1, 1)
 
 
-def test_fields_that_lie_are_left_out():
-    (line,) = lines_of(
-        finished() | {"policy": {"number": -3, "hash": 1}, "cheated": "yes", "member": "x", "group": 4, "family": ["f"]}
-    )
-    assert (line.policy, line.cheated, line.member, line.group, line.family) == (None, (), None, None, "")
-    (line,) = lines_of(finished() | {"cheated": ["x" * 9999] * 9999, "task": "t" * 9999})
+def test_numbers_that_no_run_has_are_left_out_and_names_are_cut():
+    lie = {"policy": {"number": -3, "hash": "00"}, "policy_last": {"number": 10**40, "hash": "00"}, "member": -1}
+    (line,) = lines_of(finished() | lie)
+    assert (line.policy, line.policy_last, line.member) == (None, None, None)
+    (line,) = lines_of(finished() | {"cheated": ["x" * 9999] * 99, "task": "t" * 9999})
     assert (len(line.cheated), len(line.cheated[0]), len(line.task)) == (20, 512, 512)
 
 
@@ -258,16 +261,17 @@ def test_long_texts_are_cut_in_their_middle_and_say_so():
     assert len(step.given) < 70
 
 
-def test_fields_of_a_record_are_bounded_whatever_they_hold():
-    assert turns_of({"a": 1}) == turns_of(None) == []
+def test_what_is_shown_of_a_record_is_bounded_whatever_it_holds():
     assert turns_of(["a", 7, "x" * 1000, "b"]) == ["a", "b"]
-    assert figures_of({"a": 1, "b": "x", "c": float("inf"), "d": 10**400}) == {"a": 1.0}
-    assert figures_of([1]) == {}
-    changes, more = changes_of({"changes": [{"path": f"{n}", "diff": "+" * 30_000} for n in range(100)] + ["x"]})
+    assert len(figures_of({str(n): 1.0 for n in range(1000)})) == 60
+    many = [{"path": f"{n}", "kind": "written", "diff": "+" * 30_000} for n in range(100)]
+    record = record_of(json.dumps(finished(changes=many, why="w" * 100_000)).encode())
+    changes, more = changes_of(record)
     assert sum(len(change.diff) for change in changes) == 40_000
-    assert (len(changes), more, changes[1].cut) == (60, 41, 20_000)
-    assert changes_of({"changes": [7, {"path": 3}]})[0][0].diff is None
-    assert changes_of({"changes": "x"}) == changes_of({}) == ((), 0)
+    assert (len(changes), more, changes[1].cut, changes[9].cut) == (60, 40, 20_000, 30_000)
+    assert len(why_of(record)) < 5_000
+    binary = record_of(json.dumps(finished(changes=[{"path": "a", "kind": "written", "diff": None}])).encode())
+    assert changes_of(binary)[0][0].diff is None
 
 
 # ---------------------------------------------------------------- the whole

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
+from ostinato.core.errors import BadRequest
 from ostinato.core.records import PolicyVersion
 from ostinato.launch.views.page.worlds.growing import Spot
 from ostinato.web.page.worlds.sources import RolloutLine
+from ostinato.worlds.rollout.finished import Finished
 
 MOST_KEPT = 20_000
 """Rollouts that are counted, the newest."""
 _LONGEST_NAME = 512
 _MOST_CHEATS = 20
+_MOST_MEMBERS = 1_000_000
+_LATEST = 1e11  # a clock beyond it cannot be written as a date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class EndedRollouts:
         self._most = most
         self._by_episode: dict[str, EndedRollout] = {}
         self._groups: dict[str, dict[str, None]] = {}
-        self._policies: dict[tuple[int, str], PolicyVersion] = {}
+        self._policies: dict[PolicyVersion, PolicyVersion] = {}
         self.read = 0
         self.bad = 0
         self.dropped = 0
@@ -46,8 +47,8 @@ class EndedRollouts:
     def take(self, lines: Iterable[tuple[Spot, bytes]]) -> None:
         """Take in lines, oldest first. What is no record is counted."""
         for spot, line in lines:
-            fields = record(line)
-            found = None if fields is None else self._found(fields, spot)
+            record = record_of(line)
+            found = None if record is None else self._found(record, spot)
             if found is None:
                 self.bad += 1
                 continue
@@ -80,6 +81,11 @@ class EndedRollouts:
         found = (self._by_episode[episode].line for episode in self._groups.get(name, ()))
         return sorted(found, key=lambda line: (line.member or 0, line.episode))
 
+    def member(self, group: str, number: int) -> RolloutLine | None:
+        """A member of a group, as it was told last."""
+        found = (self._by_episode[episode].line for episode in reversed(self._groups.get(group, {})))
+        return next((line for line in found if line.member == number), None)
+
     def _forget(self, episode: str) -> None:
         gone = self._by_episode.pop(episode, None)
         if gone is not None and gone.line.group is not None:
@@ -88,64 +94,44 @@ class EndedRollouts:
             if not of_group:
                 del self._groups[gone.line.group]
 
-    def _found(self, fields: Mapping[str, Any], spot: Spot) -> EndedRollout | None:
-        episode, task = _name(fields.get("episode")), _name(fields.get("task"))
-        at, value, member = _number(fields.get("at")), _number(fields.get("value")), fields.get("member")
-        if not episode or not task or at is None or not 0 <= at < 1e11 or (value is not None and not 0 <= value <= 1):
+    def _found(self, record: Finished, spot: Spot) -> EndedRollout | None:
+        if not record.episode or not record.task or not 0 <= record.at < _LATEST:
             return None
-        cheated = fields.get("cheated")
+        member = record.member
         line = RolloutLine(
             seq=self.read,
-            episode=episode,
-            task=task,
-            family=_name(fields.get("family")),
-            split=_name(fields.get("split")),
-            harness=_name(fields.get("harness")),
-            group=_name(fields.get("group")) or None,
-            member=member if isinstance(member, int) and 0 <= member < 1_000_000 else None,
-            at=at,
-            value=value,
-            solved=fields.get("solved") is True,
-            cheated=tuple(_name(each) for each in cast("list[Any]", cheated)[:_MOST_CHEATS] if each)
-            if isinstance(cheated, list)
-            else (),
-            ended=_name(fields.get("ended")),
-            policy=self._policy(fields.get("policy")),
-            policy_last=self._policy(fields.get("policy_last")),
+            episode=_name(record.episode),
+            task=_name(record.task),
+            family=_name(record.family),
+            split=record.split.value,
+            harness=_name(record.harness),
+            group=_name(record.group or "") or None,
+            member=member if member is not None and 0 <= member < _MOST_MEMBERS else None,
+            at=record.at,
+            value=record.value,
+            solved=record.solved,
+            cheated=tuple(map(_name, record.cheated[:_MOST_CHEATS])),
+            ended=record.ended.value,
+            policy=self._policy(record.policy),
+            policy_last=self._policy(record.policy_last),
         )
-        return EndedRollout(line=line, taskset=_name(fields.get("taskset")), spot=spot)
+        return EndedRollout(line=line, taskset=_name(record.taskset), spot=spot)
 
-    def _policy(self, value: object) -> PolicyVersion | None:
-        if not isinstance(value, dict):
+    def _policy(self, policy: PolicyVersion | None) -> PolicyVersion | None:
+        """One object for all that are alike; a dash is shown for one that no trainer numbers so."""
+        if policy is None or not 0 <= policy.number < 1 << 53 or len(policy.hash) > _LONGEST_NAME:
             return None
-        fields = cast("dict[str, Any]", value)
-        number, hash_ = fields.get("number"), fields.get("hash")
-        if not isinstance(number, int) or not 0 <= number < 1 << 53 or not isinstance(hash_, str):
-            return None
-        made = self._policies.get((number, hash_[:128]))
-        if made is None:
-            made = self._policies[number, hash_[:128]] = PolicyVersion(number=number, hash=hash_[:128])
-        return made
+        return self._policies.setdefault(policy, policy)
 
 
-def record(line: bytes) -> dict[str, Any] | None:
-    """A line as an object; None for anything else."""
+def record_of(line: bytes) -> Finished | None:
+    """A line as the record that it is; None for anything else."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        return Finished.read(line.decode())
+    except (UnicodeDecodeError, BadRequest):
         return None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def _name(value: object) -> str:
-    """A short text, one object for all that are alike; "" for what is no text."""
-    return sys.intern(value[:_LONGEST_NAME]) if isinstance(value, str) else ""
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+def _name(text: str) -> str:
+    """A short text, one object for all that are alike."""
+    return sys.intern(text[:_LONGEST_NAME])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from ostinato.core.records import Turn
 from ostinato.core.seams import Log
 from ostinato.launch.views.page.threads import Threads
 from ostinato.launch.views.page.worlds.counting import Counted, Kind, counted, counts_of, solved_share, version_points
-from ostinato.launch.views.page.worlds.ended import MOST_KEPT, EndedRollout, EndedRollouts, record
+from ostinato.launch.views.page.worlds.ended import MOST_KEPT, EndedRollout, EndedRollouts, record_of
 from ostinato.launch.views.page.worlds.growing import Growing
-from ostinato.launch.views.page.worlds.record import changes_of, figures_of, text_of, turns_of
+from ostinato.launch.views.page.worlds.record import changes_of, figures_of, turns_of, why_of
 from ostinato.launch.views.page.worlds.tasks import TasksetFile
 from ostinato.launch.views.page.worlds.underway import UnderWay
 from ostinato.launch.views.page.worlds.wording import Pieces, Readers, steps_of
@@ -34,6 +34,7 @@ from ostinato.web.page.worlds.sources import (
     TasksetLine,
     WorldsNow,
 )
+from ostinato.worlds.rollout.finished import Finished
 
 STEPS = 20
 """Steps of a rollout that one page shows."""
@@ -64,8 +65,7 @@ class RunWorlds:
     ) -> None:
         self._config, self._log, self._pieces, self._readers = config, log, pieces, readers
         self._shipped = shipped
-        finished = home.root / "finished.jsonl"
-        self._lines = Growing([older(finished), finished])
+        self._lines = Growing([older(home.finished), home.finished])
         self._ended = EndedRollouts()
         self._under_way = UnderWay(home.rollouts)
         named = config.worlds.file
@@ -91,20 +91,20 @@ class RunWorlds:
         found = await self._ask(lambda: self._rollout(episode))
         if found is None:
             return None
-        line, members, fields, turns = found
-        changes, more = changes_of(fields)
+        line, members, record, turns = found
+        changes, more = ((), 0) if record is None else changes_of(record)
         return RolloutDetail(
             line=line,
             members=tuple(members),
             steps=await self._steps(turns, first, tools=not line.harness.startswith("single")),
             first=first,
             turns=len(turns),
-            parts=figures_of(fields.get("parts")),
-            why=text_of(fields.get("why")),
-            effort=figures_of(fields.get("effort")),
+            parts={} if record is None else figures_of(record.parts),
+            why="" if record is None else why_of(record),
+            effort={} if record is None else figures_of(record.effort),
             changes=changes,
             more_changes=more,
-            on_record=bool(fields),
+            on_record=record is not None,
         )
 
     async def task(self, id: str, *, hidden: bool) -> TaskDetail | None:
@@ -138,7 +138,7 @@ class RunWorlds:
             pacing=self._under_way.pacing(),
             ended=found.ended,
             cheats=found.cheats,
-            under_way=self._under_way.groups(self._recorded),
+            under_way=self._under_way.groups(self._ended.member),
             newest=tuple(islice(self._ended.newest(), _NEWEST)),
             reading=self._reading(),
         )
@@ -191,7 +191,7 @@ class RunWorlds:
     def _tasksets(self) -> tuple[TasksetLine, ...]:
         """That of now, as the worker read it last, and those of rollouts on record."""
         said = next((line for line in reversed(last_lines(self._progress)) if line["kind"] == "tasks"), None)
-        now = "" if said is None else text_of(said.get("hash"))
+        now = "" if said is None else str(said.get("hash", ""))[:128]
         spans: dict[str, tuple[int, float, float]] = {}
         for each in self._ended.all():
             at = each.line.at or 0.0
@@ -224,29 +224,31 @@ class RunWorlds:
         older_ = rows[most - 1].seq if len(rows) > most else None
         return RolloutList(rows=tuple(rows[:most]), count=len(fits), older=older_, reading=self._reading())
 
-    def _rollout(self, episode: str) -> tuple[RolloutLine, list[RolloutLine], Mapping[str, Any], list[str]] | None:
+    def _rollout(self, episode: str) -> tuple[RolloutLine, list[RolloutLine], Finished | None, Sequence[str]] | None:
         known = self._ended.get(episode)
         if known is None:
             open_ = self._under_way.find(episode)
             if open_ is None:
                 return None
             line, turns = open_
-            return line, self._members(line), {}, turns_of(list(turns))
-        fields = self._fields(known)
-        return known.line, self._members(known.line), fields, turns_of(fields.get("turns"))
+            return line, self._members(line), None, turns_of(turns)
+        record = self._record(known)
+        return known.line, self._members(known.line), record, () if record is None else turns_of(record.turns)
 
     def _members(self, line: RolloutLine) -> list[RolloutLine]:
         if line.group is None:
             return [line]
-        open_ = self._under_way.group(line.group, self._recorded)
+        open_ = self._under_way.group(line.group, self._ended.member)
         found = self._ended.of_group(line.group) if open_ is None else list(open_.members)
         return found if any(each.episode == line.episode for each in found) else [*found, line]
 
-    def _fields(self, known: EndedRollout) -> Mapping[str, Any]:
-        """The whole record; none if its file is gone."""
+    def _record(self, known: EndedRollout) -> Finished | None:
+        """The whole record; None if its file is gone."""
         data = self._lines.line(known.spot)
-        fields = None if data is None else record(data)
-        return fields if fields is not None and fields.get("episode") == known.line.episode else {}
+        record = None if data is None else record_of(data)
+        return (
+            record if record is not None and record.episode[: len(known.line.episode)] == known.line.episode else None
+        )
 
     def _task(self, id: str, *, hidden: bool) -> TaskDetail | None:
         facts = self._tasks.task(id, hidden=hidden)
@@ -261,10 +263,6 @@ class RunWorlds:
             rollouts=self._list(RolloutQuery(task=id)),
             reading=self._reading(),
         )
-
-    def _recorded(self, episode: str) -> RolloutLine | None:
-        known = self._ended.get(episode)
-        return None if known is None else known.line
 
     def _reading(self) -> Reading:
         return Reading(

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 LONGEST_LOOK_S = 0.2
 """How long one look may read before the rest waits for the next one."""
-LONGEST_LINE = 1 << 18
+LONGEST_LINE = 1 << 19
 _CHUNK = 1 << 20
 _NAME = 512  # bytes of its first line that a file is known by
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from ostinato.launch.views.page.worlds.ended import record
 from ostinato.launch.views.page.worlds.growing import Growing, Spot
 from ostinato.web.page.worlds.sources import GroupUnderWay, Pacing, RolloutLine
 from ostinato.worlds.rollout.groups import Group, Groups, Slot
@@ -16,8 +16,8 @@ MOST_GROUPS = 20
 _MOST_MEMBERS = 1024
 _LONGEST_NAME = 512
 
-Recorded = Callable[[str], RolloutLine | None]
-"""The record of a rollout that ended, by its episode."""
+Recorded = Callable[[str, int], RolloutLine | None]
+"""The record of a rollout that ended, by its group's name and its number in it."""
 
 
 class UnderWay:
@@ -80,7 +80,7 @@ class UnderWay:
         self.tasks: Counter[str] = Counter()
 
     def _apply(self, spot: Spot, line: bytes) -> bool:
-        event = record(line)
+        event = _event(line)
         if event is None:
             return False
         if spot.name != self._name:  # another journal: this one's groups are no more
@@ -104,10 +104,19 @@ class UnderWay:
             if slot.last is None:
                 members.append(_line(group, member, _current(group, member, slot), _state(slot), None))
                 continue
-            known = recorded(slot.last.episode)
+            known = recorded(group.name, member)
             ended = "failed" if slot.last.grade is None else "graded"
             members.append(known or _line(group, member, slot.last.episode, ended, slot.last.grade))
         return GroupUnderWay(name=group.name, task=group.task, told=group.told, members=tuple(members))
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A line as an event; None for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _current(group: Group, member: int, slot: Slot) -> str:
