@@ -149,10 +149,10 @@ def write_run(home, *, tasks=None, rollouts=(), events=None):
     return path
 
 
-def worlds_of(home, tasks, log=None, source="worlds"):
+def worlds_of(home, tasks, log=None, source="worlds", shipped=None):
     """What the page is told of the files of `write_run`. Its log is empty if none is given."""
     config = load(None, [f"worlds.file='{tasks}'", f"learn.source={source!r}", f"run.directory='{home.root}'"])
-    return RunWorlds(home, config, log or MemoryLog(), pieces, readers=ByteRenderer().reader)
+    return RunWorlds(home, config, log or MemoryLog(), pieces, readers=ByteRenderer().reader, shipped=shipped)
 
 
 def no_worlds():

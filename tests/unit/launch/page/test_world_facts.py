@@ -24,10 +24,11 @@ from ostinato.launch.views.page.worlds.counting import counts_of, group_counts, 
 from ostinato.launch.views.page.worlds.ended import EndedRollouts, record_of
 from ostinato.launch.views.page.worlds.growing import LONGEST_LINE, Growing, Spot
 from ostinato.launch.views.page.worlds.record import changes_of, figures_of, turns_of, why_of
-from ostinato.launch.views.page.worlds.wording import LONGEST_PART, part_of, steps_of
+from ostinato.launch.views.page.worlds.wording import LONGEST_PART, LONGEST_STEP, part_of, steps_of
 from ostinato.launch.views.progress import Progress, older
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
+from ostinato.web.page.sources import LedgerEvent
 from ostinato.web.page.worlds.sources import RolloutQuery
 
 SPOT = Spot(b"", 0)
@@ -259,6 +260,24 @@ def test_long_texts_are_cut_in_their_middle_and_say_so():
     noisy = replace(first, prompt_ids=tuple(b"tool\nx\x00" * 500))
     (step,) = steps_of(["a"], [noisy], 0, None, pieces, None, tools=False)
     assert len(step.given) < 70
+    long = replace(first, prompt_ids=tuple((b"tool\n" + b"y" * 1_000 + b"\x00") * 40))
+    (step,) = steps_of(["a"], [long], 0, None, pieces, None, tools=False)
+    assert sum(len(part.text) for part in step.given) < LONGEST_STEP + LONGEST_PART
+    calls = b'<tool_call>\n{"name": "write", "arguments": {"text": "%s"}}\n</tool_call>' % (b"z" * 3_000)
+    busy = replace(first, sampled_ids=tuple(calls * 10))
+    (step,) = steps_of(["a"], [busy], 0, None, pieces, ByteRenderer().reader, tools=True)
+    assert len(step.calls) == 10
+    assert sum(len(call.arguments) for call in step.calls) < LONGEST_STEP + 10 * 60
+
+
+def test_a_page_of_steps_ends_where_it_is_full_and_the_next_one_goes_on():
+    first, _ = steps()
+    turn = replace(first, prompt_ids=tuple(b"tool\n" + b"x" * 7_000), sampled_ids=tuple(b"y" * 7_000))
+    many = [replace(turn, prompt_ids=(n, *turn.prompt_ids)) for n in range(1, 21)]
+    found = steps_of([str(n) for n in range(20)], many, 0, None, pieces, None, tools=False)
+    assert 7 <= len(found) <= 9
+    again = steps_of(["a"] * 12, many[8:], 8, many[7], pieces, None, tools=False)
+    assert again[0].at == 8
 
 
 def test_what_is_shown_of_a_record_is_bounded_whatever_it_holds():
@@ -308,6 +327,29 @@ async def test_the_facts_of_a_run_are_its_files(home):
     assert await facts.rollout("none", 0) is None
     waiting = await facts.rollout("w3f.1.2.0", 0)
     assert (waiting.line.ended, waiting.on_record, len(waiting.members)) == ("under way", False, 4)
+    facts.close()
+
+
+async def test_releases_are_marked_beside_success(home):
+    async def shipped():
+        events = [("shipped", 4), ("rolled_back", 3), ("shipped", 3)]
+        return [LedgerEvent(seq=n, id=str(n), action=action, policy=weights(number), previous=None, reason="", at=1.0)
+                for n, (action, number) in enumerate(events)]  # fmt: skip
+
+    facts = worlds_of(home, write_run(home, rollouts=[finished(number=3), finished("w3f.0.1.0")]), shipped=shipped)
+    assert (await facts.worlds("")).marks == ((3, "v3"), (4, "v4"))
+    assert [point.first for point in (await facts.worlds("")).curves[0].points] == [3, 4]
+    assert (await facts.worlds("none")).curves == ()
+    facts.close()
+
+
+async def test_a_rollout_that_was_begun_anew_is_known_by_its_group_and_number(home):
+    again = finished("w3f.1.0.0.1", group="w3f.1", member=0, task="calc-2", why="after the gateway was away")
+    facts = worlds_of(home, write_run(home, rollouts=[again]))
+    now = await facts.worlds("")
+    assert now.under_way[0].members[0].episode == "w3f.1.0.0.1"
+    detail = await facts.rollout("w3f.1.0.0.1", 0)
+    assert [line.episode for line in detail.members][:2] == ["w3f.1.0.0.1", "w3f.1.1.0"]
     facts.close()
 
 

@@ -12,7 +12,7 @@ from ostinato.launch.views.page.worlds.growing import Growing, Spot
 from ostinato.web.page.worlds.sources import GroupUnderWay, Pacing, RolloutLine
 from ostinato.worlds.rollout.groups import Group, Groups, Slot
 
-MOST_GROUPS = 20
+MOST_GROUPS = 12
 _MOST_MEMBERS = 1024
 _LONGEST_NAME = 512
 

@@ -12,6 +12,10 @@ from ostinato.web.page.worlds.sources import CallPart, RolloutStep, SaidPart
 
 LONGEST_PART = 8_000
 """Characters of one part that are shown: its beginning and its end."""
+LONGEST_STEP = 24_000
+"""Characters of all that one step was given, and of all its calls."""
+LONGEST_PAGE = 100_000
+"""Characters of steps after which no other one is begun."""
 _MOST_TOKENS = 8_000
 _MOST_PARTS = 60
 _MOST_CALLS = 20
@@ -41,7 +45,7 @@ def steps_of(
     *,
     tools: bool,
 ) -> tuple[RolloutStep, ...]:
-    """The steps of turns that follow each other.
+    """The steps of turns that follow each other: as many as one page holds, one at least.
 
     Args:
         ids: the turns' ids.
@@ -59,7 +63,14 @@ def steps_of(
         else:
             steps.append(_step(place, turn, before, pieces, readers, tools=tools))
         before = turn
+        if sum(map(_length, steps)) > LONGEST_PAGE:
+            break
     return tuple(steps)
+
+
+def _length(step: RolloutStep) -> int:
+    said = (*step.given, *(part for part in (step.reasoning, step.answer) if part is not None))
+    return sum(len(part.text) for part in said) + sum(len(call.arguments) for call in step.calls)
 
 
 def _step(
@@ -102,17 +113,19 @@ def _parts(ids: Sequence[int], pieces: Pieces) -> Iterator[SaidPart]:
     """What stands between control tokens, by its role where its first line says it, as most templates write it."""
     cut = len(ids) - _MOST_TOKENS
     kept = ids if cut <= 0 else (*ids[: _MOST_TOKENS // 2], None, *ids[-_MOST_TOKENS // 2 :])
-    told = 0
+    told, left = 0, LONGEST_STEP
     for text in _segments(kept, pieces, cut):
         role, _, rest = text.partition("\n")
         role, said = (role.strip(), rest) if role.strip() in _ROLES else ("", text)
         if not said.strip():
             continue  # the opening of the answer
         told += 1
-        if told > _MOST_PARTS:
+        if told > _MOST_PARTS or left <= 0:
             yield SaidPart(role="", text="… the parts after these are not shown …")
             return
-        yield part_of(role, said.strip("\n"))
+        part = part_of(role, said.strip("\n"))
+        left -= len(part.text)
+        yield part
 
 
 def _segments(ids: Sequence[int | None], pieces: Pieces, cut: int) -> Iterator[str]:
@@ -140,14 +153,14 @@ def _answered(
     reader = readers(Conversation(messages=(), tools=_ANY_TOOL if tools else ()), turn.id)
     found = [*reader.feed(sampled), *reader.finish()]
     reasoning, text = "".join(each.reasoning for each in found), "".join(each.text for each in found)
-    calls = [each.call for each in found if each.call is not None]
+    calls = [each.call for each in found if each.call is not None][:_MOST_CALLS]
     return (
         part_of("reasoning", reasoning) if reasoning.strip() else None,
         part_of("assistant", text) if text.strip() or not calls else None,
-        tuple(_call(call.name, call.arguments) for call in calls[:_MOST_CALLS]),
+        tuple(_call(call.name, call.arguments, LONGEST_STEP // len(calls)) for call in calls),
     )
 
 
-def _call(name: str, arguments: str) -> CallPart:
-    shown = part_of("", arguments)
+def _call(name: str, arguments: str, longest: int) -> CallPart:
+    shown = part_of("", arguments, min(longest, LONGEST_PART))
     return CallPart(name=name[:200], arguments=shown.text, cut=shown.cut)
