@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
 from ostinato.app.storage import Home, Run
@@ -20,7 +20,7 @@ from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
-from ostinato.worlds.tasks.task import Split, Taskset
+from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 
@@ -35,11 +35,16 @@ def open_taskset(config: Config) -> Taskset:
         raise BadConfig(
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
+    check_harnesses(config, tasks.tasks)
+    return tasks
+
+
+def check_harnesses(config: Config, tasks: Iterable[Task]) -> None:
+    """Raise BadConfig for a task whose harness there is not."""
     known = open_harnesses(config)
-    for task in tasks.tasks:
+    for task in tasks:
         if task.harness not in known:
             raise BadConfig(f"task {task.id!r}: no harness {task.harness!r}; there are {', '.join(sorted(known))}")
-    return tasks
 
 
 def open_harnesses(config: Config) -> dict[str, Harness]:
@@ -62,7 +67,8 @@ async def open_rollouts(
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
-            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep)
+            flat_count = run.config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager

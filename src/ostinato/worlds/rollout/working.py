@@ -50,6 +50,8 @@ class Rollouts:
         config: WorldsConfig,
         tell: Callable[..., None],
         keep: Callable[[Finished], None] = lambda _: None,
+        *,
+        flat_count: bool = False,
         clock: Clock = wall_clock,
     ) -> None:
         self._taskset, self._keep, self._clock = tasks, keep, clock
@@ -59,7 +61,12 @@ class Rollouts:
         self._config, self._tell = config, tell
         taught = [task.id for task in tasks.tasks if task.split is Split.TRAIN]
         self.groups = Groups(
-            taught, token=journal.token, seed=config.seed, epochs=config.epochs, curriculum=config.curriculum
+            taught,
+            token=journal.token,
+            seed=config.seed,
+            epochs=config.epochs,
+            curriculum=config.curriculum,
+            flat_count=flat_count,
         )
         for event in events:
             self.groups.apply(event)
@@ -73,7 +80,8 @@ class Rollouts:
         """
         try:
             for group in list(self.groups.open.values()):
-                self._spending.expect(group.number, group.turns if group.told else ())
+                # whoever was killed between telling a group and noting that may find it in a batch already
+                self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
@@ -155,7 +163,7 @@ class Rollouts:
             graded=len(grades),
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
-            flat=len(set(grades)) < 2,
+            flat=group.flat,
         )
         if not group.turns:
             self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor})

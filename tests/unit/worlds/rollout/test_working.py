@@ -1,6 +1,7 @@
 """Rollouts that are killed at any instant: graded once, rewarded once, no group parted. The log, the desk and the journal are real."""
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -105,6 +106,15 @@ class Coin:
         return Grade(value=float(self.chance.random() < 0.5))
 
 
+class Contrast(Coin):
+    """Every other rollout of a task is worth something, so that no group is without contrast."""
+
+    async def grade(self, task, rollout):
+        await super().grade(task, rollout)
+        self.graded[task.id] += 1
+        return Grade(value=float(self.graded[task.id] % 2))
+
+
 class World:
     """What outlives the worker: the log and the journal's file."""
 
@@ -142,7 +152,7 @@ class World:
             self.config,
             lambda kind, **more: self.told.append((kind, more)),
             self.finished.append,
-            lambda: 50.0,
+            clock=lambda: 50.0,
         )
 
     async def train(self) -> None:
@@ -224,14 +234,31 @@ async def test_what_was_graded_is_not_graded_again_after_a_restart(tmp_path):
         assert len({turn.episode for turn in members if turn.id in rewarded}) == CONFIG.group
 
 
+async def test_a_group_that_was_told_as_the_worker_was_killed_is_found_in_the_batch_that_holds_it(tmp_path):
+    world = World(tmp_path, 0, tasks(2))
+    world.grader = Contrast(random.Random(0))
+    await until_done(world, random.Random(0), kills=0)
+    (first, *events) = map(json.loads, world.path.read_text().splitlines())
+    left = [each for each in events if each["kind"] != "spent" and (each["kind"] != "told" or each["n"] == 0)]
+    world.path.write_text("".join(json.dumps(each) + "\n" for each in (first, *left)))
+    worker = world.worker()
+    async with asyncio.timeout(20):
+        await worker.run()
+    assert not worker.groups.open
+    world.close()
+
+
 async def test_it_is_never_further_ahead_than_told(tmp_path):
     world = World(tmp_path, 0, tasks(9))
+    world.grader = Contrast(random.Random(0))
     worker = world.worker()
     working = asyncio.create_task(worker.run())
     for _ in range(4000):  # nobody trains
         await asyncio.sleep(0)
-    assert worker.groups.drawn == CONFIG.lead * CONFIG.groups
     assert all(group.told for group in worker.groups.open.values())
+    teach = [group for group in worker.groups.open.values() if not group.flat]
+    assert len(teach) == CONFIG.lead * CONFIG.groups
+    assert worker.groups.drawn > len(teach), "nobody waits for what no batch takes"
     await world.desk.poll()
     assert await world.desk.batch(1, 1, V0) is not None
     async with asyncio.timeout(10):
