@@ -62,7 +62,10 @@ async def test_a_worker_behind_a_certificate_trains_a_run_elsewhere(tmp_path, qu
     found = await examined(config)
     assert found["steps"] >= 12
     assert not place.rollouts.exists(), "no rollout was made on this side"
-    assert {path.name for path in far.iterdir()} == {"rollouts.jsonl", "rollout.jsonl", ".rollout.lock"}
+    there = {path.name for path in far.iterdir()}
+    assert there == {"rollouts.jsonl", "rollout.jsonl", "finished.jsonl", ".rollout.lock"}, (
+        "nothing of the run is on the other"
+    )
     with open_log(config) as log:
         turns = [row async for _, row in log.read(0, {Turn})]
     assert all(turn.episode.startswith("acme/") for turn in turns)

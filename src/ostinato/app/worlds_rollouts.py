@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.app.storage import Run, home
+from ostinato.app.storage import Home, Run, home
 from ostinato.app.worlds_grading import open_graders
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.records import Arm
 from ostinato.worlds.harness.opening import HARNESSES, is_agent, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.remote.door import Door
 from ostinato.worlds.remote.link import FarOutcomes
 from ostinato.worlds.remote.owners import OwnTurns
 from ostinato.worlds.remote.trust import door_context, worker_context
+from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
-from ostinato.worlds.tasks.task import Split, Taskset
+from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 
@@ -39,11 +42,16 @@ def open_taskset(config: Config) -> Taskset:
         raise BadConfig(
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
+    check_harnesses(config, tasks.tasks)
+    return tasks
+
+
+def check_harnesses(config: Config, tasks: Iterable[Task]) -> None:
+    """Raise BadConfig for a task whose harness there is not."""
     known = open_harnesses(config)
-    for task in tasks.tasks:
+    for task in tasks:
         if task.harness not in known:
             raise BadConfig(f"task {task.id!r}: no harness {task.harness!r}; there are {', '.join(sorted(known))}")
-    return tasks
 
 
 def open_harnesses(config: Config) -> dict[str, Harness]:
@@ -56,53 +64,70 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 
 
 @contextlib.asynccontextmanager
-async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., None]) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull."""
+async def open_rollouts(
+    run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
+) -> AsyncGenerator[Rollouts]:
+    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
+
+    `tell` and `keep` are as `Rollouts` has them.
+    """
     journal, events = EventFile.open(run.home.rollouts)
-    async with contextlib.AsyncExitStack() as leaving:
-        leaving.callback(journal.close)
-        gateway = await leaving.enter_async_context(_open_gateway(run, url, tasks))
-        spending = Spending(run.log, after=_read_upto(events) or 0)
-        shop = _open_shop(run.config, gateway, leaving)
-        yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell)
+    with contextlib.closing(journal):
+        async with open_workshop(run.config, run.home, url, tasks) as shop:
+            spending = Spending(run.log, after=_read_upto(events) or 0)
+            flat_count = run.config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager
 async def open_far_rollouts(
-    config: Config, tasks: Taskset, tell: Callable[..., None], waiting: Callable[[str], None]
+    config: Config,
+    tasks: Taskset,
+    tell: Callable[..., None],
+    keep: Callable[[Finished], None],
+    waiting: Callable[[str], None],
 ) -> AsyncGenerator[Rollouts]:
     """Rollouts of a taskset for a run on another machine, through its door, going on where an earlier worker was.
 
     `waiting` is told why the door does not answer, as long as it does not. Raises BadConfig, Corrupt, StorageFull.
     """
-    aim = config.worlds.connect
+    aim, worlds = config.worlds.connect, config.worlds
     context = worker_context(aim.certificate, aim.key, aim.authority)
+    longest = max(task.timeout_s for task in tasks.tasks)
     journal, events = EventFile.open(home(config).rollouts)
+    with contextlib.closing(journal):
+        gateway = WorldGateway(aim.url, "", temperature=worlds.temperature, timeout_s=longest, context=context)
+        async with _shop_behind(config, gateway) as shop:
+            outcomes = FarOutcomes(gateway)
+            after = _read_upto(events)
+            if after is None:
+                after = await _patient_end(outcomes, worlds.retry_pause_s, waiting)
+                journal.append({"kind": "linked", "n": -1, "after": after}, sync=True)
+            spending = Spending(outcomes, after=after)
+            flat_count = config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)
+
+
+@contextlib.asynccontextmanager
+async def open_workshop(
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
+) -> AsyncGenerator[Workshop]:
+    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
+    longest = max(task.timeout_s for task in tasks.tasks)
+    gateway = WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
+    async with _shop_behind(config, gateway) as shop:
+        yield shop
+
+
+@contextlib.asynccontextmanager
+async def _shop_behind(config: Config, gateway: WorldGateway) -> AsyncGenerator[Workshop]:
     async with contextlib.AsyncExitStack() as leaving:
-        leaving.callback(journal.close)
-        gateway = await leaving.enter_async_context(
-            WorldGateway(
-                aim.url,
-                "",
-                temperature=config.worlds.temperature,
-                timeout_s=max(task.timeout_s for task in tasks.tasks),
-                context=context,
-            )
-        )
-        outcomes = FarOutcomes(gateway)
-        after = _read_upto(events)
-        if after is None:
-            after = await _patient_end(outcomes, config.worlds.retry_pause_s, waiting)
-            journal.append({"kind": "linked", "n": -1, "after": after}, sync=True)
-        yield Rollouts(
-            tasks,
-            _open_shop(config, gateway, leaving),
-            journal,
-            events,
-            Spending(outcomes, after=after),
-            config.worlds,
-            tell,
-        )
+        await leaving.enter_async_context(gateway)
+        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
+        leaving.callback(runs.close)
+        leaving.push_async_callback(boxes.close)
+        grader = open_graders(boxes, runs, python_inside())
+        yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
 
 
 @contextlib.asynccontextmanager
@@ -122,23 +147,6 @@ async def open_door(run: Run, url: str, listener: socket.socket) -> AsyncGenerat
         )
         async with door:
             yield
-
-
-def _open_gateway(run: Run, url: str, tasks: Taskset) -> WorldGateway:
-    longest = max(task.timeout_s for task in tasks.tasks)
-    return WorldGateway(url, run.home.admin_key(), temperature=run.config.worlds.temperature, timeout_s=longest)
-
-
-def _open_shop(config: Config, gateway: WorldGateway, leaving: contextlib.AsyncExitStack) -> Workshop:
-    boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
-    leaving.callback(runs.close)
-    leaving.push_async_callback(boxes.close)
-    return Workshop(
-        harnesses=open_harnesses(config),
-        backend=boxes,
-        grader=open_graders(boxes, runs, python_inside()),
-        gateway=gateway,
-    )
 
 
 def _read_upto(events: Sequence[Mapping[str, Any]]) -> int | None:

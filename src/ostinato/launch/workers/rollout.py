@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from ostinato.app.storage import home, open_run
 from ostinato.app.worlds_rollouts import open_door, open_far_rollouts, open_rollouts, open_taskset
@@ -16,6 +17,7 @@ from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
+from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Taskset
 
@@ -48,7 +50,9 @@ async def rollout(config: Config, life: Life) -> None:
                     await life.stopping.wait()
                     return
                 progress = _progress(config, tasks)
-                rollouts = await leaving.enter_async_context(open_rollouts(run, url, tasks, progress.write))
+                rollouts = await leaving.enter_async_context(
+                    open_rollouts(run, url, tasks, progress.write, _keep(config))
+                )
                 await _work(rollouts, life)
 
 
@@ -62,7 +66,7 @@ async def _work_afar(config: Config, life: Life) -> None:
         life.pulse.begin(f"waiting for the door: {why}"[:200])
 
     async with contextlib.AsyncExitStack() as leaving:
-        opening = open_far_rollouts(config, tasks, _progress(config, tasks).write, waiting)
+        opening = open_far_rollouts(config, tasks, _progress(config, tasks).write, _keep(config), waiting)
         rollouts = await unless(life.stopping, leaving.enter_async_context(opening))
         await _work(rollouts, life)
 
@@ -76,6 +80,11 @@ def _progress(config: Config, tasks: Taskset) -> Progress:
     progress = Progress(home(config).progress("rollout"), kept_bytes(config))
     progress.write("tasks", name=tasks.name, hash=tasks.hash, count=len(tasks.tasks))
     return progress
+
+
+def _keep(config: Config) -> Callable[[Finished], None]:
+    kept = Progress(home(config).finished, kept_bytes(config))
+    return lambda finished: kept.append(finished.line())
 
 
 async def _work(rollouts: Rollouts, life: Life) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.rollout import Answered
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ class PassedAnswer:
 
 @runtime_checkable
 class Passage(Protocol):
-    """A model that takes calls as they are, in any dialect: what an agent that is not ours works with."""
+    """A model that takes calls as they are, in any dialect: what an agent that is not ours works with. Who calls adds to `policies`."""
+
+    policies: set[PolicyVersion]
 
     @property
     def temperature(self) -> float:
@@ -74,7 +76,8 @@ class Calls(Protocol):
 
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed, and `Passage`. `turns` are the ids of what was captured of the former.
+    """Implements `Model` over chat completions, not streamed, and `Passage`. `turns` are the ids of what was captured of the former,
+    `policies` the weights that made its tokens.
 
     A call that fails on its way is made again under its idempotency key: what was sampled by then is the answer, and is not sampled twice.
 
@@ -83,17 +86,28 @@ class EpisodeModel:
         episode, group: whose turns they are.
         harness: the harness's hash, which goes onto every turn.
         pause_s: before the second try; twice as long before each further one.
+        slot: whose weights answer.
     """
 
-    def __init__(self, gateway: Calls, episode: str, group: str | None, harness: str, *, pause_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        gateway: Calls,
+        episode: str,
+        group: str | None,
+        harness: str,
+        *,
+        pause_s: float = 0.5,
+        slot: str = Arm.WORLD.value,
+    ) -> None:
         self._gateway, self._episode, self._pause_s = gateway, episode, pause_s
         self._headers = {
-            "X-Ostinato-Slot": Arm.WORLD.value,
+            "X-Ostinato-Slot": slot,
             "X-Ostinato-Episode": episode,
             "X-Ostinato-Harness": harness,
             **({} if group is None else {"X-Ostinato-Group": group}),
         }
         self.turns: list[str] = []
+        self.policies: set[PolicyVersion] = set()
 
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int, stop: Sequence[str] = ()
@@ -112,8 +126,10 @@ class EpisodeModel:
             body["tools"] = [_tool(tool) for tool in tools]
         if messages and messages[-1].role is Role.ASSISTANT:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
-        answered = _answered(await self._answer(body))
+        answer = await self._answer(body)
+        answered = _answered(answer)
         self.turns.append(answered.turn)
+        self.policies |= {PolicyVersion(number=span[0], hash=span[1]) for span in answer["ostinato"].get("spans", ())}
         return answered
 
     @property

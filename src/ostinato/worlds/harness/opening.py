@@ -10,13 +10,14 @@ from pydantic import BaseModel, ValidationError
 from ostinato.core.errors import BadConfig
 from ostinato.worlds.harness.agents.coding import CodingAgent
 from ostinato.worlds.harness.agents.config import AgentConfig
+from ostinato.worlds.harness.repair import RepairConfig, RepairLoop
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.harness.single import SingleAnswer
 from ostinato.worlds.harness.tools import ToolLoop, ToolLoopConfig
 
 _C = TypeVar("_C", bound=BaseModel)
 
-HARNESSES = ("single", "tools")
+HARNESSES = ("single", "repair", "tools")
 """Those that need no settings."""
 
 
@@ -36,13 +37,17 @@ def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harnes
         if settings is None:
             raise BadConfig(f"worlds.harness.{name}: nothing says what this agent is; set its command")
         return CodingAgent(name, _read_settings(AgentConfig, name, settings))
-    if name not in HARNESSES:
-        raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)} and agent")
-    if name == "tools":
-        return ToolLoop(_read_settings(ToolLoopConfig, name, settings or {}))
-    if settings:
-        raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
-    return SingleAnswer()
+    match name:
+        case "tools":
+            return ToolLoop(_read_settings(ToolLoopConfig, name, settings or {}))
+        case "repair":
+            return RepairLoop(_read_settings(RepairConfig, name, settings or {}))
+        case "single":
+            if settings:
+                raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
+            return SingleAnswer()
+        case _:
+            raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)} and agent")
 
 
 def _read_settings(kind: type[_C], name: str, settings: Mapping[str, Any]) -> _C:

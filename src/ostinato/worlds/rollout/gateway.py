@@ -1,4 +1,4 @@
-"""The gateway as the rollout worker sees it: a model for each episode, in the slot of the newest weights, and a place to tell verdicts."""
+"""The gateway as the rollout worker sees it: a model for each episode, and a place to tell verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import aiohttp
 
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.gateway import EpisodeModel, PassedAnswer
 
 _REFUSALS = (400, 413, 422)
@@ -27,6 +27,7 @@ class WorldGateway:
         temperature: at which answers are sampled.
         timeout_s: longest answer.
         context: TLS with a certificate of one's own, for `https`.
+        slot: whose weights answer.
 
     Example::
 
@@ -41,9 +42,10 @@ class WorldGateway:
         *,
         temperature: float = 1.0,
         timeout_s: float = 600.0,
+        slot: str = Arm.WORLD.value,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._url, self._key, self.temperature = url.rstrip("/"), key, temperature
+        self._url, self._key, self.temperature, self._slot = url.rstrip("/"), key, temperature, slot
         self._context = context
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -61,16 +63,21 @@ class WorldGateway:
 
     def model(self, episode: str, *, group: str | None, harness: str) -> EpisodeModel:
         """The model of one episode."""
-        return EpisodeModel(self, episode, group, harness)
+        return EpisodeModel(self, episode, group, harness, slot=self._slot)
 
     async def ready(self) -> bool:
-        """True once the slot for worlds holds weights."""
+        """True once the slot holds weights."""
+        return await self.holds() is not None
+
+    async def holds(self) -> PolicyVersion | None:
+        """The weights in the slot; None while there are none, or nobody answers."""
         try:
             health = await self.call("GET", "/health")
         except (Unavailable, BadRequest):
-            return False
+            return None
         self._model = str(health.get("model", ""))
-        return Arm.WORLD.value in cast("dict[str, Any]", health.get("slots", {}))
+        found = cast("dict[str, Any]", health.get("slots", {})).get(self._slot)
+        return None if found is None else PolicyVersion(number=int(found["number"]), hash=str(found["hash"]))
 
     async def say(self, events: Sequence[dict[str, Any]]) -> None:
         """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
@@ -79,7 +86,7 @@ class WorldGateway:
     async def named(self) -> str:
         """What the gateway calls its model. Raises Unavailable."""
         if not self._model and not await self.ready():
-            raise Unavailable("the gateway has no weights for simulated worlds yet")
+            raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:

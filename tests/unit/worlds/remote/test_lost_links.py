@@ -151,8 +151,7 @@ async def test_a_lost_link_resumes_without_a_reward_twice(tmp_path, seed):
             of[turns[turn].group].add(batch.step)
     assert all(len(steps) == 1 for steps in of.values()), "no group is parted"
     held = {row.turn for row in log.rows if isinstance(row, Holdback)}
-    assert {turn.group for turn in turns.values() if turn.id in held or turn.id in trained} == {
-        turn.group for turn in turns.values()
-    }
+    waiting = {turn.group for turn in turns.values() if turn.id not in held and turn.id not in trained}
+    assert len(waiting) < CONFIG.groups, "only what is too little for a step waits"
     assert len({turn.group for turn in turns.values()}) == 8
     assert max(grader.graded.values()) == 1, "what was graded is not graded again"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.records import PolicyVersion
 from ostinato.worlds.harness.agents.config import Dialect
 
 Json = Mapping[str, Any]
@@ -15,7 +16,9 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAnswer:
-    """One answer that came whole. `turn`: what the gateway captured it as; `tokens`: how many were sampled; `cut`: they were too few.
+    """One answer that came whole.
+
+    `turn`: what the gateway captured it as; `tokens`: how many were sampled; `cut`: they were too few; `policies`: whose they are.
 
     Example: ``AgentAnswer(turn="chatcmpl-3f:0", tokens=7, cut=False, message=Message(role=Role.ASSISTANT, text="Done."))``
     """
@@ -24,6 +27,7 @@ class AgentAnswer:
     tokens: int
     cut: bool
     message: Message
+    policies: frozenset[PolicyVersion] = frozenset()
 
 
 def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
@@ -36,7 +40,8 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
         told = last.get("ostinato") or _inner(last)["ostinato"]
         message, cut = _READERS[dialect](events)
         tokens = sum(int(span[2]) for span in told["spans"])
-        return AgentAnswer(turn=str(told["turns"][0]), tokens=tokens, cut=cut, message=message)
+        policies = frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"])
+        return AgentAnswer(turn=str(told["turns"][0]), tokens=tokens, cut=cut, message=message, policies=policies)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 

@@ -210,6 +210,7 @@ class ModelRelay:
         if said is None:
             return False
         self._left -= said.tokens
+        self._model.policies |= said.policies
         self.heard.append((said, _purpose(answer.headers)))
         return True
 
