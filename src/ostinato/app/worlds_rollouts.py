@@ -68,7 +68,8 @@ async def open_rollouts(
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
             flat_count = run.config.reward.flat_groups == "train"
-            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
+            worlds = run.config.worlds
+            yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager
