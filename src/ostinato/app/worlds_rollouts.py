@@ -68,8 +68,7 @@ async def open_rollouts(
         async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
             flat_count = run.config.reward.flat_groups == "train"
-            worlds = run.config.worlds
-            yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager

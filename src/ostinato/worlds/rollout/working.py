@@ -50,9 +50,9 @@ class Rollouts:
         config: WorldsConfig,
         tell: Callable[..., None],
         keep: Callable[[Finished], None] = lambda _: None,
-        clock: Clock = wall_clock,
         *,
         flat_count: bool = False,
+        clock: Clock = wall_clock,
     ) -> None:
         self._taskset, self._keep, self._clock = tasks, keep, clock
         self._trying = Trying(shop, pause_s=config.retry_pause_s)
@@ -80,8 +80,8 @@ class Rollouts:
         """
         try:
             for group in list(self.groups.open.values()):
-                # told before a kill or not: its outcome may stand in the log already
-                self._spending.expect(group.number, group.turns if group.ended else ())
+                # whoever was killed between telling a group and noting that may find it in a batch already
+                self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
