@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+from collections.abc import AsyncGenerator, Mapping
 
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Backend
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
@@ -15,7 +20,32 @@ from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.patterns import PatternGrader
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Task
+
+
+@contextlib.asynccontextmanager
+async def open_grading(
+    config: Config, environment: Mapping[str, str] = os.environ
+) -> AsyncGenerator[tuple[Backend, Grader]]:
+    """Sandboxes, and the grader of any task in them, with the effort's price and the judge that `[worlds]` sets.
+
+    Raises BadConfig for a judge whose key is not set.
+    """
+    settings = config.worlds
+    async with contextlib.AsyncExitStack() as leaving:
+        judge = None
+        if settings.judge is not None:
+            key = environment.get(settings.judge.key_env, "").strip() if settings.judge.key_env else ""
+            if settings.judge.key_env and not key:
+                raise BadConfig(
+                    f"worlds.judge takes its key from the variable {settings.judge.key_env}, which is not set"
+                )
+            judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
+        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
+        leaving.callback(runs.close)
+        leaving.push_async_callback(boxes.close)
+        yield boxes, open_graders(boxes, runs, python_inside(), effort=settings.effort, judge=judge)
 
 
 def open_graders(

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
 from ostinato.app.storage import Home, Run
-from ostinato.app.worlds_grading import open_graders
+from ostinato.app.worlds_grading import open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm
@@ -19,7 +19,6 @@ from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.rollout.working import Rollouts
-from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
@@ -81,8 +80,5 @@ async def open_workshop(
         gateway = await leaving.enter_async_context(
             WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
         )
-        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
-        leaving.callback(runs.close)
-        leaving.push_async_callback(boxes.close)
-        grader = open_graders(boxes, runs, python_inside())
+        boxes, grader = await leaving.enter_async_context(open_grading(config))
         yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)

@@ -153,6 +153,44 @@ def run(
 
 
 @worlds.command
+def grade(
+    file: Path,
+    rollouts: Path | None = None,
+    *,
+    task: str = "",
+    changes: Path | None = None,
+    common: Common | None = None,
+) -> None:
+    """Grade what somebody wrote for a task, by the same graders as rollouts. The exit code is 1 if it is not solved.
+
+    For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
+
+    Parameters
+    ----------
+    file
+        The taskset (JSONL).
+    rollouts
+        Trajectories to grade: an ATIF file, or one a line.
+    task
+        The id of the task, instead.
+    changes
+        With --task: a directory with the changed files, a unified diff (.patch or .diff), or for a task that is answered in words a
+        text.
+    """
+    from ostinato.core.errors import BadConfig
+    from ostinato.launch.commands.worlds.grade import grade_changes, grade_rollouts
+
+    config, out = (common or Common()).load(), Console()
+    if rollouts is not None and not task and changes is None:
+        work = grade_rollouts(config, file, rollouts, out)
+    elif task and changes is not None and rollouts is None:
+        work = grade_changes(config, file, task, changes, out)
+    else:
+        raise BadConfig("give a file of rollouts, or --task with --changes")
+    sys.exit(0 if asyncio.run(work) else 1)
+
+
+@worlds.command
 def coverage(
     rollouts: Path,
     *,
