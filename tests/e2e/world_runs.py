@@ -34,7 +34,7 @@ SETTINGS = (
 )
 
 
-def write_tasks(path: Path, **held_out: int) -> Path:
+def write_tasks(path: Path, *, tokens: int = 6, **held_out: int) -> Path:
     """Prompts that are answered well with a lower-case letter."""
     rows = [
         {
@@ -42,7 +42,7 @@ def write_tasks(path: Path, **held_out: int) -> Path:
             "family": "letters",
             "split": split,
             "messages": [{"role": "user", "content": f"say {n % 7}"}],
-            "tokens": 6,
+            "tokens": tokens,
             "grading": {"grader": "pattern", "data": {"pattern": LIKED}},
         }
         for split, count in ({"train": 40} | held_out).items()

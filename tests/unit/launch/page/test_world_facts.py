@@ -330,6 +330,20 @@ async def test_the_facts_of_a_run_are_its_files(home):
     facts.close()
 
 
+async def test_cheats_are_counted_by_rollout_and_by_what_was_tried(home):
+    rows = [
+        finished(),
+        finished("w3f.0.1.0", value=0.0, cheated=["changed a test", "a nonce"]),
+        finished("w3f.0.2.0", value=0.0, cheated=["changed a test"], ended="timeout"),
+    ]
+    facts = worlds_of(home, write_run(home, rollouts=rows))
+    now = await facts.worlds("")
+    assert (now.cheated, now.ended) == (2, {"submitted": 2, "timeout": 1})
+    assert now.cheats == (("changed a test", 2, "w3f.0.2.0"), ("a nonce", 1, "w3f.0.1.0"))
+    assert (await facts.rollouts(RolloutQuery(outcome="cheated"))).count == 2
+    facts.close()
+
+
 async def test_releases_are_marked_beside_success(home):
     async def shipped():
         events = [("shipped", 4), ("rolled_back", 3), ("shipped", 3)]

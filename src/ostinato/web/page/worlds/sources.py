@@ -159,7 +159,8 @@ class Reading:
 class WorldsNow:
     """Simulated worlds of a run. `source` is `learn.source`, `family` the one that `curves` are of ("": all).
 
-    `ended` counts rollouts by what ended them, `cheats` by what was tried, with the newest rollout of each. `marks` are released versions.
+    `ended` counts rollouts by what ended them, `cheated` those that cheated, `cheats` by what was tried, with the newest rollout of each.
+    `marks` are released versions.
     """
 
     source: str
@@ -173,6 +174,7 @@ class WorldsNow:
     groups: GroupCounts
     pacing: Pacing
     ended: Mapping[str, int]
+    cheated: int
     cheats: tuple[tuple[str, int, str], ...]
     under_way: tuple[GroupUnderWay, ...]
     newest: tuple[RolloutLine, ...]

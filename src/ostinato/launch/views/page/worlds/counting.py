@@ -43,6 +43,7 @@ class Counted:
     curves: tuple[SolvedCurve, ...]
     groups: GroupCounts
     ended: Mapping[str, int]
+    cheated: int
     cheats: tuple[tuple[str, int, str], ...]
 
 
@@ -73,6 +74,7 @@ def counted(lines: Sequence[RolloutLine], kind_of: Callable[[RolloutLine], Kind]
         ),
         groups=group_counts(lines),
         ended=dict(ended.most_common(20)),
+        cheated=sum(bool(line.cheated) for line in lines),
         cheats=tuple((name, *cheats[name]) for name in sorted(cheats, key=lambda name: -cheats[name][0])[:20]),
     )
 

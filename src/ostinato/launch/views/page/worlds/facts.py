@@ -137,6 +137,7 @@ class RunWorlds:
             groups=found.groups,
             pacing=self._under_way.pacing(),
             ended=found.ended,
+            cheated=found.cheated,
             cheats=found.cheats,
             under_way=self._under_way.groups(self._ended.member),
             newest=tuple(islice(self._ended.newest(), _NEWEST)),
