@@ -153,6 +153,42 @@ def run(
 
 
 @worlds.command
+def watch(
+    directory: Path | None = None,
+    *,
+    task: str = "",
+    rollout: str = "",
+    once: Annotated[bool, Parameter(negative="")] = False,
+    common: Common | None = None,
+) -> None:
+    """Watch the rollouts of a run: groups under way, success by family, what ended last. Or one rollout, step by step.
+
+    Until Ctrl-C. Where the output is no terminal, a line for each rollout that ends.
+
+    Parameters
+    ----------
+    directory
+        The run's directory; none: `run.directory`.
+    task
+        Show the newest rollout of this task: what the model was given and said, what it changed, how it was graded.
+    rollout
+        Show this rollout, by its episode's name.
+    once
+        Show how it stands now, and end.
+    """
+    from ostinato.launch.commands.worlds.watch import show_rollout, watch_worlds
+
+    config, out = (common or Common()).of_run(directory), Console()
+    try:
+        if task or rollout:
+            asyncio.run(show_rollout(config, out, task=task, episode=rollout))
+        else:
+            asyncio.run(watch_worlds(config, out, once=once))
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+@worlds.command
 def grade(
     file: Path,
     rollouts: Path | None = None,
