@@ -17,6 +17,9 @@ from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
 
+WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests")
+"""The names that tasks may use."""
+
 
 def open_graders(
     backend: Backend,
@@ -27,7 +30,7 @@ def open_graders(
     judge: RubricJudge | None = None,
     alarm: Alarm | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names: "function", "pytest", "python_tests" or "pattern".
+    """Grades any task by the grader that it names, one of `WORLD_GRADERS`.
 
     Args:
         backend: where function and repository tasks are graded.

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.seams import Backend
 from ostinato.worlds.grading.grade import Grader
-from ostinato.worlds.harness.rollout import Ended, Harness, Model
+from ostinato.worlds.harness.rollout import Ended, Harness, Model, Rollout
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.groups import Group, Groups
 from ostinato.worlds.rollout.journal import EventFile
@@ -55,6 +55,17 @@ class Workshop:
     backend: Backend | None
     grader: Grader
     gateway: Gateway
+
+    async def work(self, task: Task, model: Model) -> Rollout:
+        """One rollout, in a sandbox where its harness needs one. Raises Unavailable."""
+        sandbox = None
+        try:
+            if self.backend is not None and task.harness not in NO_SANDBOX:
+                sandbox = await self.backend.start(task.spec)
+            return await self.harnesses[task.harness].run(task, model, sandbox)
+        finally:
+            if sandbox is not None:
+                await sandbox.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,17 +231,11 @@ class Rollouts:
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
             model = self._shop.gateway.model(name, group=group, harness=harness.hash)
-            sandbox = None
             try:
-                if self._shop.backend is not None and task.harness not in NO_SANDBOX:
-                    sandbox = await self._shop.backend.start(task.spec)
-                rollout = await harness.run(task, model, sandbox)
+                rollout = await self._shop.work(task, model)
                 break
             except Unavailable as error:
                 logger.info("rollout %s is begun anew: %s", name, error)
-            finally:
-                if sandbox is not None:
-                    await sandbox.stop()
             await asyncio.sleep(pause)
             pause, number = min(2 * pause, _LONGEST_PAUSE_S), number + 1
         if rollout.ended is Ended.FAILED or not rollout.turns:
