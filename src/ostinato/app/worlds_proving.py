@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from ostinato.app.storage import home
 from ostinato.app.worlds_grading import WORLD_GRADERS
 from ostinato.app.worlds_rollouts import check_harnesses, open_harnesses, open_workshop
 from ostinato.config import Config
@@ -18,7 +19,7 @@ from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.evaluate.suites import Item, Message, Suite
 from ostinato.worlds.harness.rollout import Ended
-from ostinato.worlds.tasks.task import Split, Task
+from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 if TYPE_CHECKING:
@@ -29,16 +30,14 @@ if TYPE_CHECKING:
 class WorldSuite:
     """Tasks of a simulated world as a suite: its items have the tasks' ids, its hash stands for the taskset and its harnesses.
 
-    Example: ``WorldSuite(suite=suite, tasks={"calc-1": task})``
+    `runs_code`: code that a model wrote is run, by a harness or by a grader.
+
+    Example: ``WorldSuite(suite=suite, tasks=taskset, runs_code=True)``
     """
 
     suite: Suite
-    tasks: Mapping[str, Task]
-
-    @property
-    def runs_code(self) -> bool:
-        """True if code that a model wrote is run, by a harness or by a grader."""
-        return any(task.harness != "single" or task.grading.grader != "pattern" for task in self.tasks.values())
+    tasks: Taskset
+    runs_code: bool
 
 
 def world_suite(file: str, config: Config, split: Split = Split.HELD_OUT) -> WorldSuite:
@@ -56,11 +55,15 @@ def world_suite(file: str, config: Config, split: Split = Split.HELD_OUT) -> Wor
         if task.grading.grader not in WORLD_GRADERS:
             known = ", ".join(WORLD_GRADERS)
             raise BadConfig(f"task {task.id!r}: no grader {task.grading.grader!r}; there are {known}")
-    hashes = {name: harness.hash for name, harness in open_harnesses(config).items()}
-    used = sorted({hashes[task.harness] for task in tasks})
+    harnesses = open_harnesses(config)
+    used = sorted({harnesses[task.harness].hash for task in tasks})
     told = "\0".join([taskset.hash, split.value, str(len(tasks)), str(config.worlds.temperature), *used])
     suite = Suite(f"world {taskset.name}", blake3(told.encode()).hexdigest(), tuple(map(_item, tasks)))
-    return WorldSuite(suite=suite, tasks={task.id: task for task in tasks})
+    return WorldSuite(
+        suite=suite,
+        tasks=replace(taskset, tasks=tuple(tasks)),
+        runs_code=any(harnesses[task.harness].needs_sandbox or task.grading.grader != "pattern" for task in tasks),
+    )
 
 
 def _item(task: Task) -> Item:
@@ -77,32 +80,30 @@ def _item(task: Task) -> Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutWorld:
-    """Implements `Trying`: a run's harnesses, sandboxes and graders, and the gateway at `url`.
+    """Implements `TaskWorld`: a run's harnesses, sandboxes and graders, and the gateway at `url`.
 
     Example: ``HeldOutWorld(config=config, url="http://127.0.0.1:8321", tasks=found.tasks)``
     """
 
     config: Config
     url: str
-    tasks: Mapping[str, Task]
+    tasks: Taskset
 
     @contextlib.asynccontextmanager
     async def open(self, slot: str) -> AsyncGenerator[TryOnce]:
         from ostinato.evaluate.trying.rollouts import WholeTry
 
         token, number = f"bar{secrets.token_hex(4)}", 0
-        longest_s = max(task.timeout_s for task in self.tasks.values())
-        async with open_workshop(self.config, self.url, longest_s=longest_s, slot=slot, gives_way=False) as (
-            shop,
-            gateway,
-        ):
+        tasks = {task.id: task for task in self.tasks.tasks}
+        place = home(self.config)
+        async with open_workshop(self.config, place, self.url, self.tasks, slot, gives_way=False) as shop:
 
             async def try_once(item: Item, seed: int) -> WholeTry:
                 nonlocal number
                 number += 1
-                task = self.tasks[item.id]
+                task = tasks[item.id]
                 harness = shop.harnesses[task.harness].hash
-                model = gateway.model(f"{token}.{number}", group=None, harness=harness, seed=seed)
+                model = shop.gateway.model(f"{token}.{number}", group=None, harness=harness, seed=seed)
                 rollout = await shop.work(task, model)
                 if rollout.ended is Ended.FAILED:
                     why = rollout.detail.get("why", "it did not begin")
@@ -111,7 +112,7 @@ class HeldOutWorld:
                 return WholeTry(
                     score=0.0 if grade.cheated else grade.value,
                     formed=rollout.ended is Ended.SUBMITTED,
-                    policies=tuple(model.policies),
+                    policies=tuple(sorted(model.policies)),
                 )
 
             yield try_once
@@ -121,5 +122,5 @@ def open_rollout_runner(config: Config, url: str, world: WorldSuite) -> RolloutR
     """The runner of a world's tasks against a gateway."""
     from ostinato.evaluate.trying.rollouts import RolloutRunner
 
-    trying = HeldOutWorld(config=config, url=url, tasks=world.tasks)
-    return RolloutRunner(world.suite, trying, url, config.evaluate.runner)
+    world_of = HeldOutWorld(config=config, url=url, tasks=world.tasks)
+    return RolloutRunner(world.suite, world_of, url, config.evaluate.runner)

@@ -6,17 +6,19 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
-from ostinato.app.storage import Run, home
+from ostinato.app.storage import Home, Run
 from ostinato.app.worlds_grading import open_graders
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Arm
 from ostinato.worlds.harness.opening import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import Harness
+from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
@@ -38,7 +40,7 @@ def open_taskset(config: Config) -> Taskset:
 
 
 def check_harnesses(config: Config, tasks: Iterable[Task]) -> None:
-    """Raise BadConfig for a task that nobody can work on."""
+    """Raise BadConfig for a task whose harness there is not."""
     known = open_harnesses(config)
     for task in tasks:
         if task.harness not in known:
@@ -54,41 +56,36 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 
 
 @contextlib.asynccontextmanager
-async def open_workshop(
-    config: Config, url: str, *, longest_s: float, slot: str = Arm.WORLD.value, gives_way: bool = True
-) -> AsyncGenerator[tuple[Workshop, WorldGateway]]:
-    """Who works on tasks, and the gateway at `url` in whose slot they ask, inside the block. Raises BadConfig.
+async def open_rollouts(
+    run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
+) -> AsyncGenerator[Rollouts]:
+    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
 
-    Args:
-        config: of the run.
-        url: where the gateway listens.
-        longest_s: seconds of the longest answer.
-        slot: whose weights answer.
-        gives_way: single answers are graded only while nothing else wants the processor.
+    `tell` and `keep` are as `Rollouts` has them.
     """
-    async with contextlib.AsyncExitStack() as leaving:
-        key, temperature = home(config).admin_key(), config.worlds.temperature
-        gateway = WorldGateway(url, key, temperature=temperature, timeout_s=longest_s, slot=slot)
-        await leaving.enter_async_context(gateway)
-        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=gives_way)
-        leaving.callback(runs.close)
-        leaving.push_async_callback(boxes.close)
-        shop = Workshop(
-            harnesses=open_harnesses(config),
-            backend=boxes,
-            grader=open_graders(boxes, runs, python_inside()),
-            gateway=gateway,
-        )
-        yield shop, gateway
+    journal, events = EventFile.open(run.home.rollouts)
+    with contextlib.closing(journal):
+        async with open_workshop(run.config, run.home, url, tasks) as shop:
+            spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
+            flat_count = run.config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
 
 
 @contextlib.asynccontextmanager
-async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., None]) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull."""
-    config = run.config
-    journal, events = EventFile.open(run.home.rollouts)
-    with contextlib.closing(journal):
-        longest_s = max(task.timeout_s for task in tasks.tasks)
-        async with open_workshop(config, url, longest_s=longest_s) as (shop, _):
-            spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
-            yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell)
+async def open_workshop(
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, gives_way: bool = True
+) -> AsyncGenerator[Workshop]:
+    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
+
+    `gives_way`: single answers are graded while nothing else wants the processor.
+    """
+    longest = max(task.timeout_s for task in tasks.tasks)
+    async with contextlib.AsyncExitStack() as leaving:
+        gateway = await leaving.enter_async_context(
+            WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
+        )
+        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=gives_way)
+        leaving.callback(runs.close)
+        leaving.push_async_callback(boxes.close)
+        grader = open_graders(boxes, runs, python_inside())
+        yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)

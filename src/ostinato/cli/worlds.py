@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 from ostinato.cli.options import Common
@@ -101,6 +101,55 @@ def show(file: Path) -> None:
     from ostinato.launch.commands.worlds.show import show_taskset
 
     show_taskset(file, Console())
+
+
+@worlds.command
+def run(
+    file: Path,
+    *,
+    split: Literal["held_out", "train", "canary", "all"] = "held_out",
+    tries: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    concurrency: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
+    release: str = "newest",
+    out: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    common: Common | None = None,
+) -> None:
+    """Try each task so many times with the weights of a run, and say what was solved: pass@1 and best-of-k. Nothing is learned from it.
+
+    Where the run is up, its gateway answers; otherwise a gateway is started for as long as it takes. Every record lies in
+    `finished.jsonl` in the run's directory, too.
+
+    For example: `ostinato worlds run tasks.jsonl --tries 8 --release v40 --set run.directory=runs/demo`
+
+    Parameters
+    ----------
+    file
+        The taskset (JSONL).
+    split
+        Which of its tasks.
+    tries
+        Rollouts of each task: k of best-of-k.
+    limit
+        At most so many tasks, drawn by `worlds.seed`; 0: all.
+    concurrency
+        Rollouts at once; none: `worlds.concurrency`.
+    release
+        Whose weights: newest, a ref such as live, a number such as v12, or the first digits of a root. They are held still while it
+        lasts; where a release worker is up, only newest can be measured, as it moves.
+    out
+        A file to which the records are appended, for `ostinato worlds coverage` and others.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.measuring.run import Asked, run_tasks
+
+    config = (common or Common()).of_run_or_new()
+    if concurrency is not None:
+        config = config.model_copy(update={"worlds": config.worlds.model_copy(update={"concurrency": concurrency})})
+    asked = Asked(file=file, split=split, tries=tries, limit=limit, release=release, out=out, machine=json)
+    asyncio.run(run_tasks(config, asked, Console()))
 
 
 @worlds.command

@@ -49,7 +49,11 @@ def test_only_held_out_tasks_count_and_the_hash_stands_for_all_that_decides(tmp_
     file = str(write(tmp_path / "letters.jsonl"))
     found = world_suite(file, settings(tmp_path))
     assert found.suite.name == "world letters"
-    assert [item.id for item in found.suite.items] == list(found.tasks) == [f"held_out{n}" for n in range(90)]
+    assert (
+        [item.id for item in found.suite.items]
+        == [task.id for task in found.tasks.tasks]
+        == [f"held_out{n}" for n in range(90)]
+    )
     assert [message.role for message in found.suite.items[0].messages] == ["system", "user"]
     assert not found.runs_code
     assert world_suite(file, settings(tmp_path)).suite == found.suite
@@ -73,7 +77,7 @@ def test_only_held_out_tasks_count_and_the_hash_stands_for_all_that_decides(tmp_
     ("changes", "told"),
     [
         ({"split": "train"}, "no task has the split 'held_out'"),
-        ({"harness": "bard"}, "task 'held_out0': no harness 'bard'; there are single"),
+        ({"harness": "bard"}, "task 'held_out0': no harness 'bard'; there are "),
         ({"grading": {"grader": "vibes"}}, "task 'held_out0': no grader 'vibes'; there are function"),
     ],
 )

@@ -85,6 +85,22 @@ def test_a_group_in_which_all_did_alike_teaches_exactly_nothing(size: int, grade
         GroupRelative()(by_episode(flat), final(flat, *[grade] * size))
 
 
+def test_one_success_of_eight_by_hand():
+    """7/8 and -1/8: not divided by the spread (2.65 and -0.38), not by those of the others (1 and -1/7)."""
+    turns = rollouts("g", *[1] * 8)
+    found = GroupRelative()(by_episode(turns), final(turns, 1.0, *[0.0] * 7))
+    assert [found[turn.id][0] for turn in turns] == [0.875] + [-0.125] * 7
+
+
+def test_who_alone_was_graded_of_a_group_teaches_nothing():
+    """What other rollouts of the group were worth nobody knows: its grade is no advantage over them."""
+    alone, other = rollouts("torn", 1), rollouts("other", 1, 1)
+    found = GroupRelative()(by_episode(alone + other), final(alone + other, 1.0, 1.0, 0.0))
+    assert found[alone[0].id] == (0.0, 0.0)
+    with pytest.raises(NoSignal, match="in none of 1 groups"):
+        GroupRelative()(by_episode(alone), final(alone, 1.0))
+
+
 def test_nothing_at_all_and_nonsense_are_refused():
     with pytest.raises(NoSignal, match="batch is empty"):
         GroupRelative()([], {})

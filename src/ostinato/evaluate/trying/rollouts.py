@@ -1,6 +1,6 @@
 """Runs a suite whose items are tasks of a simulated world: each draw is a whole rollout, by the task's harness, in the slot that is asked.
 
-Who works on a task, where, and how the outcome is graded is the world's business and comes through `Trying`. As for a single answer, a
+Who works on a task, where, and how the outcome is graded is the world's business and comes through `TaskWorld`. As for a single answer, a
 draw starts from numbers that only suite, item and draw decide, so versions are paired by (item, draw).
 """
 
@@ -41,7 +41,7 @@ TryOnce = Callable[[Item, int], Awaitable[WholeTry]]
 """(item, seed of what is sampled first) -> the rollout. Raises Unavailable where another try may succeed."""
 
 
-class Trying(Protocol):
+class TaskWorld(Protocol):
     """The world that the items' tasks live in."""
 
     def open(self, slot: str) -> AbstractAsyncContextManager[TryOnce]:
@@ -52,7 +52,7 @@ class Trying(Protocol):
 class RolloutRunner:
     """One suite of tasks, one world, one gateway. Implements `Runner`."""
 
-    def __init__(self, suite: Suite, world: Trying, base_url: str, config: RunnerConfig) -> None:
+    def __init__(self, suite: Suite, world: TaskWorld, base_url: str, config: RunnerConfig) -> None:
         self.suite = suite
         self._world = world
         self._health = base_url.rstrip("/").removesuffix("/v1") + "/health"

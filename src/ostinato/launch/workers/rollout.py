@@ -29,7 +29,10 @@ async def rollout(config: Config, life: Life) -> None:
         url = await unless(life.stopping, gateway(run.home))
         progress = Progress(run.home.progress("rollout"), kept_bytes(config))
         progress.write("tasks", name=tasks.name, hash=tasks.hash, count=len(tasks.tasks))
-        async with open_rollouts(run, url, tasks, progress.write) as rollouts:
+        kept = Progress(run.home.finished, kept_bytes(config))
+        async with open_rollouts(
+            run, url, tasks, progress.write, lambda finished: kept.append(finished.line())
+        ) as rollouts:
             telling = asyncio.create_task(_tell(rollouts, life))
             try:
                 await unless(life.stopping, _run(rollouts, life))

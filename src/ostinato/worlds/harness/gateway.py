@@ -37,7 +37,8 @@ class Calls(Protocol):
 
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed. `turns` are the ids of what was captured, `policies` who made it.
+    """Implements `Model` over chat completions, not streamed. `turns` are the ids of what was captured, `policies` the weights that made
+    its tokens.
 
     A call that fails on its way is made again under its idempotency key: what was sampled by then is the answer, and is not sampled twice.
 
@@ -69,7 +70,7 @@ class EpisodeModel:
             **({} if group is None else {"X-Ostinato-Group": group}),
         }
         self.turns: list[str] = []
-        self.policies: dict[PolicyVersion, None] = {}
+        self.policies: set[PolicyVersion] = set()
 
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int, stop: Sequence[str] = ()
@@ -92,9 +93,8 @@ class EpisodeModel:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         answer = await self._answer(body)
         answered = _answered(answer)
-        for number, content_hash, _ in answer["ostinato"].get("spans") or ():
-            self.policies[PolicyVersion(number=number, hash=content_hash)] = None
         self.turns.append(answered.turn)
+        self.policies |= {PolicyVersion(number=span[0], hash=span[1]) for span in answer["ostinato"].get("spans", ())}
         return answered
 
     async def _answer(self, body: dict[str, Any]) -> Mapping[str, Any]:

@@ -77,6 +77,11 @@ class Harness(Protocol):
         """Of all that decides what the model sees: prompts, tools and their descriptions, limits, version. Goes onto every turn."""
         ...
 
+    @property
+    def needs_sandbox(self) -> bool:
+        """True if it runs programs, and is given a sandbox for them."""
+        ...
+
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Work until the model is done or may not go on. What the model does wrong is part of the rollout, never an exception.
 

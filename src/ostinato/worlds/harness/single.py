@@ -16,6 +16,7 @@ class SingleAnswer:
 
     name = "single"
     hash = harness_hash(name, _VERSION)
+    needs_sandbox = False
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """One answer. A prompt that does not fit ends it before the model said anything."""

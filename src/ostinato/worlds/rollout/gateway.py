@@ -1,4 +1,4 @@
-"""The gateway as rollouts see it: a model for each episode, in the slot of the newest weights or another, and a place for verdicts."""
+"""The gateway as the rollout worker sees it: a model for each episode, and a place to tell verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import aiohttp
 
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.gateway import EpisodeModel
 
 
@@ -30,7 +30,13 @@ class WorldGateway:
     """
 
     def __init__(
-        self, url: str, key: str, *, temperature: float = 1.0, timeout_s: float = 600.0, slot: str = Arm.WORLD.value
+        self,
+        url: str,
+        key: str,
+        *,
+        temperature: float = 1.0,
+        timeout_s: float = 600.0,
+        slot: str = Arm.WORLD.value,
     ) -> None:
         self._url, self._key, self.temperature, self._slot = url.rstrip("/"), key, temperature, slot
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -53,12 +59,17 @@ class WorldGateway:
 
     async def ready(self) -> bool:
         """True once the slot holds weights."""
+        return await self.holds() is not None
+
+    async def holds(self) -> PolicyVersion | None:
+        """The weights in the slot; None while there are none, or nobody answers."""
         try:
             health = await self.call("GET", "/health")
         except (Unavailable, BadRequest):
-            return False
+            return None
         self._model = str(health.get("model", ""))
-        return self._slot in cast("dict[str, Any]", health.get("slots", {}))
+        found = cast("dict[str, Any]", health.get("slots", {})).get(self._slot)
+        return None if found is None else PolicyVersion(number=int(found["number"]), hash=str(found["hash"]))
 
     async def say(self, events: Sequence[dict[str, Any]]) -> None:
         """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
@@ -67,7 +78,7 @@ class WorldGateway:
     async def named(self) -> str:
         """What the gateway calls its model. Raises Unavailable."""
         if not self._model and not await self.ready():
-            raise Unavailable(f"the gateway has no weights in slot {self._slot!r} yet")
+            raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:

@@ -86,7 +86,11 @@ class Boxes:
         line = Line()
         blobs = [anonymous_file(await asyncio.to_thread(pack_files, spec.files))] if spec.files else []
         try:
-            await self._zygote.start(message, [line.theirs.fileno(), *blobs, *mounts])
+            numbers = {
+                os.path.realpath(layer): int(name[1:])
+                for layer, name in zip(reversed(spec.layers), stack.layers, strict=True)
+            }
+            await self._zygote.start(message, [line.theirs.fileno(), *blobs, *mounts], numbers)
             line.sent()
             async with asyncio.timeout(_START_S):
                 ready = await line.ready

@@ -9,11 +9,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, SandboxRefused, Unavailable
+from ostinato.worlds.sandbox.inside.groups import sweep_groups
 from ostinato.worlds.sandbox.launcher import build, system_call_filter
 from ostinato.worlds.sandbox.protocol import START, StartFlag, anonymous_file, refusal, send
 
@@ -60,7 +61,7 @@ class Zygote:
         return json.dumps(given).encode()
 
     async def opened(self) -> socket.socket:
-        """The control socket of a live zygote. Raises SandboxRefused with the step that failed."""
+        """The control socket of a live zygote. Raises SandboxRefused with the step that failed, Unavailable if somebody killed it."""
         async with self._lock:
             if self._control is not None:
                 return self._control
@@ -80,6 +81,8 @@ class Zygote:
             try:
                 async with asyncio.timeout(_START_S):
                     heard = await asyncio.get_running_loop().sock_recv(self._control, 65536)
+                if not heard and await asyncio.to_thread(self.process.wait, _START_S) <= 0:
+                    raise Unavailable("the sandbox's keeper was killed as it started; is memory short?")
                 self.hello = json.loads(heard or b'{"step": "start the zygote", "error": "it ended at once"}')
                 if "step" in self.hello:
                     raise refusal(self.hello["step"], self.hello["error"])
@@ -88,10 +91,14 @@ class Zygote:
                 raise
             return self._control
 
-    async def start(self, message: bytes, fds: Sequence[int]) -> None:
-        """Have a box started; it answers on its own line. A zygote that somebody killed is replaced once. Raises Unavailable."""
+    async def start(self, message: bytes, fds: Sequence[int], layers: Mapping[str, int] | None = None) -> None:
+        """Have a box started; it answers on its own line. A zygote that somebody killed is replaced once, unless the message speaks of
+        `layers` by the numbers of the one before. Raises Unavailable.
+        """
         for _ in range(2):
             control = await self.opened()
+            if any(self._layers.get(path) != number for path, number in (layers or {}).items()):
+                raise Unavailable("the sandbox's zygote was replaced, and knows no layers yet")
             try:
                 await send(control, message, fds)
                 return
@@ -108,20 +115,38 @@ class Zygote:
         async with self._asking:
             control = await self.opened()
             if path not in self._layers:
-                assert self._requests is not None
-                loop = asyncio.get_running_loop()
-                await send(self._requests, path.encode(), ())
-                await _readable(loop, self._requests)
-                answer, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
-                if not fds:
-                    said = json.loads(answer or b'{"step": "open a layer", "error": "the keeper ended"}')
-                    raise refusal(said["step"], f"{said['error']} ({path})")
                 try:
-                    await send(control, START.pack(StartFlag.LAYER, *[0] * 10), fds)
-                finally:
-                    os.close(fds[0])
-                self._layers[path] = int(await loop.sock_recv(control, 64) or b"-1")
+                    self._layers[path] = await self._open_layer(control, path)
+                except SandboxRefused:
+                    raise
+                except OSError as error:
+                    if self._control is control:
+                        self.close()
+                    raise Unavailable(
+                        "the sandbox's keeper was killed as it opened a layer; is memory short?"
+                    ) from error
             return self._layers[path]
+
+    async def _open_layer(self, control: socket.socket, path: str) -> int:
+        """Raises SandboxRefused, and OSError where the keeper or the zygote is gone."""
+        assert self._requests is not None
+        loop = asyncio.get_running_loop()
+        await send(self._requests, path.encode(), ())
+        await _readable(loop, self._requests)
+        answer, fds, _, _ = socket.recv_fds(self._requests, 65536, 1)
+        if not answer:
+            raise ConnectionResetError
+        if not fds:
+            said = json.loads(answer)
+            raise refusal(said["step"], f"{said['error']} ({path})")
+        try:
+            await send(control, START.pack(StartFlag.LAYER, *[0] * 10), fds)
+        finally:
+            os.close(fds[0])
+        number = await loop.sock_recv(control, 64)
+        if not number:
+            raise ConnectionResetError
+        return int(number)
 
     def close(self) -> None:
         """End the zygote and every box, and wait until the keeper has tidied up. A later box starts a new one."""
@@ -134,7 +159,8 @@ class Zygote:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(10.0)
             self.process.kill()
-            self.process.wait()
+            if self.process.wait() < 0:
+                sweep_groups(tries=100)
             self.process = None
 
 

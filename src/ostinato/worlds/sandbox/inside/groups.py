@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+TREE = Path("/sys/fs/cgroup")
 SHARES, WEIGHT = 102, 10  # a tenth of what an ordinary group gets: of 1024 (version 1), of 100 (version 2)
 
 
@@ -21,21 +24,64 @@ def own_groups(text: str) -> dict[str, str]:
     return found
 
 
+def _places(tree: Path, paths: dict[str, str]) -> Iterator[Path]:
+    """Where groups are made."""
+    for controller in ("cpu", "memory"):
+        if controller in paths:
+            yield tree / controller / paths[controller].lstrip("/")
+    if "" in paths:
+        place = tree / paths[""].lstrip("/")
+        yield from (place, place.parent)
+
+
+def _removed(group: Path) -> bool:
+    """True once a group and those of its boxes are gone; False while the kernel still holds one."""
+    try:
+        for box in group.iterdir():
+            if re.fullmatch(r"b\d+", box.name):
+                box.rmdir()
+        group.rmdir()
+    except FileNotFoundError:
+        return not group.exists()
+    except OSError:
+        return False
+    return True
+
+
+def sweep_groups(tree: Path = TREE, own: str | None = None, *, tries: int = 1) -> None:
+    """Remove what keepers that were killed left beside our own groups: whoever lives holds a lock on each of its own."""
+    for place in _places(tree, own_groups(Path("/proc/self/cgroup").read_text() if own is None else own)):
+        for group in place.glob("ostinato-*"):
+            with contextlib.suppress(OSError):
+                held = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    for left in reversed(range(tries)):
+                        if _removed(group):
+                            break
+                        time.sleep(0.01 if left else 0.0)
+                finally:
+                    os.close(held)
+
+
 class ControlGroups:
     """One group for all boxes in each tree that can be written, below the group that this process is in; `close` removes them.
+    What others left there that were killed goes first.
 
     `memory` is the directory in which every box gets its own group, None where memory cannot be counted; `version` 1 or 2.
     """
 
-    def __init__(self, tree: Path = Path("/sys/fs/cgroup"), own: str | None = None, *, gives_way: bool = True) -> None:
+    def __init__(self, tree: Path = TREE, own: str | None = None, *, gives_way: bool = True) -> None:
         self._gives_way = gives_way
         self.memory: Path | None = None
         self.version = 0
         self.shares = False
-        self._made: list[Path] = []
+        self._made: dict[Path, int] = {}  # with the descriptors that hold their locks
         self._left: Path | None = None
         self._name = f"ostinato-{os.getpid()}"
-        paths = own_groups(Path("/proc/self/cgroup").read_text() if own is None else own)
+        own = Path("/proc/self/cgroup").read_text() if own is None else own
+        paths = own_groups(own)
+        sweep_groups(tree, own)
         with contextlib.suppress(OSError):
             self._first(tree, paths)
         with contextlib.suppress(OSError):
@@ -43,9 +89,15 @@ class ControlGroups:
 
     def _make(self, parent: Path) -> Path:
         made = parent / self._name
-        made.mkdir()
-        self._made.append(made)
-        return made
+        while True:
+            made.mkdir()
+            with contextlib.suppress(FileNotFoundError):  # taken for left over before it was held
+                held = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(held, fcntl.LOCK_EX)
+                if made.exists():
+                    self._made[made] = held
+                    return made
+                os.close(held)
 
     def _first(self, tree: Path, paths: dict[str, str]) -> None:
         if "cpu" in paths and self._gives_way:
@@ -90,13 +142,16 @@ class ControlGroups:
         if self._left is not None:
             with contextlib.suppress(OSError):
                 (self._left / "cgroup.procs").write_text("0")
-        for made in reversed(self._made):
-            for group in (*(path for path in made.iterdir() if re.fullmatch(r"b\d+", path.name)), made):
-                for _ in range(800):
-                    try:
-                        group.rmdir()
-                        break
-                    except FileNotFoundError:
-                        break
-                    except OSError:
-                        time.sleep(0.01)
+        for made, held in reversed(self._made.items()):
+            for _ in range(800):
+                if _removed(made):
+                    break
+                time.sleep(0.01)
+            os.close(held)
+        self._made.clear()
+
+    def let_go(self) -> None:
+        """In a copy of the process: its end must say nothing of who holds the groups."""
+        for held in self._made.values():
+            os.close(held)
+        self._made.clear()

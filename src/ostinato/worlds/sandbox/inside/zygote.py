@@ -266,6 +266,8 @@ def main() -> None:
         zygote = os.fork()
         if zygote == 0:
             requests.close()
+            if groups is not None:
+                groups.let_go()
             start_zygote(control, given, groups, root, proc)
     except k.StepError as error:
         control.send(json.dumps(error.report).encode())
