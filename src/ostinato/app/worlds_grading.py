@@ -23,14 +23,18 @@ from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Task
 
+WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests")
+"""The names that tasks may use."""
+
 
 @contextlib.asynccontextmanager
 async def open_grading(
-    config: Config, environment: Mapping[str, str] = os.environ
+    config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
 ) -> AsyncGenerator[tuple[Backend, Grader]]:
     """Sandboxes, and the grader of any task in them, with the effort's price and the judge that `[worlds]` sets.
 
-    Raises BadConfig for a judge whose key is not set.
+    `proving`: for a verdict about a candidate. Effort has no price then, and single answers need not wait until nothing else wants the
+    processor. Raises BadConfig for a judge whose key is not set.
     """
     settings = config.worlds
     async with contextlib.AsyncExitStack() as leaving:
@@ -42,10 +46,11 @@ async def open_grading(
                     f"worlds.judge takes its key from the variable {settings.judge.key_env}, which is not set"
                 )
             judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
-        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
+        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=not proving)
         leaving.callback(runs.close)
         leaving.push_async_callback(boxes.close)
-        yield boxes, open_graders(boxes, runs, python_inside(), effort=settings.effort, judge=judge)
+        effort = None if proving else settings.effort
+        yield boxes, open_graders(boxes, runs, python_inside(), effort=effort, judge=judge)
 
 
 def open_graders(
@@ -57,7 +62,7 @@ def open_graders(
     judge: RubricJudge | None = None,
     alarm: Alarm | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names: "function", "pytest", "python_tests" or "pattern".
+    """Grades any task by the grader that it names, one of `WORLD_GRADERS`.
 
     Args:
         backend: where function and repository tasks are graded.

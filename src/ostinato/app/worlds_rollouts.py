@@ -72,13 +72,16 @@ async def open_rollouts(
 
 @contextlib.asynccontextmanager
 async def open_workshop(
-    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, proving: bool = False
 ) -> AsyncGenerator[Workshop]:
-    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
+    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
+
+    `proving`: as `open_grading` has it.
+    """
     longest = max(task.timeout_s for task in tasks.tasks)
     async with contextlib.AsyncExitStack() as leaving:
         gateway = await leaving.enter_async_context(
             WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
         )
-        boxes, grader = await leaving.enter_async_context(open_grading(config))
+        boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
         yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
