@@ -15,7 +15,7 @@ from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, Rollout
-from ostinato.worlds.rollout.finished import Finished, finished
+from ostinato.worlds.rollout.finished import Finished, finished_of
 from ostinato.worlds.tasks.task import Task, Taskset
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Tried:
 
     def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
         """What is kept of it. Reads the files that the task put where something was changed."""
-        return finished(
+        return finished_of(
             self.task,
             self.rollout,
             self.grade,

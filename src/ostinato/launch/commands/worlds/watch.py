@@ -62,7 +62,7 @@ async def print_ended(facts: WorldFacts, seen: int, console: Console) -> int:
     """Print a line for each rollout that was read after the one numbered `seen`, of the newest; the number of the last one."""
     listed = (await facts.rollouts(RolloutQuery())).rows
     for line in reversed([each for each in listed if each.seq > seen]):
-        console.print(line_of(line), soft_wrap=True)
+        console.print(line_about(line), soft_wrap=True)
     return max([seen, *(each.seq for each in listed)])
 
 
@@ -133,7 +133,7 @@ def screen(now: WorldsNow, at: float) -> RenderableType:
     if now.newest:
         parts.append(Text("newest", "dim"))
     parts += [
-        Text.assemble(f"  {'' if line.at is None else f'{ago(at - line.at)} ago':>14}  ", line_of(line))
+        Text.assemble(f"  {'' if line.at is None else f'{ago(at - line.at)} ago':>14}  ", line_about(line))
         for line in now.newest[:_NEWEST]
     ]
     parts += [
@@ -143,7 +143,7 @@ def screen(now: WorldsNow, at: float) -> RenderableType:
     return Group(*parts)
 
 
-def line_of(line: RolloutLine) -> Text:
+def line_about(line: RolloutLine) -> Text:
     """One rollout in a line."""
     how = _outcome(line)
     value = "not graded" if line.value is None else f"{line.value:g}"
@@ -199,10 +199,10 @@ def _group(group: GroupUnderWay) -> Text:
 def head_of(detail: RolloutDetail) -> RenderableType:
     """Which rollout it is, and the members of its group."""
     line = detail.line
-    told = [Text.assemble(("rollout ", "bold"), line_of(line)), Text(f"harness {plain(line.harness)}", "dim")]
+    told = [Text.assemble(("rollout ", "bold"), line_about(line)), Text(f"harness {plain(line.harness)}", "dim")]
     if len(detail.members) > 1:
         told.append(Text("its group:", "dim"))
-        told += [Text.assemble("  ", line_of(each)) for each in detail.members]
+        told += [Text.assemble("  ", line_about(each)) for each in detail.members]
     return Group(*told)
 
 
@@ -232,7 +232,7 @@ def outcome_of(detail: RolloutDetail) -> RenderableType:
         parts.append(Text(f"and {detail.more_changes} more", "dim"))
     if not detail.on_record:
         return Group(*parts, Text("it has not ended, or is not on record any more", "dim"))
-    parts.append(Text.assemble(("graded ", "bold"), line_of(detail.line)))
+    parts.append(Text.assemble(("graded ", "bold"), line_about(detail.line)))
     parts += [Text(f"  {plain(name)} {value:g}") for name, value in detail.parts.items()]
     parts += [Text(f"  {plain(line)}") for line in detail.why.splitlines()]
     parts += [Text(f"  cheated: {plain(what)}", "bold red") for what in detail.line.cheated]

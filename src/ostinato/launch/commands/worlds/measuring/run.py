@@ -23,8 +23,8 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.records import PolicyVersion
-from ostinato.launch.commands.worlds.measuring.figures import as_json, show_figures
-from ostinato.launch.commands.worlds.measuring.weights import Placed, at_gateway, place_weights
+from ostinato.launch.commands.worlds.measuring.figures import figures_json, show_figures
+from ostinato.launch.commands.worlds.measuring.weights import PlacedWeights, at_gateway, place_weights
 from ostinato.launch.views import progress
 from ostinato.launch.views.plain import plain
 from ostinato.worlds.rollout.cheats import CheatWatch
@@ -78,7 +78,7 @@ async def run_tasks(config: Config, asked: Asked, console: Console) -> None:
     await _note(config, tasks, records, asked.tries)
     whole = len(records) == asked.tries * len(chosen)
     if asked.machine:
-        console.out(json.dumps(as_json(records, asked.tries, policy, whole=whole)), highlight=False)
+        console.out(json.dumps(figures_json(records, asked.tries, policy, whole=whole)), highlight=False)
         return
     if not whole:
         console.print(Text(f"stopped after {len(records)} of {asked.tries * len(chosen)} rollouts", "yellow"))
@@ -108,7 +108,7 @@ def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task
     return [task for task in found if task.id in drawn]
 
 
-def _named(placed: Placed) -> str:
+def _named(placed: PlacedWeights) -> str:
     held = "held still" if placed.pinned else "which moves as the trainer learns"
     return f"answers come from {placed.policy}, slot {placed.slot}, {held}"
 
