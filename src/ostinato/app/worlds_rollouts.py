@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from ostinato.core.errors import BadConfig
 from ostinato.worlds.harness.opening import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.rollout.groups import most_steps_behind
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.working import Rollouts, Workshop
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Split, Taskset
 from ostinato.worlds.tasks.tasksets import load
+
+logger = logging.getLogger(__name__)
 
 
 def open_taskset(config: Config) -> Taskset:
@@ -51,6 +55,7 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., None]) -> AsyncGenerator[Rollouts]:
     """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull."""
     config = run.config
+    warn_of_staleness(config)
     journal, events = EventFile.open(run.home.rollouts)
     async with contextlib.AsyncExitStack() as leaving:
         leaving.callback(journal.close)
@@ -69,3 +74,15 @@ async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., 
                 gateway=gateway,
             )
             yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell)
+
+
+def warn_of_staleness(config: Config) -> None:
+    """Say so where groups that take long may be held back as too stale: what is then learned from is the quick ones."""
+    pace, bound = config.worlds, config.reward.world_staleness
+    behind = most_steps_behind(per_step=pace.groups, lead=pace.lead, window=pace.window)
+    if behind > bound:
+        logger.warning(
+            "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "
+            "may be held back; lower the first two or raise the last",
+            *(behind, pace.lead, pace.window, bound),
+        )
