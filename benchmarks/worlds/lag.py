@@ -52,7 +52,8 @@ from ostinato.worlds.harness.single import SingleAnswer
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
 
@@ -121,6 +122,7 @@ class Slow:
     """Implements `Harness`: one answer, then a wait. In lockstep it begins once the last step's weights answer."""
 
     name = "slow"
+    needs_sandbox = False
     hash = harness_hash(name, 1)
 
     def __init__(self, seed: int, gateway: WorldGateway, spending: Spending, *, lockstep: bool) -> None:

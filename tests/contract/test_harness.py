@@ -1,16 +1,15 @@
 """What every harness keeps: turns and messages in order, what the model does wrong stays in the conversation, every budget ends it."""
 
-import asyncio
-import json
 from dataclasses import replace
 
 import pytest
+from tests.fakes.scripted_model import ScriptedModel, says
 
-from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.worlds.harness.opening import HARNESSES, open_harness
-from ostinato.worlds.harness.rollout import Answered, Ended
+from ostinato.worlds.harness.rollout import Ended
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -27,36 +26,6 @@ TASK = Task(
 )
 
 
-def says(text="", *calls, finish="stop", tokens=10):
-    return text, calls, finish, tokens
-
-
-class ScriptedModel:
-    """Implements `Model`: says what is scripted; an exception is raised, None never answers."""
-
-    def __init__(self, *script):
-        self.script, self.asked, self.budgets = list(script), [], []
-
-    async def ask(self, messages, tools=(), *, max_tokens, stop=()):
-        self.asked.append(tuple(messages))
-        self.budgets.append(max_tokens)
-        number = len(self.asked) - 1
-        scripted = self.script[number]
-        if scripted is None:
-            await asyncio.get_running_loop().create_future()
-        if isinstance(scripted, Exception):
-            raise scripted
-        text, wanted, finish, tokens = scripted
-        calls = tuple(
-            ToolCall(
-                id=f"call_{number}_{place}", name=name, arguments=given if isinstance(given, str) else json.dumps(given)
-            )
-            for place, (name, given) in enumerate(wanted)
-        )
-        said = Message(role=Role.ASSISTANT, text=text, calls=calls)
-        return Answered(turn=f"t{number}:0", message=said, finish=finish, prompt_tokens=5, tokens=tokens)
-
-
 @pytest.fixture
 async def box():
     boxes = Boxes()
@@ -66,7 +35,7 @@ async def box():
 
 @pytest.fixture(params=HARNESSES)
 def harness(request):
-    return open_harness(request.param)
+    return open_harness(request.param, {"command": ["true"]} if request.param == "repair" else None)
 
 
 @pytest.fixture
@@ -85,7 +54,8 @@ async def test_an_answer_is_a_rollout(harness, box):
     assert rollout.harness == f"{harness.name}@{harness.hash}"
     assert rollout.messages == (*model.asked[0], Message(role=Role.ASSISTANT, text="Done."))
     assert model.asked[0][-1] == TASK.messages[-1]
-    assert (rollout.effort["turns"], rollout.effort["tokens"], rollout.changes) == (1, 10, ())
+    assert (rollout.effort["turns"], rollout.effort["tokens"], rollout.effort["final_tokens"]) == (1, 10, 10)
+    assert [change.path for change in rollout.changes] == (["answer.py"] if harness.name == "repair" else [])
     assert len(harness.hash) == 16
 
 
@@ -132,6 +102,8 @@ async def test_tools_work_in_the_sandbox_until_the_submit(tools, box):
     answered = [call.id for message in rollout.messages for call in message.calls]
     assert [message.answers for message in rollout.messages if message.role is Role.TOOL] == answered
     assert (rollout.effort["calls"], rollout.effort["errors"]) == (7, 2)
+    said = rollout.effort["call_tokens"] + rollout.effort.get("final_tokens", 0)
+    assert said == rollout.effort["tokens"] > 0, "what effort costs is asked of what the harness counts"
 
 
 @pytest.mark.parametrize(

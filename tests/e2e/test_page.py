@@ -3,27 +3,18 @@
 Needs Debian's chromium and Playwright (`pip install playwright`); axe-core's `axe.min.js` is named by the variable OSTINATO_AXE.
 """
 
-import asyncio
-import os
-import shutil
-import socket
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-import uvicorn
+from tests.fakes.browser import AXE, CHROMIUM, WIDTHS, Server, browsing
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, PageWorld, a_turn_line, a_worker
 
 from ostinato.launch.commands.report import recorded
 from ostinato.serve.config import ServeConfig
 from ostinato.web.report import render
 
-playwright = pytest.importorskip("playwright.async_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-AXE = Path(os.environ.get("OSTINATO_AXE", "/nonexistent"))
 PATHS = [
     "/",
     "/releases",
@@ -39,58 +30,6 @@ PATHS = [
     "/sign-in",
     "/turns/none",
 ]
-WIDTHS = (320, 360, 768, 1440)
-"""320 pixels are what a window of 1280 has left at a zoom of 400%."""
-VIOLATIONS = "document.addEventListener('securitypolicyviolation', () => { window.broken = (window.broken || 0) + 1 })"
-
-
-class Server:
-    """A gateway with the page on a port that stays its own when it is killed and started again."""
-
-    def __init__(self):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            self.port = found.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.world = PageWorld(ServeConfig())
-        self._running = None
-
-    async def start(self):
-        self._server = uvicorn.Server(
-            uvicorn.Config(self.world.app, port=self.port, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        )
-        self._server.capture_signals = _no_signals
-        self._running = asyncio.create_task(self._server.serve())
-        async with asyncio.timeout(20):
-            while not self._server.started:
-                await asyncio.sleep(0.02)
-
-    async def stop(self):
-        self._server.should_exit = self._server.force_exit = True
-        await self._running
-
-
-def _no_signals():
-    from contextlib import nullcontext
-
-    return nullcontext()
-
-
-@asynccontextmanager
-async def browsing(server, **context):
-    """A tab, and what it complained about. Nothing may be asked of anybody but the server."""
-    told = []
-    async with playwright.async_playwright() as started:
-        browser = await started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = await (await browser.new_context(**context)).new_page()
-        await tab.add_init_script(VIOLATIONS)
-        tab.on("pageerror", lambda error: told.append(f"error: {error}"))
-        tab.on("console", lambda m: told.append(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
-        tab.on("request", lambda r: None if r.url.startswith(server.url) else told.append(f"outside: {r.url}"))
-        try:
-            yield tab, told
-        finally:
-            await browser.close()
 
 
 @pytest.fixture

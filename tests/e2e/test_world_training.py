@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from world_runs import SETTINGS, crew, examined, graded_twice, steps, until_step, write_tasks
 
-from ostinato.app.storage import home
+from ostinato.app.storage import home, open_log
 from ostinato.config import load
+from ostinato.core.records import Reward, Turn
+from ostinato.launch.commands.worlds.coverage import read_attempts
 from ostinato.launch.commands.worlds.overrides import world_overrides
+from ostinato.worlds.rollout.finished import read_finished
 
 
 @pytest.mark.examination
@@ -64,6 +67,25 @@ async def test_the_command_trains_shows_its_steps_and_goes_on_where_it_was(tmp_p
     assert "step    6  reward" in again.stdout
     config = load(None, [*settings, *world_overrides(tasks), *SETTINGS])
     assert (await examined(config))["steps"] >= 6
+    await check_finished(config)
+
+
+async def check_finished(config) -> None:
+    """What is kept of finished rollouts is what the log says of them, their weights included."""
+    kept, bad = read_finished(home(config).finished.read_text().splitlines())
+    assert bad == 0
+    with open_log(config) as log:
+        turns = {row.id: row async for _, row in log.read(0, {Turn})}
+        rewards = {row.turn: row.value async for _, row in log.read(0, {Reward})}
+    for record in kept:
+        spans = [span.policy for turn in record.turns for span in turns[turn].spans]
+        assert (record.policy, record.policy_last) == (min(spans), max(spans))
+        assert {(turns[turn].episode, turns[turn].group) for turn in record.turns} == {(record.episode, record.group)}
+        if record.group is not None and record.turns[-1] in rewards:
+            assert rewards[record.turns[-1]] == record.value
+    assert {record.split.value for record in kept} == {"train", "held_out", "canary"}
+    assert len({record.policy for record in kept}) > 1
+    assert read_attempts(home(config).finished)
 
 
 def test_what_is_wrong_is_said_before_anything_is_started(tmp_path, quick_settings):

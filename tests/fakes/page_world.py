@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import httpx2
 from pydantic import SecretStr
+from tests.fakes.worlds_page import no_worlds
 
 from ostinato.core.errors import Conflict
 from ostinato.core.records import Arm, PolicyVersion, Sampling, Signal, Source, Span, Turn
@@ -484,10 +485,10 @@ class NotedActs:
 class PageWorld:
     """A gateway with the page. `http` asks it, `facts` and `acts` are behind it."""
 
-    def __init__(self, config, admin_keys=(ADMIN,)):
+    def __init__(self, config, admin_keys=(ADMIN,), worlds=None):
         self.now = NOW
         self.facts, self.acts = WrittenFacts(), NotedActs()
-        self.pages = Pages(self.facts, self.acts, lambda: self.now)
+        self.pages = Pages(self.facts, worlds or no_worlds(), self.acts, lambda: self.now)
         self.app = create_app(
             engine=FakeEngine(lambda request: "hello"),
             renderer=ByteRenderer(),
@@ -513,9 +514,9 @@ class PageWorld:
 
 
 @asynccontextmanager
-async def page_world(**config):
+async def page_world(*, worlds=None, **config):
     """The page behind a gateway in memory."""
-    world = PageWorld(ServeConfig(**config))
+    world = PageWorld(ServeConfig(**config), worlds=worlds)
     transport = httpx2.ASGITransport(app=world.app, raise_app_exceptions=True)
     async with (
         world.app.router.lifespan_context(world.app),

@@ -83,6 +83,11 @@ class Home:
         return self.root / "rollouts.jsonl"
 
     @property
+    def finished(self) -> Path:
+        """The rollouts that ended for good, a line each."""
+        return self.root / "finished.jsonl"
+
+    @property
     def workers(self) -> Path:
         """What `ostinato up` last said of its workers."""
         return self.root / "workers.json"

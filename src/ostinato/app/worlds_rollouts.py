@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
-from ostinato.app.storage import Run
-from ostinato.app.worlds_grading import open_graders
+from ostinato.app.storage import Home, Run
+from ostinato.app.worlds_grading import open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
+from ostinato.core.records import Arm
 from ostinato.worlds.harness.opening import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import Harness
+from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
 from ostinato.worlds.rollout.groups import most_steps_behind
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
-from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
-from ostinato.worlds.tasks.task import Split, Taskset
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
+from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
 
 logger = logging.getLogger(__name__)
@@ -36,11 +38,16 @@ def open_taskset(config: Config) -> Taskset:
         raise BadConfig(
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
+    check_harnesses(config, tasks.tasks)
+    return tasks
+
+
+def check_harnesses(config: Config, tasks: Iterable[Task]) -> None:
+    """Raise BadConfig for a task whose harness there is not."""
     known = open_harnesses(config)
-    for task in tasks.tasks:
+    for task in tasks:
         if task.harness not in known:
             raise BadConfig(f"task {task.id!r}: no harness {task.harness!r}; there are {', '.join(sorted(known))}")
-    return tasks
 
 
 def open_harnesses(config: Config) -> dict[str, Harness]:
@@ -52,37 +59,34 @@ def open_harnesses(config: Config) -> dict[str, Harness]:
 
 
 @contextlib.asynccontextmanager
-async def open_rollouts(run: Run, url: str, tasks: Taskset, tell: Callable[..., None]) -> AsyncGenerator[Rollouts]:
-    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull."""
-    config = run.config
-    warn_of_staleness(config)
+async def open_rollouts(
+    run: Run, url: str, tasks: Taskset, tell: Callable[..., None], keep: Callable[[Finished], None]
+) -> AsyncGenerator[Rollouts]:
+    """Rollouts of a taskset through the gateway at `url`, going on where an earlier worker was. Raises BadConfig, Corrupt, StorageFull.
+
+    `tell` and `keep` are as `Rollouts` has them.
+    """
+    warn_of_staleness(run.config)
     journal, events = EventFile.open(run.home.rollouts)
-    async with contextlib.AsyncExitStack() as leaving:
-        leaving.callback(journal.close)
-        longest = max(task.timeout_s for task in tasks.tasks)
-        async with WorldGateway(
-            url, run.home.admin_key(), temperature=config.worlds.temperature, timeout_s=longest
-        ) as gateway:
+    with contextlib.closing(journal):
+        async with open_workshop(run.config, run.home, url, tasks) as shop:
             spending = Spending(run.log, after=max((event.get("after", 0) for event in events), default=0))
-            boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
-            leaving.callback(runs.close)
-            leaving.push_async_callback(boxes.close)
-            shop = Workshop(
-                harnesses=open_harnesses(config),
-                backend=boxes,
-                grader=open_graders(boxes, runs, python_inside()),
-                gateway=gateway,
-            )
-            yield Rollouts(tasks, shop, journal, events, spending, config.worlds, tell)
+            flat_count = run.config.reward.flat_groups == "train"
+            yield Rollouts(tasks, shop, journal, events, spending, run.config.worlds, tell, keep, flat_count=flat_count)
 
 
-def warn_of_staleness(config: Config) -> None:
-    """Say so where groups that take long may be held back as too stale: what is then learned from is the quick ones."""
-    pace, bound = config.worlds, config.reward.world_staleness
-    behind = most_steps_behind(per_step=pace.groups, lead=pace.lead, window=pace.window)
-    if behind > bound:
-        logger.warning(
-            "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "
-            "may be held back; lower the first two or raise the last",
-            *(behind, pace.lead, pace.window, bound),
+@contextlib.asynccontextmanager
+async def open_workshop(
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, proving: bool = False
+) -> AsyncGenerator[Workshop]:
+    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
+
+    `proving`: as `open_grading` has it.
+    """
+    longest = max(task.timeout_s for task in tasks.tasks)
+    async with contextlib.AsyncExitStack() as leaving:
+        gateway = await leaving.enter_async_context(
+            WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
         )
+        boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
+        yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)

@@ -64,6 +64,11 @@ class Common:
             )
         return config
 
+    def of_run_or_new(self) -> Config:
+        """The checked configuration of a run that exists, as `of_run`, or of one that is to be. Raises BadConfig."""
+        config = self.load()
+        return self.of_run() if (config.run.directory / "log").exists() else config
+
     def of_store(self, more: Sequence[str] = ()) -> Config:
         """The checked configuration for who reads a weight store: a run's, or without a run that of `weights.url`, or what `pull` made.
 

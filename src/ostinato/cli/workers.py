@@ -12,6 +12,7 @@ from cyclopts import Parameter, validators
 from rich.console import Console
 
 from ostinato.cli.options import Common
+from ostinato.core.errors import BadConfig
 
 if TYPE_CHECKING:
     from ostinato.config import Config
@@ -28,9 +29,14 @@ def train(
     *,
     world: Path | None = None,
     steps: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    demonstrations: Path | None = None,
+    out: Path | None = None,
+    epochs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2,
+    batch: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 16,
     common: Common | None = None,
 ) -> None:
-    """Run the trainer (a worker of `up`); or, with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C.
+    """Run the trainer (a worker of `up`); with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C; with
+    --demonstrations, start a model by imitation.
 
     For example: `ostinato train --world tasks.jsonl --steps 50`
 
@@ -40,8 +46,23 @@ def train(
         A taskset file (JSONL). The tasks of the split `train` teach, the others are measured now and then (`worlds.measure_every`).
     steps
         Optimizer steps, with --world; 0: until every task was drawn as often as it may be (`worlds.epochs`).
+    demonstrations
+        Conversations in which the assistant does it right, one a line: {"messages": [...], "tools": [...]}, as OpenAI's chat API has them.
+    out
+        The directory of the model that learned from them; a run starts from it with `model.source`.
+    epochs
+        How often each demonstration is learned from.
+    batch
+        Demonstrations per optimizer step.
     """
     options = common or Common()
+    if demonstrations is not None:
+        if out is None or world is not None:
+            raise BadConfig("--demonstrations needs --out, a new directory for the model, and goes without --world")
+        from ostinato.launch.commands.imitate import imitate_file
+
+        imitate_file(options.load(), demonstrations, out, epochs, batch, Console())
+        return
     if world is None:
         run_worker("train", options.load(), expendable=500)
         return

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 from ostinato.cli.options import Common
@@ -101,6 +101,129 @@ def show(file: Path) -> None:
     from ostinato.launch.commands.worlds.show import show_taskset
 
     show_taskset(file, Console())
+
+
+@worlds.command
+def run(
+    file: Path,
+    *,
+    split: Literal["held_out", "train", "canary", "all"] = "held_out",
+    tries: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    limit: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    concurrency: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
+    release: str = "newest",
+    out: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    common: Common | None = None,
+) -> None:
+    """Try each task so many times with the weights of a run, and say what was solved: pass@1 and best-of-k. Nothing is learned from it.
+
+    Where the run is up, its gateway answers; otherwise a gateway is started for as long as it takes. Every record lies in
+    `finished.jsonl` in the run's directory, too.
+
+    For example: `ostinato worlds run tasks.jsonl --tries 8 --release v40 --set run.directory=runs/demo`
+
+    Parameters
+    ----------
+    file
+        The taskset (JSONL).
+    split
+        Which of its tasks.
+    tries
+        Rollouts of each task: k of best-of-k.
+    limit
+        At most so many tasks, drawn by `worlds.seed`; 0: all.
+    concurrency
+        Rollouts at once; none: `worlds.concurrency`.
+    release
+        Whose weights: newest, a ref such as live, a number such as v12, or the first digits of a root. They are held still while it
+        lasts; where a release worker is up, only newest can be measured, as it moves.
+    out
+        A file to which the records are appended, for `ostinato worlds coverage` and others.
+    json
+        One JSON object instead of the table.
+    """
+    from ostinato.launch.commands.worlds.measuring.run import Asked, run_tasks
+
+    config = (common or Common()).of_run_or_new()
+    if concurrency is not None:
+        config = config.model_copy(update={"worlds": config.worlds.model_copy(update={"concurrency": concurrency})})
+    asked = Asked(file=file, split=split, tries=tries, limit=limit, release=release, out=out, machine=json)
+    asyncio.run(run_tasks(config, asked, Console()))
+
+
+@worlds.command
+def watch(
+    directory: Path | None = None,
+    *,
+    task: str = "",
+    rollout: str = "",
+    once: Annotated[bool, Parameter(negative="")] = False,
+    common: Common | None = None,
+) -> None:
+    """Watch the rollouts of a run: groups under way, success by family, what ended last. Or one rollout, step by step.
+
+    Until Ctrl-C. Where the output is no terminal, a line for each rollout that ends.
+
+    Parameters
+    ----------
+    directory
+        The run's directory; none: `run.directory`.
+    task
+        Show the newest rollout of this task: what the model was given and said, what it changed, how it was graded.
+    rollout
+        Show this rollout, by its episode's name.
+    once
+        Show how it stands now, and end.
+    """
+    from ostinato.launch.commands.worlds.watch import show_rollout, watch_worlds
+
+    config, out = (common or Common()).of_run(directory), Console()
+    try:
+        if task or rollout:
+            asyncio.run(show_rollout(config, out, task=task, episode=rollout))
+        else:
+            asyncio.run(watch_worlds(config, out, once=once))
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+@worlds.command
+def grade(
+    file: Path,
+    rollouts: Path | None = None,
+    *,
+    task: str = "",
+    changes: Path | None = None,
+    common: Common | None = None,
+) -> None:
+    """Grade what somebody wrote for a task, by the same graders as rollouts. The exit code is 1 if it is not solved.
+
+    For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
+
+    Parameters
+    ----------
+    file
+        The taskset (JSONL).
+    rollouts
+        Trajectories to grade: an ATIF file, or one a line.
+    task
+        The id of the task, instead.
+    changes
+        With --task: a directory with the changed files, a unified diff (.patch or .diff), or for a task that is answered in words a
+        text.
+    """
+    from ostinato.core.errors import BadConfig
+    from ostinato.launch.commands.worlds.grade import grade_changes, grade_rollouts
+
+    config, out = (common or Common()).load(), Console()
+    if rollouts is not None and not task and changes is None:
+        work = grade_rollouts(config, file, rollouts, out)
+    elif task and changes is not None and rollouts is None:
+        work = grade_changes(config, file, task, changes, out)
+    else:
+        raise BadConfig("give a file of rollouts, or --task with --changes")
+    sys.exit(0 if asyncio.run(work) else 1)
 
 
 @worlds.command

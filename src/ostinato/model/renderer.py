@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from ostinato.core.conversation import Conversation
+from ostinato.core.conversation import Conversation, Role
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.core.seams import AnswerReader
 from ostinato.model.answers.demands import grammar_of
@@ -72,6 +73,23 @@ class HFRenderer:
     def chat(self, conversation: Conversation) -> list[int]:
         written = self._template.begun if conversation.continued else self._template.asking
         return self._encode_fenced(written(conversation))
+
+    def said(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """A conversation that ends with the assistant's message as (prompt, answer): what a model was shown, and what it would have had to
+        sample, its end token included.
+
+        Raises BadRequest for another last message, or where the template writes the beginning in another way once the answer stands.
+        """
+        *before, last = conversation.messages
+        if last.role is not Role.ASSISTANT:
+            raise BadRequest("the last message is not the assistant's", field="messages")
+        prompt = self.chat(replace(conversation, messages=tuple(before), continued=False))
+        whole = self._encode_fenced(self._template.told(conversation))
+        answer = whole[len(prompt) :]
+        end = next((place for place, token in enumerate(answer) if token in self._ends), None)
+        if whole[: len(prompt)] != prompt or end is None:
+            raise BadRequest("the model's chat template writes the messages before in another way", field="messages")
+        return prompt, answer[: end + 1]
 
     def follow_up(self, conversation: Conversation, known: int) -> list[int]:
         if conversation.continued:

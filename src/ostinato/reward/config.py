@@ -104,6 +104,12 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         description="The same for rollouts in simulated worlds, while newer weights answer in the middle of them. A group with one token "
         "that lies further behind is held back as a whole.",
     )
+    flat_groups: Literal["hold_back", "train"] = Field(
+        default="hold_back",
+        description="Groups of a world's rollouts that are all worth the same: their advantages are 0, so that a batch of `worlds.groups` "
+        "holds none of them and the trainer's time goes where there is something to learn; train: they are computed all the same, which "
+        "applies the KL to them.",
+    )
     episode_wait_s: float = Field(
         default=7200.0,
         ge=0,

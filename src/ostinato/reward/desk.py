@@ -29,7 +29,7 @@ from ostinato.reward.deciding import Deciding
 from ostinato.reward.history import recorded, training_batch
 from ostinato.reward.ledger.alarms import FUNCTION
 from ostinato.reward.ledger.entries import Facts, Gold, Matured, Taught, Unit, nobody
-from ostinato.reward.ledger.ledger import NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
+from ostinato.reward.ledger.ledger import FLAT, NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN
 from ostinato.reward.reading import Reading
 from ostinato.reward.units import Part, dealt, gathered, longest_part, ready_parts, waited_in_vain
 
@@ -226,16 +226,16 @@ class RewardDesk:
         parts = ready_parts(
             ledger.matured.values(), ledger.first_open, now=now, config=self._config, closed=ledger.closed
         )
-        most = {part.entries[0].facts.id: longest_part(self._config, world=part.world) for part in parts}
+        useless = {part.newest: why for part in parts if (why := _useless(part, self._config))}
         await self._write(
             [
-                Holdback(turn=entry.facts.id, reason=_too_long(part, self._config), at=now)
+                Holdback(turn=entry.facts.id, reason=useless[part.newest], at=now)
                 for part in parts
-                if part.tokens > most[part.entries[0].facts.id]
+                if part.newest in useless
                 for entry in part.entries
             ]
         )
-        entries = self._deal([part for part in parts if part.tokens <= most[part.entries[0].facts.id]], size)
+        entries = self._deal([part for part in parts if part.newest not in useless], size)
         if not entries:
             await self._give_up(TOO_FEW, f"no batch of {size}")
         return entries
@@ -313,7 +313,12 @@ class RewardDesk:
             await self._reading.catch_up()
 
 
-def _too_long(part: Part, config: RewardConfig) -> str:
+def _useless(part: Part, config: RewardConfig) -> str | None:
+    """Why no batch takes a part that is ready; None if one may."""
+    if part.flat and config.flat_groups == "hold_back":
+        return f"{FLAT}: all {len({entry.facts.episode for entry in part.entries})} rollouts of the group are worth the same"
     most = longest_part(config, world=part.world)
+    if part.tokens <= most:
+        return None
     size = "reward.batch_tokens" if part.world else "a quarter of reward.batch_tokens"
     return f"{TOO_LONG}: {part.tokens} tokens to be learned from together, and the most is {most}, {size}"

@@ -37,6 +37,14 @@ class Part:
         """The place in the log of the last turn."""
         return self.entries[-1].facts.seq
 
+    @property
+    def flat(self) -> bool:
+        """True if it is a group of a world's rollouts of which none was worth more than another: its advantages would all be 0."""
+        returns: defaultdict[str, float] = defaultdict(float)
+        for entry in self.entries:
+            returns[entry.facts.episode] += entry.value
+        return self.world and len(set(returns.values())) == 1
+
 
 def longest_part(config: RewardConfig, *, world: bool = False) -> int:
     """The tokens of a part at most: what is longer is in nobody's batch. A group of a world's rollouts is nobody's word: it may fill

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ostinato.core.errors import NoSignal
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Quarantine, Reward, Signal, Source, Span
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.record.folds import FileFolds
@@ -100,6 +101,25 @@ async def test_what_nobody_knows_of_when_the_group_ends_is_torn_and_what_comes_a
     assert log.reasons(Holdback) == dict.fromkeys(["lost-0:0", "lost-1:0"], "world:rollout_torn") | {
         "after-0:0": "late_group"
     }
+
+
+@pytest.mark.parametrize("flat_groups", ["hold_back", "train"])
+async def test_a_group_without_contrast_is_counted_and_leaves_its_place_in_the_batch(flat_groups, log, desk):
+    made = desk(Taught(people=False, groups=2), flat_groups=flat_groups)
+    for group, grades in {"flat": (1.0, 1.0), "first": (1.0, 0.0), "second": (0.0, 1.0)}.items():
+        one, two = rollout(f"{group}1", 2, group=group), rollout(f"{group}2", 1, group=group)
+        await log.append(*one, *two, *graded(*one, grade=grades[0]), *graded(*two, grade=grades[1]))
+        await log.append(said(two[-1], CLOSED, 2.0))
+    batch = await made.batch(1, 1, V0)
+    assert batch is not None
+    held = "flat: all 2 rollouts of the group are worth the same"
+    flat = {"flat1-0:0", "flat1-1:0", "flat2-0:0"}
+    left_out = flat_groups == "hold_back"
+    assert log.reasons(Holdback) == (dict.fromkeys(flat, held) if left_out else {})
+    assert (flat <= set(batch.row.turns)) is not left_out
+    assert len({sample.turn.group for sample in batch.samples}) == 2
+    assert (await recount(log)).balanced
+    assert (await account(log)).held == ({"flat": 3} if left_out else {})
 
 
 @pytest.mark.parametrize("name", [FAILED, TORN, MEASURED])
@@ -230,8 +250,8 @@ async def test_the_baseline_and_the_shares_of_people_learn_nothing_of_worlds(log
 async def test_a_group_in_which_all_did_alike_is_held_back_if_nothing_else_is_there(log, desk):
     one, two = rollout("one"), rollout("two")
     await log.append(*one, *two, *graded(*one, grade=1.0), *graded(*two, grade=1.0), said(two[-1], CLOSED))
-    with pytest.raises(Exception, match="in none of 1 groups"):
-        await desk().batch(1, 1, V0)
+    with pytest.raises(NoSignal, match="in none of 1 groups"):
+        await desk(flat_groups="train").batch(1, 1, V0)
     assert {reason.partition(":")[0] for reason in log.reasons(Holdback).values()} == {"no_signal"}
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -64,14 +65,16 @@ def workers_of(config: Config) -> tuple[str, ...]:
     return WORKERS if config.learn.source == "people" else (*WORKERS, "rollout")
 
 
-def crew(config: Config, listener: socket.socket, names: Sequence[str]) -> list[WorkerProcess]:
-    """The workers of a run with these names, not started yet. The serving one answers on `listener`."""
+def crew(
+    config: Config, listener: socket.socket, names: Sequence[str], settings: Path | None = None
+) -> list[WorkerProcess]:
+    """The workers of a run with these names, not started yet. The serving one answers on `listener`. `settings`: as for `launch`."""
     place = home(config)
     fd = listener.fileno()
     return [
         WorkerProcess(
             name,
-            own_command(name, "--config", str(place.config)),
+            own_command(name, "--config", str(settings or place.config)),
             place.worker_log(name),
             env=_THREADS | ({LISTEN_FD: str(fd)} if name == "serve" else {}),
             fds=(fd,) if name == "serve" else (),
@@ -82,26 +85,36 @@ def crew(config: Config, listener: socket.socket, names: Sequence[str]) -> list[
 
 @contextlib.asynccontextmanager
 async def launch(
-    config: Config, say: Event, *, front: str | None = None, names: Sequence[str] | None = None
+    config: Config,
+    say: Event,
+    *,
+    front: str | None = None,
+    names: Sequence[str] | None = None,
+    settings: Path | None = None,
 ) -> AsyncGenerator[Launched]:
     """A run's workers, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`. `front`: see `Supervisor`.
-    `names`: only these of them.
+    `names`: only these of them. `settings`: where the configuration is left for them; None: where that of the run lies.
 
     The port is bound first, and stays bound while the worker that answers on it is started again. Raises BadConfig if it is taken.
     """
-    place, settings = home(config), config.supervise
+    place, patience = home(config), config.supervise
+    settings = settings or place.config
     limits = Limits(
-        silence_s=settings.silence_s,
-        stop_s=settings.stop_s,
-        tries=settings.tries,
-        window_s=settings.window_s,
-        longest_wait_s=settings.longest_wait_s,
+        silence_s=patience.silence_s,
+        stop_s=patience.stop_s,
+        tries=patience.tries,
+        window_s=patience.window_s,
+        longest_wait_s=patience.longest_wait_s,
     )
     with bind(config.listen.host, config.listen.port) as listener:
         remove_address(place.address)  # of an earlier start that was killed
         place.admin_key()
         supervisor = Supervisor(
-            crew(config, listener, names or workers_of(config)), limits, say, lambda: save(config, place.config), front
+            crew(config, listener, names or workers_of(config), settings),
+            limits,
+            say,
+            lambda: save(config, settings),
+            front,
         )
         board = Board(place.workers, supervisor.watched)
         running = asyncio.create_task(supervisor.run())

@@ -43,10 +43,14 @@ class Progress:
 
     def write(self, kind: str, **fields: Any) -> None:
         """One line with the kind, the time and the fields."""
+        self.append(json.dumps({"kind": kind, "at": wall_clock(), **fields}))
+
+    def append(self, line: str) -> None:
+        """One line as it is, without its line break."""
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 torn, self._torn = self._torn and file.tell() > 0, True
-                file.write("\n" * torn + json.dumps({"kind": kind, "at": wall_clock(), **fields}) + "\n")
+                file.write("\n" * torn + line + "\n")
                 full = file.tell() > self._most_bytes
             self._torn = False
             if full:

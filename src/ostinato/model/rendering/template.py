@@ -88,6 +88,10 @@ class ChatTemplate:
         """The conversation, and whatever makes the assistant speak. Raises BadRequest."""
         return self._render(self._settled(conversation), speak=True)
 
+    def told(self, conversation: Conversation) -> str:
+        """The conversation as it stands, nobody being about to speak. Raises BadRequest."""
+        return self._render(self._settled(conversation), speak=False)
+
     def begun(self, conversation: Conversation) -> str:
         """The conversation with its last message open: the assistant's text stands at the end, exactly as given.
 

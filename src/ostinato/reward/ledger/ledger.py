@@ -40,8 +40,8 @@ from ostinato.reward.ledger.settled import Fate, Settled
 from ostinato.reward.ledger.teaching import Teaching
 
 KINDS: set[type] = {Turn, Delivered, Signal, Reward, Quarantine, Holdback, Batch, Alarm}
-NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN = "no_signal", "too_few", "too_long", "untaken"
-WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN})  # holdbacks of whole units
+NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT = "no_signal", "too_few", "too_long", "untaken", "flat"
+WHOLE = frozenset({NO_SIGNAL, TOO_FEW, TOO_LONG, UNTAKEN, FLAT})  # holdbacks of whole units
 STALE = "stale"
 UNDELIVERED, GONE = "undelivered", "gone"  # quarantines of turns about which nobody can have said anything
 GROUPS = 10_000  # groups that have their outcome, remembered so that none is parted

@@ -23,6 +23,7 @@ from ostinato.web.page.guarding import HEADERS, KEPT, check_form
 from ostinato.web.page.rendering import Templates, when
 from ostinato.web.page.sources import Acts, Facts, RunNow
 from ostinato.web.page.views import OPEN_TO_TENANTS, Views
+from ostinato.web.page.worlds.sources import WorldFacts
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class Forbidden(OstinatoError):
 class Pages:
     """The page of one run: `routes` for a gateway that knows its visitors, `close` before the gateway ends."""
 
-    def __init__(self, facts: Facts, acts: Acts, clock: Clock) -> None:
-        self._views = Views(facts)
+    def __init__(self, facts: Facts, worlds: WorldFacts, acts: Acts, clock: Clock) -> None:
+        self._views = Views(facts, worlds)
         self._acts = acts
         self._files = Files()
         self._templates = Templates(self._files)
@@ -67,6 +68,10 @@ class Pages:
             ("/monitors", "monitors"),
             ("/monitors/{name:path}", "alarm"),
             ("/weights", "weights"),
+            ("/worlds", "worlds"),
+            ("/worlds/rollouts", "rollouts"),
+            ("/worlds/rollouts/{episode:path}", "rollout"),
+            ("/worlds/tasks/{id:path}", "task"),
             ("/playground", "playground"),
         ]
         acts: list[tuple[str, Handler]] = [
@@ -275,9 +280,9 @@ class _Elsewhere(Route):
         return super().matches(scope) if b"text/html" in accepted else (Match.NONE, {})
 
 
-KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights"})
+KEPT_PAGES = frozenset({"now", "releases", "release", "learning", "monitors", "weights", "worlds"})
 """Pages that a browser may keep: no user's words stand on them."""
-LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights"})
+LIVE_PAGES = frozenset({"now", "releases", "turns", "learning", "monitors", "weights", "worlds"})
 
 
 def _unless_known(request: Request, body: str, run: RunNow | None) -> Response:

@@ -17,6 +17,8 @@ from ostinato.web.page.releases.answers import answers, dealt_as_set, sentence
 from ostinato.web.page.rendering import DASH, ago, count
 from ostinato.web.page.sources import MOST_COUNTED, Facts, LearningNow, ReleaseDetail, ReleaseList, RunNow, TurnQuery
 from ostinato.web.page.tokens import cells, prompt_text, versions
+from ostinato.web.page.worlds.sources import WorldFacts
+from ostinato.web.page.worlds.views import WorldViews
 
 Fields = Mapping[str, str]
 Shown = Mapping[str, Any]
@@ -28,6 +30,7 @@ TABS = (
     ("learning", "/learning", "Learning"),
     ("monitors", "/monitors", "Monitors"),
     ("weights", "/weights", "Weights"),
+    ("worlds", "/worlds", "Worlds"),
     ("playground", "/playground", "Playground"),
 )
 OPEN_TO_TENANTS = frozenset({"turns", "turn"})
@@ -36,7 +39,7 @@ OPEN_TO_TENANTS = frozenset({"turns", "turn"})
 class Views:
     """Builds what the templates show. Each view takes the visitor and the fields of the address."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, worlds: WorldFacts) -> None:
         self._facts = facts
         self.by_name: Mapping[str, Callable[[Visitor, Fields], Awaitable[Shown]]] = {
             "now": self.now,
@@ -49,6 +52,7 @@ class Views:
             "alarm": self.alarm,
             "weights": self.weights,
             "playground": self.playground,
+            **WorldViews(worlds).by_name,
         }
 
     async def frame(self, visitor: Visitor) -> Shown:

@@ -3,7 +3,7 @@
 
 const SILENT_MS = 9000; // beats come every two seconds
 const RETRY_MS = 3000;
-const PAGES = { n: "/", r: "/releases", t: "/turns", l: "/learning", m: "/monitors", w: "/weights", p: "/playground" };
+const PAGES = { n: "/", r: "/releases", t: "/turns", l: "/learning", m: "/monitors", w: "/weights", o: "/worlds", p: "/playground" };
 
 // ---------------------------------------------------------------- is the gateway there?
 

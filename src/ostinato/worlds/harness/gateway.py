@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ostinato.core.conversation import Message, Role, Tool, ToolCall
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.rollout import Answered
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ class Calls(Protocol):
 
 
 class EpisodeModel:
-    """Implements `Model` over chat completions, not streamed. `turns` are the ids of what was captured.
+    """Implements `Model` over chat completions, not streamed. `turns` are the ids of what was captured, `policies` the weights that made
+    its tokens.
 
     A call that fails on its way is made again under its idempotency key: what was sampled by then is the answer, and is not sampled twice.
 
@@ -46,17 +47,30 @@ class EpisodeModel:
         episode, group: whose turns they are.
         harness: the harness's hash, which goes onto every turn.
         pause_s: before the second try; twice as long before each further one.
+        slot: whose weights answer.
+        seed: of the first call's samples, counted up by one for each further call; None: the engine draws one.
     """
 
-    def __init__(self, gateway: Calls, episode: str, group: str | None, harness: str, *, pause_s: float = 0.5) -> None:
-        self._gateway, self._episode, self._pause_s = gateway, episode, pause_s
+    def __init__(
+        self,
+        gateway: Calls,
+        episode: str,
+        group: str | None,
+        harness: str,
+        *,
+        pause_s: float = 0.5,
+        slot: str = Arm.WORLD.value,
+        seed: int | None = None,
+    ) -> None:
+        self._gateway, self._episode, self._pause_s, self._seed = gateway, episode, pause_s, seed
         self._headers = {
-            "X-Ostinato-Slot": Arm.WORLD.value,
+            "X-Ostinato-Slot": slot,
             "X-Ostinato-Episode": episode,
             "X-Ostinato-Harness": harness,
             **({} if group is None else {"X-Ostinato-Group": group}),
         }
         self.turns: list[str] = []
+        self.policies: set[PolicyVersion] = set()
 
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int, stop: Sequence[str] = ()
@@ -69,14 +83,18 @@ class EpisodeModel:
             "max_tokens": max_tokens,
             "temperature": self._gateway.temperature,
         }
+        if self._seed is not None:
+            body["seed"] = self._seed + len(self.turns)
         if stop:
             body["stop"] = list(stop)
         if tools:
             body["tools"] = [_tool(tool) for tool in tools]
         if messages and messages[-1].role is Role.ASSISTANT:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
-        answered = _answered(await self._answer(body))
+        answer = await self._answer(body)
+        answered = _answered(answer)
         self.turns.append(answered.turn)
+        self.policies |= {PolicyVersion(number=span[0], hash=span[1]) for span in answer["ostinato"].get("spans", ())}
         return answered
 
     async def _answer(self, body: dict[str, Any]) -> Mapping[str, Any]:

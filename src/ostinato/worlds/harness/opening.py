@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ostinato.core.errors import BadConfig
+from ostinato.worlds.harness.repair import RepairConfig, RepairLoop
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.harness.single import SingleAnswer
 from ostinato.worlds.harness.tools import ToolLoop, ToolLoopConfig
 
-HARNESSES = ("single", "tools")
+HARNESSES = ("single", "repair", "tools")
+
+_C = TypeVar("_C", bound=BaseModel)
 
 
 def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harness:
@@ -22,18 +25,22 @@ def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harnes
         name: as tasks name it.
         settings: of `[worlds.harness.NAME]`.
     """
-    if name not in HARNESSES:
-        raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)}")
-    if name == "tools":
-        return ToolLoop(_read_settings(name, settings or {}))
-    if settings:
-        raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
-    return SingleAnswer()
+    match name:
+        case "tools":
+            return ToolLoop(_read_settings(ToolLoopConfig, name, settings or {}))
+        case "repair":
+            return RepairLoop(_read_settings(RepairConfig, name, settings or {}))
+        case "single":
+            if settings:
+                raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
+            return SingleAnswer()
+        case _:
+            raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)}")
 
 
-def _read_settings(name: str, settings: Mapping[str, Any]) -> ToolLoopConfig:
+def _read_settings(model: type[_C], name: str, settings: Mapping[str, Any]) -> _C:
     try:
-        return ToolLoopConfig.model_validate(dict(settings))
+        return model.model_validate(dict(settings))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in (name, *first["loc"]))

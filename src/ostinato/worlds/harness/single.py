@@ -16,6 +16,7 @@ class SingleAnswer:
 
     name = "single"
     hash = harness_hash(name, _VERSION)
+    needs_sandbox = False
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """One answer. A prompt that does not fit ends it before the model said anything."""
@@ -36,5 +37,5 @@ class SingleAnswer:
             ended=Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED,
             messages=(*task.messages, answered.message),
             turns=(answered.turn,),
-            effort={"turns": 1.0, "tokens": float(answered.tokens)},
+            effort={"turns": 1.0, "tokens": float(answered.tokens), "final_tokens": float(answered.tokens)},
         )

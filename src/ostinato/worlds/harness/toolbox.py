@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ostinato.core.conversation import Tool, ToolCall
-from ostinato.core.errors import BadRequest, StorageFull, TooLarge
+from ostinato.core.errors import BadConfig, BadRequest, StorageFull, TooLarge
 from ostinato.core.sandboxing import ExecResult
 from ostinato.core.seams import Sandbox
 
@@ -50,8 +50,16 @@ TOOLS = (
         description="Run a shell command; tells its output and exit code.",
         parameters=_schema({"command": "The command."}),
     ),
+    Tool(
+        name="python",
+        description="Run a Python program; tells what it prints and its exit code.",
+        parameters=_schema({"code": "The program."}),
+    ),
     Tool(name="submit", description="Say that the task is done. Ends it.", parameters=_schema({})),
 )
+
+OFFERED = ("read", "write", "edit", "bash", "submit")
+"""The names of those that a model is offered unless the harness's settings name others."""
 
 _BY_NAME = {tool.name: tool for tool in TOOLS}
 _TYPES = {"string": str, "integer": int}
@@ -116,11 +124,18 @@ def _nearly(text: str, old: str) -> int | None:
     return next((at + 1 for at in range(len(lines)) if lines[at : at + len(sought)] == sought), None)
 
 
-def checked(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments. Raises BadRequest for a tool that there is not, and for arguments that do not fit its schema."""
-    tool = _BY_NAME.get(call.name)
-    if tool is None:
-        raise BadRequest(f"there is no tool {call.name!r}; there are {', '.join(_BY_NAME)}")
+def tools_named(names: Sequence[str]) -> tuple[Tool, ...]:
+    """The tools of these names, in this order. Raises BadConfig for a name that there is not."""
+    if missing := [name for name in names if name not in _BY_NAME]:
+        raise BadConfig(f"there is no tool {missing[0]!r}; there are {', '.join(_BY_NAME)}")
+    return tuple(_BY_NAME[name] for name in names)
+
+
+def checked(call: ToolCall, offered: Sequence[str] = OFFERED) -> dict[str, Any]:
+    """A call's arguments. Raises BadRequest for a tool that is not offered, and for arguments that do not fit its schema."""
+    if call.name not in offered:
+        raise BadRequest(f"there is no tool {call.name!r}; there are {', '.join(offered)}")
+    tool = _BY_NAME[call.name]
     values = call.values()
     if values is None:
         raise BadRequest(f"the arguments of {call.name} are not a JSON object: {call.arguments[:200]!r}")
@@ -138,10 +153,10 @@ def checked(call: ToolCall) -> dict[str, Any]:
     return values
 
 
-async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float) -> Told:
+async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float, offered: Sequence[str] = OFFERED) -> Told:
     """Do what a call asks for; what is wrong with it is said, not raised. Raises Unavailable if the sandbox is gone."""
     try:
-        values = checked(call)
+        values = checked(call, offered)
         match call.name:
             case "read":
                 return Told(text=await _read(sandbox, values))
@@ -152,7 +167,9 @@ async def use(call: ToolCall, sandbox: Sandbox, *, timeout: float) -> Told:
             case "edit":
                 return Told(text=await _edit(sandbox, values))
             case "bash":
-                return await _bash(sandbox, values["command"], timeout)
+                return await _run(sandbox, ["bash", "-c", "exec 2>&1\n" + values["command"]], timeout)
+            case "python":
+                return await _run(sandbox, ["python3", "-B", "-s", "-c", values["code"]], timeout)
             case _:
                 return Told(text="submitted")
     except TooLarge as error:
@@ -185,9 +202,8 @@ async def _edit(sandbox: Sandbox, values: Mapping[str, Any]) -> str:
     return f"edited {path}"
 
 
-async def _bash(sandbox: Sandbox, command: str, timeout: float) -> Told:
-    # one stream, so that errors stand where they happened
-    result = await sandbox.exec(["bash", "-c", "exec 2>&1\n" + command], timeout=timeout)
+async def _run(sandbox: Sandbox, argv: Sequence[str], timeout: float) -> Told:
+    result = await sandbox.exec(argv, timeout=timeout)
     output = (result.stdout + result.stderr).decode("utf-8", "replace")
     return Told(text=f"{output.rstrip()}\n{_ending(result, timeout)}".lstrip(), failed=result.code != 0)
 

@@ -1,4 +1,4 @@
-"""The reference harness: the model works with five tools in a sandbox until it submits or a budget ends.
+"""The reference harness: the model works with tools in a sandbox until it submits or a budget ends.
 
 Data flow: task's messages -> model -> calls -> sandbox -> results into the conversation -> model ... -> what changed in the sandbox.
 """
@@ -17,7 +17,7 @@ from ostinato.core.sandboxing import Change
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
 from ostinato.worlds.harness.rollout import Answered, Ended, Model, Rollout
-from ostinato.worlds.harness.toolbox import TOOLS, Told, cut_middle, use
+from ostinato.worlds.harness.toolbox import OFFERED, Told, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
 
 _VERSION = 1
@@ -30,6 +30,11 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
         default="Work on the task with the tools. Call submit when it is done.",
         description="The system message of tasks that have none; empty: none.",
     )
+    offered: tuple[str, ...] = Field(
+        default=OFFERED,
+        min_length=1,
+        description="The tools that the model is told of: read, write, edit, bash, python, submit.",
+    )
     output_chars: int = Field(
         default=8000, ge=200, description="Characters of a tool's answer; what is longer loses its middle."
     )
@@ -40,16 +45,18 @@ class ToolLoopConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class ToolLoop:
-    """Implements `Harness`: read, write, edit, bash and submit.
+    """Implements `Harness`: the tools of `ToolLoopConfig.offered`.
 
     Example: ``rollout = await ToolLoop(ToolLoopConfig(output_chars=4000)).run(task, model, sandbox)``
     """
 
     name = "tools"
+    needs_sandbox = True
 
     def __init__(self, config: ToolLoopConfig | None = None) -> None:
         self.config = config or ToolLoopConfig()
-        shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in TOOLS]
+        offered = tools_named(self.config.offered)
+        shown = [{"name": tool.name, "about": tool.description, "takes": dict(tool.parameters)} for tool in offered]
         self.hash = harness_hash(self.name, _VERSION, tools=shown, config=self.config.model_dump())
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
@@ -78,11 +85,13 @@ class _Session:
 
     def __init__(self, task: Task, model: Model, sandbox: Sandbox, config: ToolLoopConfig) -> None:
         self._task, self._model, self._sandbox, self._config = task, model, sandbox, config
+        self._tools = tools_named(config.offered)
         bare = config.prompt and not any(message.role is Role.SYSTEM for message in task.messages)
         opening = [Message(role=Role.SYSTEM, text=config.prompt)] if bare else []
         self.messages = [*opening, *task.messages]
         self.turns = list[str]()
         self.effort = Counter[str](tokens=0, calls=0, errors=0)
+        self._told = 0  # tokens of the conversation so far, as the gateway counted them
 
     async def work(self, deadline: float) -> tuple[Ended, str]:
         """Why it ended, and more about that for people."""
@@ -102,11 +111,15 @@ class _Session:
     async def _ask(self) -> Answered:
         left = self._config.answer_tokens - int(self.effort["tokens"])
         answered = await self._model.ask(
-            self.messages, TOOLS, max_tokens=min(self._task.tokens, left), stop=self._task.stop
+            self.messages, self._tools, max_tokens=min(self._task.tokens, left), stop=self._task.stop
         )
         self.turns.append(answered.turn)
         self.messages.append(answered.message)
         self.effort["tokens"] += answered.tokens
+        self.effort["call_tokens" if answered.message.calls else "final_tokens"] += answered.tokens
+        if self._told:  # by what else the prompt grew is what tools answered
+            self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._told)
+        self._told = answered.prompt_tokens + answered.tokens
         return answered
 
     async def _act(self, answered: Answered, deadline: float) -> Ended | None:
@@ -132,7 +145,7 @@ class _Session:
     async def _used(self, call: ToolCall, timeout: float) -> Told:
         """What a call did. A program that cannot start although the sandbox lives is the model's doing (its processes, its memory)."""
         try:
-            return await use(call, self._sandbox, timeout=timeout)
+            return await use(call, self._sandbox, timeout=timeout, offered=self._config.offered)
         except Unavailable as error:
             await self._sandbox.diff()  # raises if it is the sandbox that is gone
             return Told(text=f"error: {error}", failed=True)

@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.rubrics import RubricConfig
+
 
 class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     """Rollouts in simulated worlds, for `learn.source` "worlds" or "both"."""
@@ -49,4 +52,15 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     poll_s: float = Field(default=0.2, gt=0, description="Pause between two looks at what the trainer has taken.")
     harness: dict[str, dict[str, Any]] = Field(
         default_factory=dict[str, dict[str, Any]], description="Settings of harnesses, by name: [worlds.harness.tools]."
+    )
+    effort: EffortConfig = Field(default_factory=EffortConfig, description="What effort takes off an outcome's value.")
+    judge: RubricConfig | None = Field(
+        default=None,
+        description="A model that judges outcomes beside the verifier, axis by axis: [worlds.judge] with url, model, key_env, and "
+        "[[worlds.judge.axes]]. What was asked and written is sent there. None: nobody does.",
+    )
+    cheat_quiet: int = Field(
+        default=500,
+        ge=1,
+        description="Graded rollouts in a row in which nobody cheated, after which the alarm that somebody did is cleared.",
     )

@@ -1,4 +1,4 @@
-"""The gateway as the rollout worker sees it: a model for each episode, in the slot of the newest weights, and a place to tell verdicts."""
+"""The gateway as the rollout worker sees it: a model for each episode, and a place to tell verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import aiohttp
 
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.records import Arm
+from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.gateway import EpisodeModel
 
 
@@ -21,6 +21,7 @@ class WorldGateway:
         key: the run's admin key: who names a slot, and speaks for a world.
         temperature: at which answers are sampled.
         timeout_s: longest answer.
+        slot: whose weights answer.
 
     Example::
 
@@ -28,8 +29,16 @@ class WorldGateway:
             answered = await gateway.model("w3f.0.2.0", group="w3f.0", harness="9f2c").ask(messages, max_tokens=64)
     """
 
-    def __init__(self, url: str, key: str, *, temperature: float = 1.0, timeout_s: float = 600.0) -> None:
-        self._url, self._key, self.temperature = url.rstrip("/"), key, temperature
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        temperature: float = 1.0,
+        timeout_s: float = 600.0,
+        slot: str = Arm.WORLD.value,
+    ) -> None:
+        self._url, self._key, self.temperature, self._slot = url.rstrip("/"), key, temperature, slot
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._model = ""
@@ -44,18 +53,23 @@ class WorldGateway:
         if self._session is not None:
             await self._session.close()
 
-    def model(self, episode: str, *, group: str | None, harness: str) -> EpisodeModel:
-        """The model of one episode."""
-        return EpisodeModel(self, episode, group, harness)
+    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> EpisodeModel:
+        """The model of one episode. `seed`: as `EpisodeModel`'s."""
+        return EpisodeModel(self, episode, group, harness, slot=self._slot, seed=seed)
 
     async def ready(self) -> bool:
-        """True once the slot for worlds holds weights."""
+        """True once the slot holds weights."""
+        return await self.holds() is not None
+
+    async def holds(self) -> PolicyVersion | None:
+        """The weights in the slot; None while there are none, or nobody answers."""
         try:
             health = await self.call("GET", "/health")
         except (Unavailable, BadRequest):
-            return False
+            return None
         self._model = str(health.get("model", ""))
-        return Arm.WORLD.value in cast("dict[str, Any]", health.get("slots", {}))
+        found = cast("dict[str, Any]", health.get("slots", {})).get(self._slot)
+        return None if found is None else PolicyVersion(number=int(found["number"]), hash=str(found["hash"]))
 
     async def say(self, events: Sequence[dict[str, Any]]) -> None:
         """Send events, all in one call; they are in the log on return. Raises Unavailable, BadRequest."""
@@ -64,7 +78,7 @@ class WorldGateway:
     async def named(self) -> str:
         """What the gateway calls its model. Raises Unavailable."""
         if not self._model and not await self.ready():
-            raise Unavailable("the gateway has no weights for simulated worlds yet")
+            raise Unavailable(f"the gateway has no weights in the slot {self._slot!r} yet")
         return self._model
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:

@@ -57,6 +57,11 @@ class Group:
         return [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is not None]
 
     @property
+    def flat(self) -> bool:
+        """True if none of the members was worth more than another."""
+        return len({outcome.grade for outcome in self.graded}) < 2
+
+    @property
     def ungraded(self) -> list[Outcome]:
         """The tries that something other than the policy ended."""
         last = [slot.last for slot in self.slots if slot.last is not None and slot.last.grade is None]
@@ -86,6 +91,7 @@ class Groups:
         tasks: ids of the tasks to be drawn.
         token: begins the groups' names, so that those of another journal are others.
         seed, epochs, curriculum: see `WorldsConfig`.
+        flat_count: whether the trainer takes flat groups, too, so that they count as waiting for it.
 
     Example::
 
@@ -94,10 +100,17 @@ class Groups:
     """
 
     def __init__(
-        self, tasks: Sequence[str], *, token: str, seed: int = 0, epochs: int = 1, curriculum: bool = True
+        self,
+        tasks: Sequence[str],
+        *,
+        token: str,
+        seed: int = 0,
+        epochs: int = 1,
+        curriculum: bool = True,
+        flat_count: bool = False,
     ) -> None:
         self._tasks, self._token, self._seed = tuple(tasks), token, seed
-        self._epochs, self._curriculum = epochs, curriculum
+        self._epochs, self._curriculum, self._flat_count = epochs, curriculum, flat_count
         self._left: list[str] = []
         self.known: dict[str, Success] = {}
         self.epoch = -1  # the one that is drawn from
@@ -131,7 +144,8 @@ class Groups:
         """True if another group may begin: neither too far ahead of the trainer nor of the oldest group that has not ended."""
         waiting = [group.number for group in self.open.values() if not group.told]
         near = not waiting or self.drawn < min(waiting) + window
-        return near and len(self.open) < lead * per_step
+        ahead = sum(1 for group in self.open.values() if not (group.told and group.flat) or self._flat_count)
+        return near and ahead < lead * per_step
 
     def _draw(self, event: Event) -> None:
         if event["epoch"] != self.epoch:

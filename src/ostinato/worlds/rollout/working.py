@@ -8,67 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.seams import Backend
-from ostinato.worlds.grading.grade import Grader
-from ostinato.worlds.harness.rollout import Ended, Harness, Model
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import Unavailable
+from ostinato.core.seams import Clock
 from ostinato.worlds.rollout.config import WorldsConfig
+from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.groups import Group, Groups
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.telling import measured, verdicts
+from ostinato.worlds.rollout.trying import Tried, Trying, Workshop
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
 logger = logging.getLogger(__name__)
-
-NO_SANDBOX = frozenset({"single"})
-"""Harnesses that run nothing."""
-
-_LONGEST_PAUSE_S = 30.0
-_T = TypeVar("_T")
-
-
-class Gateway(Protocol):
-    """What the worker needs of the gateway."""
-
-    def model(self, episode: str, *, group: str | None, harness: str) -> Model:
-        """The model of one episode."""
-        ...
-
-    async def say(self, events: list[dict[str, Any]]) -> None:
-        """Send events; they are in the log on return. Raises Unavailable, BadRequest."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
-    """Who works on tasks: harnesses by name, the sandboxes that they work in (None: no harness needs one), the grader, the gateway.
-
-    Example: ``Workshop(harnesses={"single": SingleAnswer()}, backend=None, grader=grader, gateway=gateway)``
-    """
-
-    harnesses: Mapping[str, Harness]
-    backend: Backend | None
-    grader: Grader
-    gateway: Gateway
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """One rollout that came to an end. `grade` None: it was not graded, `why` says why not.
-
-    Example: ``Tried(turns=("chatcmpl-3f:0",), grade=1.0, why="submitted")``
-    """
-
-    turns: tuple[str, ...]
-    grade: float | None
-    why: str
-    solved: bool = False
-    cheated: bool = False
 
 
 class Rollouts:
@@ -81,6 +36,8 @@ class Rollouts:
         spending: tells what the trainer has taken.
         config: how many, how far ahead.
         tell: told what happens, for people: a kind and fields.
+        keep: told of each rollout that ended for good, and of each that was only measured.
+        clock: Unix seconds.
     """
 
     def __init__(
@@ -92,13 +49,24 @@ class Rollouts:
         spending: Spending,
         config: WorldsConfig,
         tell: Callable[..., None],
+        keep: Callable[[Finished], None] = lambda _: None,
+        *,
+        flat_count: bool = False,
+        clock: Clock = wall_clock,
     ) -> None:
+        self._taskset, self._keep, self._clock = tasks, keep, clock
+        self._trying = Trying(shop, pause_s=config.retry_pause_s)
         self._tasks = {task.id: task for task in tasks.tasks}
         self._shop, self._journal, self._spending = shop, journal, spending
         self._config, self._tell = config, tell
         taught = [task.id for task in tasks.tasks if task.split is Split.TRAIN]
         self.groups = Groups(
-            taught, token=journal.token, seed=config.seed, epochs=config.epochs, curriculum=config.curriculum
+            taught,
+            token=journal.token,
+            seed=config.seed,
+            epochs=config.epochs,
+            curriculum=config.curriculum,
+            flat_count=flat_count,
         )
         for event in events:
             self.groups.apply(event)
@@ -112,7 +80,8 @@ class Rollouts:
         """
         try:
             for group in list(self.groups.open.values()):
-                self._spending.expect(group.number, group.turns if group.told else ())
+                # whoever was killed between telling a group and noting that may find it in a batch already
+                self._spending.expect(group.number, group.turns)
                 if not group.told:
                     self._begin(self._work(group))
             while self._draw() or self._under_way or len(self.groups.open) >= self._config.groups:
@@ -182,7 +151,7 @@ class Rollouts:
                     members.create_task(self._member(group, member, task))
         self._spending.expect(group.number, group.turns)
         for events in verdicts(group):
-            await self._patiently(lambda events=events: self._shop.gateway.say(events))
+            await self._trying.patiently(lambda events=events: self._shop.gateway.say(events))
         self._note({"kind": "told", "n": group.number}, sync=True)
         grades = [outcome.grade or 0.0 for outcome in group.graded]
         self._tell(
@@ -194,7 +163,7 @@ class Rollouts:
             graded=len(grades),
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
-            flat=len(set(grades)) < 2,
+            flat=group.flat,
         )
         if not group.turns:
             self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor})
@@ -205,57 +174,15 @@ class Rollouts:
             while group.slots[member].last is None:
                 episode = self.groups.episode(group.number, member)
                 self._note({"kind": "begun", "n": group.number, "member": member, "episode": episode})
-                tried = await self._try(task, episode, group.name)
-                last = tried.grade is not None or len(group.slots[member].failed) + 1 >= self._config.tries
+                tried = await self._trying.once(task, episode, group.name)
+                last = tried.value is not None or len(group.slots[member].failed) + 1 >= self._config.tries
                 event = {"kind": "ended", "n": group.number, "member": member, "episode": episode, "last": last}
-                event |= {"turns": tried.turns, "grade": tried.grade, "why": tried.why}
+                event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
                 self._note(event, sync=True)
-                if not last:
+                if last:
+                    self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
+                else:
                     await asyncio.sleep(self._config.retry_pause_s)
-
-    async def _try(self, task: Task, episode: str, group: str | None) -> Tried:
-        """One rollout and its grade. A gateway or a sandbox that is away is waited for; what it left unfinished is torn."""
-        harness = self._shop.harnesses[task.harness]
-        pause, number = self._config.retry_pause_s, 0
-        while True:
-            name = episode if number == 0 else f"{episode}.{number}"
-            model = self._shop.gateway.model(name, group=group, harness=harness.hash)
-            sandbox = None
-            try:
-                if self._shop.backend is not None and task.harness not in NO_SANDBOX:
-                    sandbox = await self._shop.backend.start(task.spec)
-                rollout = await harness.run(task, model, sandbox)
-                break
-            except Unavailable as error:
-                logger.info("rollout %s is begun anew: %s", name, error)
-            finally:
-                if sandbox is not None:
-                    await sandbox.stop()
-            await asyncio.sleep(pause)
-            pause, number = min(2 * pause, _LONGEST_PAUSE_S), number + 1
-        if rollout.ended is Ended.FAILED or not rollout.turns:
-            return Tried(turns=rollout.turns, grade=None, why=str(rollout.detail.get("why", rollout.ended)))
-        grade = await self._patiently(lambda: self._shop.grader.grade(task, rollout))
-        return Tried(
-            turns=rollout.turns,
-            grade=0.0 if grade.cheated else grade.value,
-            why=rollout.ended.value,
-            solved=grade.solved,
-            cheated=bool(grade.cheated),
-        )
-
-    async def _patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Ask until it is there. Raises what no other try would change."""
-        pause = self._config.retry_pause_s
-        while True:
-            try:
-                return await ask()
-            except BadRequest:
-                raise
-            except Unavailable as error:
-                logger.info("tried again in %.1f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     # ------------------------------------------------------------ what is held out
 
@@ -265,14 +192,15 @@ class Rollouts:
 
         async def one(place: int, task: Task) -> tuple[Split, Tried]:
             async with self._places:
-                tried = await self._try(task, f"{self._journal.token}.m{number}.{place}", None)
+                tried = await self._trying.once(task, f"{self._journal.token}.m{number}.{place}", None)
             if events := measured(tried.turns):
-                await self._patiently(lambda: self._shop.gateway.say(events))
+                await self._trying.patiently(lambda: self._shop.gateway.say(events))
+            self._keep(tried.record(self._taskset, self._clock))
             return task.split, tried
 
         found = await asyncio.gather(*(one(place, task) for place, task in enumerate(held_out)))
         for split in sorted({task.split for task in held_out}):
-            theirs = [tried for at, tried in found if at is split and tried.grade is not None]
+            theirs = [tried for at, tried in found if at is split and tried.value is not None]
             solved = sum(tried.solved for tried in theirs)
             cheated = sum(tried.cheated for tried in theirs)
             self._tell("measured", split=split.value, n=number, solved=solved, of=len(theirs), cheated=cheated)

@@ -21,8 +21,20 @@ async def test_a_captured_turn_bears_its_harness_episode_and_group():
     (turn,) = log.turns()
     assert (turn.harness, turn.episode, turn.group, turn.arm) == (harness.hash, "e.0", "g.0", "world")
     assert rollout.turns == (turn.id,) == tuple(model.turns)
+    assert model.policies == set(turn.versions_T()) != set()
     assert rollout.harness == f"single@{turn.harness}"
     assert rollout.messages[-1].text == "hello"
+
+
+async def test_each_call_of_an_episode_has_a_seed_of_its_own_that_only_the_first_decides():
+    async with world_gateway() as (gateway, log):
+        for seed in (7, 7, None):
+            model = gateway.model("e", group=None, harness="h", seed=seed)
+            await model.ask(ASK, max_tokens=8)
+            await model.ask(ASK, max_tokens=8)
+    seeds = [turn.sampling.seed for turn in log.turns()]
+    assert seeds[:4] == [7, 8, 7, 8]
+    assert not {7, 8} & set(seeds[4:])
 
 
 async def test_an_answer_that_is_lost_on_its_way_is_not_sampled_again():
@@ -32,6 +44,7 @@ async def test_an_answer_that_is_lost_on_its_way_is_not_sampled_again():
         second = await model.ask(ASK, max_tokens=8)
     assert [turn.id for turn in log.turns()] == [first.turn, second.turn] == model.turns
     assert first.turn != second.turn, "the same messages asked again are another call"
+    assert model.policies == {span.policy for turn in log.turns() for span in turn.spans}
 
 
 async def test_an_answer_that_never_arrives_is_unavailable():

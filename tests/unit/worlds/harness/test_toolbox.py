@@ -84,7 +84,8 @@ def test_what_the_model_sees_decides_the_hash():
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("agent", {}, "no harness 'agent'; there are single, tools"),
+        ("nobody", {}, "no harness 'nobody'; there are single, "),
+        ("tools", {"offered": ["look"]}, "no tool 'look'; there are read, "),
         ("single", {"turns": 1}, "has no settings; remove turns"),
         ("tools", {"output_chars": 1}, "worlds.harness.tools.output_chars"),
         ("tools", {"color": 1}, "worlds.harness.tools.color"),

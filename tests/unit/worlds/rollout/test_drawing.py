@@ -98,14 +98,32 @@ def test_nothing_begins_beyond_the_window_of_the_oldest_that_has_not_ended():
     assert not groups.may_begin(window=4, **pace)
 
 
+def told(groups: Groups, number: int, *grades: float) -> None:
+    """All members of a group end with these grades, and it is told."""
+    for member, grade in enumerate(grades):
+        tail = {"n": number, "member": member, "episode": f"w.{number}.{member}.0", "turns": ["t"], "last": True}
+        groups.apply({"kind": "ended", **tail, "grade": grade})
+    groups.apply({"kind": "told", "n": number})
+
+
 def test_nothing_begins_too_far_ahead_of_the_trainer():
     groups = Groups(TASKS, token="w", epochs=0)
     drawn(groups, 6)
     for number in range(6):
-        groups.apply({"kind": "told", "n": number})
+        told(groups, number, 0.0, 1.0)
     assert not groups.may_begin(per_step=3, lead=2, window=99)
     groups.apply({"kind": "spent", "n": 0})
     assert groups.may_begin(per_step=3, lead=2, window=99)
+
+
+@pytest.mark.parametrize("flat_count", [False, True])
+def test_a_group_that_teaches_nothing_is_not_waited_for_unless_the_trainer_takes_it(flat_count: bool):
+    groups = Groups(TASKS, token="w", epochs=0, flat_count=flat_count)
+    drawn(groups, 6)
+    told(groups, 0, 1.0, 1.0)
+    for number in range(1, 6):
+        told(groups, number, 0.0, 1.0)
+    assert groups.may_begin(per_step=3, lead=2, window=99) is not flat_count
 
 
 @pytest.mark.parametrize("window", [1, 4, 100])

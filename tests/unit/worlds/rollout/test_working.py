@@ -1,6 +1,7 @@
 """Rollouts that are killed at any instant: graded once, rewarded once, no group parted. The log, the desk and the journal are real."""
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -24,7 +25,8 @@ from ostinato.worlds.harness.rollout import Answered, Ended, Rollout
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.working import Rollouts, Workshop
+from ostinato.worlds.rollout.trying import Workshop
+from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Grading, Split, Task
 from ostinato.worlds.tasks.tasksets import taskset_of
 
@@ -62,6 +64,7 @@ class FakeGateway:
 class FakeModel:
     def __init__(self, gateway, episode, group) -> None:
         self.gateway, self.episode, self.group = gateway, episode, group
+        self.policies = {V0}
 
     async def ask(self, messages, tools=(), *, max_tokens, stop=()):
         gateway = self.gateway
@@ -78,7 +81,7 @@ class FakeModel:
 class Steps:
     """A harness of one to three turns."""
 
-    name, hash = "single", "h"
+    name, hash, needs_sandbox = "single", "h", False
 
     def __init__(self, chance: random.Random, failing: float = 0.0) -> None:
         self.chance, self.failing = chance, failing
@@ -103,6 +106,19 @@ class Coin:
         return Grade(value=float(self.chance.random() < 0.5))
 
 
+class Contrast(Coin):
+    """Every other rollout of a task is worth something, so that no group is without contrast but those of the tasks in `flat`."""
+
+    def __init__(self, flat=()) -> None:
+        super().__init__(random.Random(0))
+        self.flat = flat
+
+    async def grade(self, task, rollout):
+        await super().grade(task, rollout)
+        self.graded[task.id] += 1
+        return Grade(value=float(self.graded[task.id] % 2 and task.id not in self.flat))
+
+
 class World:
     """What outlives the worker: the log and the journal's file."""
 
@@ -112,7 +128,7 @@ class World:
         self.gateway = FakeGateway(self.log, chance)
         self.gateway.away = away
         self.grader, self.harness = Coin(chance), Steps(chance, failing)
-        self.told = []
+        self.told, self.finished = [], []
         self.desk = RewardDesk(
             self.log,
             Inline(copilot, max_abs=1.0),
@@ -139,6 +155,8 @@ class World:
             spending,
             self.config,
             lambda kind, **more: self.told.append((kind, more)),
+            self.finished.append,
+            clock=lambda: 50.0,
         )
 
     async def train(self) -> None:
@@ -220,14 +238,31 @@ async def test_what_was_graded_is_not_graded_again_after_a_restart(tmp_path):
         assert len({turn.episode for turn in members if turn.id in rewarded}) == CONFIG.group
 
 
+async def test_a_group_that_was_told_as_the_worker_was_killed_is_found_in_the_batch_that_holds_it(tmp_path):
+    world = World(tmp_path, 0, tasks(2))
+    world.grader = Contrast()
+    await until_done(world, random.Random(0), kills=0)
+    (first, *events) = map(json.loads, world.path.read_text().splitlines())
+    left = [each for each in events if each["kind"] != "spent" and (each["kind"] != "told" or each["n"] == 0)]
+    world.path.write_text("".join(json.dumps(each) + "\n" for each in (first, *left)))
+    worker = world.worker()
+    async with asyncio.timeout(20):
+        await worker.run()
+    assert not worker.groups.open
+    world.close()
+
+
 async def test_it_is_never_further_ahead_than_told(tmp_path):
     world = World(tmp_path, 0, tasks(9))
+    world.grader = Contrast(flat=("t0", "t3", "t6"))
     worker = world.worker()
     working = asyncio.create_task(worker.run())
     for _ in range(4000):  # nobody trains
         await asyncio.sleep(0)
-    assert worker.groups.drawn == CONFIG.lead * CONFIG.groups
     assert all(group.told for group in worker.groups.open.values())
+    teach = [group for group in worker.groups.open.values() if not group.flat]
+    assert len(teach) == CONFIG.lead * CONFIG.groups
+    assert worker.groups.drawn > len(teach), "nobody waits for what no batch takes"
     await world.desk.poll()
     assert await world.desk.batch(1, 1, V0) is not None
     async with asyncio.timeout(10):
@@ -256,6 +291,27 @@ async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
     assert alone
     assert {held[turn] for turn in alone} == {"world:rollout_measured"}
     assert [more["split"] for kind, more in world.told if kind == "measured"] == ["held_out"]
+
+
+async def test_each_rollout_that_ended_for_good_leaves_a_record(tmp_path):
+    both = taskset_of("both", [*tasks(2).tasks, replace(tasks(1).tasks[0], id="out", split=Split.HELD_OUT)])
+    world = World(tmp_path, 0, both, CONFIG.model_copy(update={"measure_every": 2}), failing=0.3)
+    await until_done(world, random.Random(0), kills=0)
+    assert Counter(record.task for record in world.finished) == {"t0": 4, "t1": 4, "out": 1}
+    assert {record.taskset for record in world.finished} == {both.hash}
+    assert {(record.group is None, record.member is None) for record in world.finished if record.task == "out"} == {
+        (True, True)
+    }
+    episodes = {turn.id: turn.episode for turn in world.log.rows if isinstance(turn, Turn)}
+    rewards = Counter()
+    for row in world.log.rows:
+        if isinstance(row, Reward):
+            rewards[episodes[row.turn]] += row.value
+    for record in world.finished:
+        assert {episodes[turn] for turn in record.turns} == {record.episode}
+        assert (record.policy, record.policy_last, record.at) == (V0, V0, 50.0)
+        if record.group is not None and record.value is not None:
+            assert rewards[record.episode] == record.value, "what is shown is what was learned from"
 
 
 async def test_a_grader_that_cannot_grade_ends_the_worker(tmp_path):

@@ -46,7 +46,7 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
 
 
 def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
-    """The finished rollouts of a split that one checkpoint made alone. Raises NotFound, BadRequest."""
+    """The graded rollouts of a split that one checkpoint is known to have made alone. Raises NotFound, BadRequest."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -57,8 +57,13 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
     for number, line in enumerate(lines, start=1):
         try:
             row: dict[str, Any] = json.loads(line)
-            if row["split"] == split and row["value"] is not None:
-                policy = PolicyVersion(number=int(row["policy"]["number"]), hash=str(row["policy"]["hash"]))
+        except ValueError:  # cut short by a kill or a full disk, or the empty line after one
+            continue
+        try:
+            made: dict[str, Any] | None = row["policy"]
+            alone = made == row.get("policy_last", made)
+            if row["split"] == split and row["value"] is not None and made is not None and alone:
+                policy = PolicyVersion(number=int(made["number"]), hash=str(made["hash"]))
                 value = float(row["value"])
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"value {value:g} does not lie in [0, 1]")

@@ -170,10 +170,13 @@ class RunFacts:
         )
 
     async def learning(self) -> LearningNow:
-        run = await self.now()
-        marks: Sequence[LedgerEvent] = await self._running.indexed(lambda: self._questions.shipped(200), [])
+        run, marks = await self.now(), await self.shipped()
         lines = await self._threads.ask(self._lines.look)
         return lines.learning(marks, run)
+
+    async def shipped(self) -> Sequence[LedgerEvent]:
+        """The newest releases and rollbacks."""
+        return await self._running.indexed(lambda: self._questions.shipped(200), [])
 
     async def alarms(self, before: Cursor | None) -> AlarmList:
         return await self._ask(lambda: self._questions.alarms(before))

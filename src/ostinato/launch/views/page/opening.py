@@ -11,6 +11,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.seams import Renderer
 from ostinato.launch.views.page.acts import RunActs
 from ostinato.launch.views.page.facts import RunFacts
+from ostinato.launch.views.page.worlds.facts import RunWorlds
 from ostinato.record.log import SqlLog
 from ostinato.serve.gateway import Page
 from ostinato.web.page.app import Pages
@@ -22,12 +23,21 @@ class RunPage:
     def __init__(self, run: Run, log: SqlLog) -> None:
         self._run, self._log = run, log
         self._facts: RunFacts | None = None
+        self._worlds: RunWorlds | None = None
         self._pages: Pages | None = None
 
     def routes(self, renderer: Renderer) -> Page:
         """Makes the routes for a gateway that renders so. To be called once."""
         self._facts = RunFacts(self._run, self._log, renderer.token_bytes)
-        self._pages = Pages(self._facts, RunActs(self._run), wall_clock)
+        self._worlds = RunWorlds(
+            self._run.home,
+            self._run.config,
+            self._log,
+            renderer.token_bytes,
+            readers=renderer.reader,
+            shipped=self._facts.shipped,
+        )
+        self._pages = Pages(self._facts, self._worlds, RunActs(self._run), wall_clock)
         return self._pages.routes
 
     async def keep(self, stopping: asyncio.Event) -> None:
@@ -48,6 +58,8 @@ class RunPage:
 
     def close(self) -> None:
         """Let go of the index."""
+        if self._worlds is not None:
+            self._worlds.close()
         if self._facts is not None:
             self._facts.close()
 

@@ -1,0 +1,104 @@
+"""What a start by imitation is made of: conversations from a file, the trainer, and the model directory that comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ostinato.app.numerics import trainer_contract, training
+from ostinato.app.storage import model_path
+from ostinato.config import Config
+from ostinato.core.conversation import Conversation
+from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.records import Turn
+from ostinato.core.weights import Learned
+from ostinato.serve.dialects.openai_messages import read_messages, read_tools
+from ostinato.weights.follow.export import write_model
+
+if TYPE_CHECKING:
+    from ostinato.model.renderer import HFRenderer
+
+MOST_BYTES = 1 << 30
+_FIELDS = {"messages", "tools"}
+_COPIED = (".json", ".jinja", ".txt", ".model")
+
+
+def read_demonstrations(path: Path) -> list[Conversation]:
+    """One conversation a line, {"messages": [...], "tools": [...]} as OpenAI's chat API writes them.
+
+    Raises BadConfig, which names the line, the field and the remedy.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadConfig(f"demonstrations {path}: larger than {MOST_BYTES} bytes; cut it into several")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"demonstrations {path} cannot be read: {error}") from error
+    found = [_read(f"demonstrations {path}, line {at}", line) for at, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise BadConfig(f"demonstrations {path}: the file is empty; give one conversation a line")
+    return found
+
+
+def _read(where: str, line: str) -> Conversation:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        raise BadConfig(f'{where}: give an object with "messages", a list')
+    given = cast("dict[str, Any]", row)
+    if unknown := given.keys() - _FIELDS:
+        raise BadConfig(f"{where}: there is no field {sorted(unknown)[0]!r}; there are messages and tools")
+    if not all(isinstance(each, dict) for each in [*given["messages"], *(given.get("tools") or [])]):
+        raise BadConfig(f"{where}: messages and tools are lists of objects")
+    try:
+        return Conversation(messages=read_messages(given["messages"]), tools=read_tools(given.get("tools") or []))
+    except BadRequest as error:
+        raise BadConfig(f"{where}: {error}") from error
+
+
+def imitate_into(
+    config: Config,
+    shown: list[Conversation],
+    target: Path,
+    *,
+    epochs: int,
+    batch: int,
+    on_step: Callable[[Learned], None],
+) -> None:
+    """Train the configured model on the conversations and write what came of it as a plain model directory. Imports torch.
+
+    Raises BadConfig for a conversation that the model's template cannot write, for a target that holds something, and like the
+    trainer's workers; StorageFull.
+    """
+    from ostinato.model.renderer import HFRenderer
+    from ostinato.train.imitation import imitate
+    from ostinato.train.trainer import PolicyTrainer
+
+    if target.exists() and any(target.iterdir()):
+        raise BadConfig(f"--out {target} is not empty; give a new directory")
+    source = model_path(config)
+    renderer = HFRenderer(source)
+    lessons = [_rendered(number, each, renderer) for number, each in enumerate(shown, 1)]
+    trainer = PolicyTrainer(source, training(config), trainer_contract(config))
+    for learned in imitate(trainer, lessons, epochs=epochs, batch=batch, seed=config.train.seed):
+        on_step(learned)
+    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
+    kept = [path for path in files if "safetensors" not in path.name]
+    write_model(trainer.weights().weights, target, kept, {"format": "pt"})
+
+
+def _rendered(number: int, shown: Conversation, renderer: HFRenderer) -> tuple[Turn, ...]:
+    from ostinato.train.imitation import shown_turns
+
+    try:
+        turns = shown_turns(shown, renderer)
+    except BadRequest as error:
+        raise BadConfig(f"demonstration {number}: {error}") from error
+    longest = max(len(turn.prompt_ids) + len(turn.sampled_ids) for turn in turns)
+    if longest > renderer.context:
+        raise BadConfig(f"demonstration {number} has {longest} tokens, and the model's context {renderer.context}")
+    return turns

@@ -1,0 +1,128 @@
+"""The weights that a measurement is about: named, put into a slot of a gateway, and held there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_store
+from ostinato.config import Config
+from ostinato.core.errors import Conflict, NotFound
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.up import launch
+from ostinato.launch.commands.weights.versions import find_version
+from ostinato.launch.placing.address import read_address
+from ostinato.record.lock import hold
+from ostinato.worlds.rollout.gateway import WorldGateway
+
+NEWEST = "newest"
+_NEWEST_REFS = (Arm.WORLD.value, "candidate", Arm.LIVE.value)
+_LOOK_S = 0.1
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Weights in a slot of a gateway. `pinned`: nobody moves the slot meanwhile.
+
+    Example: ``Placed(url="http://127.0.0.1:8321", slot="evaluation", policy=v7, pinned=True)``
+    """
+
+    url: str
+    slot: str
+    policy: PolicyVersion
+    pinned: bool
+
+
+async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _T]], say: Callable[[str], None]) -> _T:
+    """What `work` returns at the URL of the run's gateway; where none is up, one is started for as long as that takes.
+
+    Raises BadConfig, WorkerFailed if the gateway cannot be started or fails for good, Conflict if the run is just being started.
+    """
+    place = home(config)
+    if (url := read_address(place.address)) is not None:
+        return await work(url)
+    await check_start(config)
+    # a run's own settings stay what it was started with
+    settings = place.root / "measuring.json" if place.config.exists() else place.config
+    listening = config.model_copy(update={"listen": config.listen.model_copy(update={"port": 0})})
+
+    def told(worker: str, what: str) -> None:
+        say(f"{worker}: {what}")
+
+    async def served() -> _T:
+        while (url := read_address(place.address)) is None:
+            await asyncio.sleep(_LOOK_S)
+        return await work(url)
+
+    with hold(place.root, "up"):
+        say(f"nothing is up for {place.root}: a gateway is started")
+        try:
+            async with launch(listening, told, front="serve", names=("serve",), settings=settings) as launched:
+                return await launched.during(served())
+        finally:
+            if settings != place.config:
+                settings.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def place_weights(config: Config, url: str, release: str) -> AsyncGenerator[Placed]:
+    """Put the weights that `release` names into a slot, and hold them there: a ref, a number (v12), a root, or "newest".
+
+    Candidates are evaluated in the same slot, so it is held only where no release worker is up; then "newest" is whatever the slot
+    for worlds holds, moves and all. Raises NotFound, BadRequest; Conflict where another version is asked for, or there is no such slot.
+    """
+    place = home(config)
+    async with contextlib.AsyncExitStack() as leaving:
+        try:
+            leaving.enter_context(hold(place.root, "release"))
+        except Conflict as error:
+            if release != NEWEST:
+                raise Conflict(
+                    f"--release {release}: the release worker is up, and holds the slot in which a version of one's choice is put; leave "
+                    "--release out, or measure while it is down"
+                ) from error
+            yield await _unpinned(config, url)
+            return
+        version = await newest(config) if release == NEWEST else release
+        policy = (await find_version(config, version)).policy
+        store = open_store(config)
+        before = await store.read_ref(EVALUATION_REF)
+        await store.move_ref(EVALUATION_REF, before, policy.hash)
+        leaving.push_async_callback(_put_back, config, before or await store.read_ref(Arm.LIVE.value))
+        async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as gateway:
+            while await gateway.holds() != policy:
+                await asyncio.sleep(_LOOK_S)
+        yield Placed(url=url, slot=EVALUATION_REF, policy=policy, pinned=True)
+
+
+async def newest(config: Config) -> str:
+    """The ref of the newest version: of those that rollouts, candidates and users have, the highest number. Raises NotFound."""
+    follower = open_follower(config)
+    found = [(policy, ref) for ref in _NEWEST_REFS if (policy := await follower.resolve(ref)) is not None]
+    if not found:
+        raise NotFound("the run has no version of its weights yet; start it once")
+    return max(found, key=lambda each: each[0].number)[1]
+
+
+async def _unpinned(config: Config, url: str) -> Placed:
+    async with WorldGateway(url, home(config).admin_key()) as gateway:
+        policy = await gateway.holds()
+    if policy is None:
+        raise Conflict(
+            "the release worker is up, and the gateway has no slot for worlds, as the run learns from people only "
+            "(learn.source): measure while it is down"
+        )
+    return Placed(url=url, slot=Arm.WORLD.value, policy=policy, pinned=False)
+
+
+async def _put_back(config: Config, value: str | None) -> None:
+    """The slot holds what it held before, or weights that are loaded anyway."""
+    store = open_store(config)
+    now = await store.read_ref(EVALUATION_REF)
+    if value is not None and now != value:
+        await store.move_ref(EVALUATION_REF, now, value)

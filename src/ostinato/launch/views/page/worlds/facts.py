@@ -1,0 +1,309 @@
+"""Answers the page's questions about simulated worlds. Implements `web.page.worlds.sources.WorldFacts`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ostinato.app.storage import Home
+from ostinato.config import Config
+from ostinato.core.records import Turn
+from ostinato.core.seams import Log
+from ostinato.launch.views.page.threads import Threads
+from ostinato.launch.views.page.worlds.counting import Counted, Kind, counted, counts_of, solved_share, version_points
+from ostinato.launch.views.page.worlds.ended import MOST_KEPT, EndedRollout, EndedRollouts, record_of
+from ostinato.launch.views.page.worlds.growing import Growing
+from ostinato.launch.views.page.worlds.record import changes_of, figures_of, turns_of, why_of
+from ostinato.launch.views.page.worlds.tasks import TasksetFile
+from ostinato.launch.views.page.worlds.underway import UnderWay
+from ostinato.launch.views.page.worlds.wording import Pieces, Readers, steps_of
+from ostinato.launch.views.progress import last_lines, older
+from ostinato.web.page.sources import PAGE_ROWS, LedgerEvent
+from ostinato.web.page.worlds.sources import (
+    FamilyLine,
+    Reading,
+    RolloutDetail,
+    RolloutLine,
+    RolloutList,
+    RolloutQuery,
+    RolloutStep,
+    TaskDetail,
+    TasksetLine,
+    WorldsNow,
+)
+from ostinato.worlds.rollout.finished import Finished
+
+STEPS = 20
+"""Steps of a rollout that one page shows."""
+_NEWEST = 20
+_MOST_FAMILIES = 50
+_MOST_TASKSETS = 10
+Shipped = Callable[[], Awaitable[Sequence[LedgerEvent]]]
+
+
+class RunWorlds:
+    """One run's simulated worlds.
+
+    Args:
+        home, config, log: the run's.
+        pieces: the bytes of a token.
+        readers: makes readers of answers; None: answers are shown as they were sampled.
+        shipped: the newest releases, for the marks of a chart.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        config: Config,
+        log: Log,
+        pieces: Pieces,
+        readers: Readers | None = None,
+        shipped: Shipped | None = None,
+    ) -> None:
+        self._config, self._log, self._pieces, self._readers = config, log, pieces, readers
+        self._shipped = shipped
+        self._lines = Growing([older(home.finished), home.finished])
+        self._ended = EndedRollouts()
+        self._under_way = UnderWay(home.rollouts)
+        named = config.worlds.file
+        self._tasks = TasksetFile(Path(named).expanduser() if named else None)
+        self._progress = home.progress("rollout")
+        self._lock = threading.Lock()
+        self._threads = Threads()
+        self._counted: dict[str, tuple[tuple[int, int], Counted]] = {}
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.close()
+
+    async def worlds(self, family: str) -> WorldsNow:
+        events = () if self._shipped is None else await self._shipped()
+        marks = {event.policy.number: f"v{event.policy.number}" for event in events if event.action == "shipped"}
+        return await self._ask(lambda: self._worlds(family, tuple(sorted(marks.items()))))
+
+    async def rollouts(self, query: RolloutQuery) -> RolloutList:
+        return await self._ask(lambda: self._list(query))
+
+    async def rollout(self, episode: str, first: int) -> RolloutDetail | None:
+        found = await self._ask(lambda: self._rollout(episode))
+        if found is None:
+            return None
+        line, members, record, turns = found
+        changes, more = ((), 0) if record is None else changes_of(record)
+        return RolloutDetail(
+            line=line,
+            members=tuple(members),
+            steps=await self._steps(turns, first, tools=not line.harness.startswith("single")),
+            first=first,
+            turns=len(turns),
+            parts={} if record is None else figures_of(record.parts),
+            why="" if record is None else why_of(record),
+            effort={} if record is None else figures_of(record.effort),
+            changes=changes,
+            more_changes=more,
+            on_record=record is not None,
+        )
+
+    async def task(self, id: str, *, hidden: bool) -> TaskDetail | None:
+        return await self._ask(lambda: self._task(id, hidden=hidden))
+
+    # ------------------------------------------------------------ on a thread, one at a time
+
+    async def _ask(self, question: Callable[[], Any]) -> Any:
+        def answer() -> Any:
+            with self._lock:
+                self._ended.take(self._lines.new())
+                self._under_way.look()
+                self._tasks.look()
+                return question()
+
+        return await self._threads.ask(answer)
+
+    def _worlds(self, family: str, marks: tuple[tuple[int, str], ...]) -> WorldsNow:
+        found = self._count(family)
+        families = self._families(found)
+        return WorldsNow(
+            source=self._config.learn.source,
+            file=self._config.worlds.file,
+            family=family,
+            tasksets=self._tasksets(),
+            families=families[:_MOST_FAMILIES],
+            more_families=max(0, len(families) - _MOST_FAMILIES),
+            curves=found.curves,
+            marks=marks,
+            groups=found.groups,
+            pacing=self._under_way.pacing(),
+            ended=found.ended,
+            cheated=found.cheated,
+            cheats=found.cheats,
+            under_way=self._under_way.groups(self._ended.member),
+            newest=tuple(islice(self._ended.newest(), _NEWEST)),
+            reading=self._reading(),
+        )
+
+    def _count(self, family: str) -> Counted:
+        """What is counted, once for as long as nothing changes."""
+        revision = (self._ended.read, self._tasks.revision)
+        kept = self._counted.get(family)
+        if kept is None or kept[0] != revision:
+            if len(self._counted) > 8:
+                self._counted.clear()
+            kept = revision, counted([each.line for each in self._ended.all()], self._kind_of, family)
+            self._counted[family] = kept
+        return kept[1]
+
+    def _kind_of(self, line: RolloutLine) -> Kind:
+        known = self._tasks.tasks.get(line.task)
+        if known is None or (known.family, known.split) != (line.family, line.split):
+            return line.family, line.split, line.harness.partition("@")[0], ""
+        return known.family, known.split, known.harness, known.grader
+
+    def _families(self, found: Counted) -> tuple[FamilyLine, ...]:
+        """The kinds of tasks, those with most rollouts first."""
+        sizes: dict[Kind, int] = {}
+        drawn: dict[Kind, int] = {}
+        for id, task in self._tasks.tasks.items():
+            kind = task.family, task.split, task.harness, task.grader
+            sizes[kind] = sizes.get(kind, 0) + 1
+            drawn[kind] = drawn.get(kind, 0) + (id in self._under_way.tasks)
+        tried = {kind: sum(n for _, n in kinds.all.values()) for kind, kinds in found.kinds.items()}
+        order = sorted({**sizes, **tried}, key=lambda kind: (-tried.get(kind, 0), kind))
+        lines: list[FamilyLine] = []
+        for place, kind in enumerate(order):
+            kinds = found.kinds.get(kind) if place < _MOST_FAMILIES else None
+            lines.append(
+                FamilyLine(
+                    family=kind[0],
+                    split=kind[1],
+                    harness=kind[2],
+                    grader=kind[3],
+                    tasks=sizes.get(kind),
+                    drawn=drawn.get(kind, 0),
+                    solved=None if kinds is None else solved_share(kinds.all),
+                    newest=None if kinds is None else solved_share(kinds.newest),
+                    version=found.version,
+                )
+            )
+        return tuple(lines)
+
+    def _tasksets(self) -> tuple[TasksetLine, ...]:
+        """That of now, as the worker read it last, and those of rollouts on record."""
+        said = next((line for line in reversed(last_lines(self._progress)) if line["kind"] == "tasks"), None)
+        now = "" if said is None else str(said.get("hash", ""))[:128]
+        spans: dict[str, tuple[int, float, float]] = {}
+        for each in self._ended.all():
+            at = each.line.at or 0.0
+            n, first, last = spans.get(each.taskset, (0, at, at))
+            spans[each.taskset] = n + 1, min(first, at), max(last, at)
+        file = Path(self._config.worlds.file)
+        lines: list[TasksetLine] = []
+        for hash_ in dict.fromkeys((now, *reversed(spans))):
+            n, first, last = spans.get(hash_, (0, None, None))
+            current = bool(now) and hash_ == now
+            if not current and not n:
+                continue
+            known = len(self._tasks.tasks) if current and not self._tasks.trouble else None
+            lines.append(
+                TasksetLine(
+                    name=file.stem if current else "",
+                    hash=hash_,
+                    current=current,
+                    tasks=known,
+                    rollouts=n,
+                    first=first,
+                    last=last,
+                )
+            )
+        return tuple(lines[:_MOST_TASKSETS])
+
+    def _list(self, query: RolloutQuery, most: int = PAGE_ROWS) -> RolloutList:
+        fits = [line for line in self._ended.newest() if _fits(line, query)]
+        rows = [line for line in fits if query.before is None or line.seq < query.before]
+        older_ = rows[most - 1].seq if len(rows) > most else None
+        return RolloutList(rows=tuple(rows[:most]), count=len(fits), older=older_, reading=self._reading())
+
+    def _rollout(self, episode: str) -> tuple[RolloutLine, list[RolloutLine], Finished | None, Sequence[str]] | None:
+        known = self._ended.get(episode)
+        if known is None:
+            open_ = self._under_way.find(episode)
+            if open_ is None:
+                return None
+            line, turns = open_
+            return line, self._members(line), None, turns_of(turns)
+        record = self._record(known)
+        return known.line, self._members(known.line), record, () if record is None else turns_of(record.turns)
+
+    def _members(self, line: RolloutLine) -> list[RolloutLine]:
+        if line.group is None:
+            return [line]
+        open_ = self._under_way.group(line.group, self._ended.member)
+        found = self._ended.of_group(line.group) if open_ is None else list(open_.members)
+        return found if any(each.episode == line.episode for each in found) else [*found, line]
+
+    def _record(self, known: EndedRollout) -> Finished | None:
+        """The whole record; None if its file is gone."""
+        data = self._lines.line(known.spot)
+        record = None if data is None else record_of(data)
+        return (
+            record if record is not None and record.episode[: len(known.line.episode)] == known.line.episode else None
+        )
+
+    def _task(self, id: str, *, hidden: bool) -> TaskDetail | None:
+        facts = self._tasks.task(id, hidden=hidden)
+        lines = [each.line for each in self._ended.all() if each.line.task == id]
+        if facts is None and not lines and id not in self._under_way.tasks:
+            return None
+        return TaskDetail(
+            id=id,
+            facts=facts,
+            points=version_points(lines, one_task=True),
+            solved=solved_share(counts_of(lines), one_task=True),
+            rollouts=self._list(RolloutQuery(task=id)),
+            reading=self._reading(),
+        )
+
+    def _reading(self) -> Reading:
+        return Reading(
+            kept=len(self._ended),
+            dropped=self._ended.dropped,
+            skipped=self._lines.skipped,
+            behind=self._lines.behind + self._under_way.behind,
+            bad=self._ended.bad + self._lines.bad + self._under_way.bad,
+            most=MOST_KEPT,
+            tasks=self._tasks.trouble,
+        )
+
+    # ------------------------------------------------------------ steps
+
+    async def _steps(self, ids: Sequence[str], first: int, *, tools: bool) -> tuple[RolloutStep, ...]:
+        shown = ids[first : first + STEPS]
+        if not shown:
+            return ()
+        before = ids[first - 1] if first else None
+        wanted: Iterable[str] = shown if before is None else (before, *shown)
+        found = {turn.id: turn for turn in await self._log.find(Turn, [(id,) for id in dict.fromkeys(wanted)])}
+        turns = [found.get(id) for id in shown]
+        previous = None if before is None else found.get(before)
+        return await self._threads.ask(
+            lambda: steps_of(shown, turns, first, previous, self._pieces, self._readers, tools=tools)
+        )
+
+
+def _fits(line: RolloutLine, query: RolloutQuery) -> bool:
+    asked = (query.task, line.task), (query.family, line.family), (query.split, line.split), (query.ended, line.ended)
+    if any(want and want != have for want, have in asked):
+        return False
+    match query.outcome:
+        case "solved":
+            return line.solved and not line.cheated
+        case "failed":
+            return line.value is not None and not line.solved
+        case "ungraded":
+            return line.value is None
+        case "cheated":
+            return bool(line.cheated)
+        case _:
+            return True

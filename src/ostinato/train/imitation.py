@@ -1,0 +1,99 @@
+"""A start by imitation: all weights learn to say what was shown, by the trainer that learns from rewards later.
+
+Data flow: demonstrations (conversations in which somebody did it right) -> each of the assistant's messages as a turn that the model
+might have sampled -> one optimizer step per batch with an advantage of 1 for every token, under log-probabilities of the moment: the
+importance weights are 1, and the policy gradient is that of the log-likelihood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from ostinato.core.conversation import Conversation, Role
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import Arm, Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Learned
+from ostinato.train.trainer import PolicyTrainer
+
+
+class Speaker(Protocol):
+    """The part of a renderer that imitation needs."""
+
+    def said(self, conversation: Conversation) -> tuple[list[int], list[int]]:
+        """A conversation that ends with the assistant's message as (prompt ids, answer ids). Raises BadRequest."""
+        ...
+
+
+def shown_turns(demonstration: Conversation, speaker: Speaker) -> tuple[Turn, ...]:
+    """The assistant's messages of one demonstration as turns of one episode, without log-probabilities.
+
+    Raises BadRequest where there is none, or one cannot be rendered.
+    """
+    places = [place for place, message in enumerate(demonstration.messages) if message.role is Role.ASSISTANT]
+    if not places:
+        raise BadRequest("a demonstration needs a message of the assistant", field="messages")
+    told = repr(demonstration).encode("utf-8", "surrogatepass")
+    episode = hashlib.blake2b(told, digest_size=8).hexdigest()
+    turns: list[Turn] = []
+    for number, place in enumerate(places):
+        prompt, answer = speaker.said(replace(demonstration, messages=demonstration.messages[: place + 1]))
+        turns.append(_turn(f"{episode}-{number}:0", episode, prompt, answer))
+    return tuple(turns)
+
+
+def imitate(
+    trainer: PolicyTrainer, shown: Sequence[tuple[Turn, ...]], *, epochs: int, batch: int, seed: int
+) -> Iterator[Learned]:
+    """One optimizer step after the other: `batch` demonstrations each, all of them once an epoch, in an order of the epoch's own.
+
+    A demonstration counts once however many messages it has. Raises NoSignal and BadWeights like `PolicyTrainer.step`.
+    """
+    for epoch in range(epochs):
+        order = list(shown)
+        random.Random(f"{seed} {epoch}").shuffle(order)
+        for first in range(0, len(order), batch):
+            yield _step(trainer, order[first : first + batch])
+
+
+def _step(trainer: PolicyTrainer, shown: Sequence[tuple[Turn, ...]]) -> Learned:
+    turns = [turn for episode in shown for turn in episode]
+    weights = [1.0 / len(episode) for episode in shown for _ in episode]
+    numerics = "" if trainer.contract is None else trainer.contract.id
+    held = PolicyVersion(number=trainer.step_count, hash="")
+    samples = [
+        Sample(
+            turn=replace(turn, logprobs=logprobs, spans=(Span(policy=held, tokens=len(logprobs)),), numerics=numerics),
+            reward=1.0,
+            advantages=(1.0,) * len(logprobs),
+            weight=weight,
+            summed=True,
+        )
+        for turn, logprobs, weight in zip(turns, trainer.score(turns), weights, strict=True)
+    ]
+    return trainer.step(samples)
+
+
+def _turn(name: str, episode: str, prompt: Sequence[int], answer: Sequence[int]) -> Turn:
+    return Turn(
+        id=name,
+        episode=episode,
+        parent=None,
+        user="demonstration",
+        tenant="default",
+        arm=Arm.WORLD,
+        propensity=1.0,
+        prompt_ids=tuple(prompt),
+        sampled_ids=tuple(answer),
+        logprobs=(0.0,) * len(answer),
+        spans=(Span(policy=PolicyVersion(number=0, hash=""), tokens=len(answer)),),
+        sampling=Sampling(max_tokens=len(answer)),
+        finish=Finish.STOP,
+        text="",
+        started_at=0.0,
+        ended_at=0.0,
+    )

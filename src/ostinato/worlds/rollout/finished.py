@@ -1,0 +1,266 @@
+"""What is kept of a rollout that has ended: one line of JSON, for people and for what is computed over many of them. Pure.
+
+The file is read by whoever shows it, and holds what a model wrote: nothing in it is believed before it was checked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+from ostinato.core.errors import BadRequest
+from ostinato.core.records import PolicyVersion
+from ostinato.core.sandboxing import Change, ChangeKind
+from ostinato.worlds.grading.grade import Grade
+from ostinato.worlds.harness.rollout import Ended, Rollout
+from ostinato.worlds.tasks.task import Split, Task
+
+MOST_DIFF = 20_000
+"""Characters of all diffs of one rollout."""
+
+_MOST_PATHS, _MOST_WORDS = 200, 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownChange:
+    r"""A path that a rollout changed. `diff` is a unified diff against what the task put there; None: one of the two is no text.
+
+    Example: ``ShownChange(path="calc.py", kind=ChangeKind.WRITTEN, diff="--- calc.py\n+++ calc.py\n@@ -1 +1 @@\n...")``
+    """
+
+    path: str
+    kind: ChangeKind
+    diff: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A rollout that ended for good. `policy` and `policy_last` are the oldest and the newest weights that made a token of it, None if
+    that is not known; `value` in [0, 1] is None for one that was not graded; `at` is in Unix seconds.
+
+    Example: ``Finished(at=9.0, taskset="9f2c", task="calc-1", family="repair", split=Split.HELD_OUT, episode="w3f.m0.1", value=1.0, ...)``
+    """
+
+    at: float
+    taskset: str
+    task: str
+    family: str
+    split: Split
+    harness: str
+    group: str | None
+    member: int | None
+    episode: str
+    turns: tuple[str, ...]
+    policy: PolicyVersion | None
+    policy_last: PolicyVersion | None
+    value: float | None
+    solved: bool
+    why: str
+    ended: Ended
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    cheated: tuple[str, ...] = ()
+    effort: Mapping[str, float] = field(default_factory=dict[str, float])
+    changes: tuple[ShownChange, ...] = ()
+
+    def line(self) -> str:
+        """One line of JSON, without the line break."""
+        return json.dumps(asdict(self), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def read(cls, line: str) -> Finished:
+        """The inverse of `line`. Raises BadRequest for anything else."""
+        try:
+            return _read(json.loads(line))
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+            raise BadRequest(f"no finished rollout: {type(error).__name__}: {error}"[:300]) from error
+
+
+def finished(
+    task: Task,
+    rollout: Rollout,
+    grade: Grade | None,
+    *,
+    at: float,
+    taskset: str,
+    episode: str,
+    policies: Iterable[PolicyVersion],
+    original: Callable[[str], bytes | None],
+    group: str | None = None,
+    member: int | None = None,
+) -> Finished:
+    """The record of a rollout.
+
+    Args:
+        task: what was tried.
+        rollout: what came of it.
+        grade: None if it was not graded.
+        at: now, in Unix seconds.
+        taskset: its hash.
+        episode: the name under which its turns were captured.
+        policies: the weights that made its tokens, in any order; none: not known.
+        original: the bytes that the task put at a path, None for none.
+        group: of rollouts that it is compared with; None: it is not.
+        member: its number in the group.
+    """
+    known = sorted(policies)
+    why = grade.why if grade is not None else str(rollout.detail.get("why", rollout.ended))
+    return Finished(
+        at=at,
+        taskset=taskset,
+        task=task.id,
+        family=task.family,
+        split=task.split,
+        harness=rollout.harness,
+        group=group,
+        member=member,
+        episode=episode,
+        turns=rollout.turns,
+        policy=known[0] if known else None,
+        policy_last=known[-1] if known else None,
+        value=None if grade is None else 0.0 if grade.cheated else grade.value,
+        solved=grade is not None and grade.solved,
+        why=why[:_MOST_WORDS],
+        ended=rollout.ended,
+        parts={} if grade is None else _finite(grade.parts),
+        cheated=() if grade is None else tuple(each[:_MOST_WORDS] for each in grade.cheated),
+        effort=_finite(rollout.effort),
+        changes=shown_changes(rollout.changes, original),
+    )
+
+
+def shown_changes(
+    changes: Sequence[Change], original: Callable[[str], bytes | None], most: int = MOST_DIFF
+) -> tuple[ShownChange, ...]:
+    """Changes as diffs of at most `most` characters in all; what is cut ends with a note that says so."""
+    shown: list[ShownChange] = []
+    left = most
+    for change in changes[:_MOST_PATHS]:
+        diff = _diff(change, original(change.path))
+        if diff is not None and len(diff) > left:
+            diff = f"{diff[:left]}\n[... {len(diff) - left} characters left out here ...]"
+            left = 0
+        elif diff is not None:
+            left -= len(diff)
+        shown.append(ShownChange(path=change.path, kind=change.kind, diff=diff))
+    if len(changes) > _MOST_PATHS:
+        note = f"[... {len(changes) - _MOST_PATHS} paths left out here ...]"
+        shown.append(ShownChange(path="", kind=ChangeKind.OTHER, diff=note))
+    return tuple(shown)
+
+
+def read_finished(lines: Iterable[str]) -> tuple[list[Finished], int]:
+    """The finished rollouts of a file, in its order, and how many lines are none."""
+    found: list[Finished] = []
+    bad = 0
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            found.append(Finished.read(line))
+        except BadRequest:
+            bad += 1
+    return found, bad
+
+
+def _diff(change: Change, before: bytes | None) -> str | None:
+    """None for what is no text. Of a link, where it leads."""
+    if change.kind is ChangeKind.OTHER:
+        return None
+    if change.kind is ChangeKind.LINK:
+        return f"-> {change.data.decode('utf-8', 'replace')}"
+    try:
+        old = (before or b"").decode()
+        new = "" if change.kind is ChangeKind.DELETED else change.data.decode()
+    except UnicodeDecodeError:
+        return None
+    if "\0" in old or "\0" in new:
+        return None
+    was, now = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    if len(was) * len(now) > 1 << 22 or len(old) + len(new) > 1 << 20:  # difflib may take their product
+        return f"[{len(was)} lines became {len(now)}: too long to compare]"
+    names = (
+        "/dev/null" if before is None else change.path,
+        "/dev/null" if change.kind is ChangeKind.DELETED else change.path,
+    )
+    lines = difflib.unified_diff(was, now, *names)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items() if math.isfinite(value)}
+
+
+# ---------------------------------------------------------------- what a line says, checked
+
+
+def _read(row: Any) -> Finished:
+    value = None if row["value"] is None else _number(row["value"])
+    if value is not None and not 0.0 <= value <= 1.0:
+        raise ValueError(f"value {value:g} does not lie in [0, 1]")
+    member = row["member"]
+    return Finished(
+        at=_number(row["at"]),
+        taskset=_text(row["taskset"]),
+        task=_text(row["task"]),
+        family=_text(row["family"]),
+        split=Split(row["split"]),
+        harness=_text(row["harness"]),
+        group=None if row["group"] is None else _text(row["group"]),
+        member=None if member is None else _whole(member),
+        episode=_text(row["episode"]),
+        turns=_texts(row["turns"]),
+        policy=_policy(row["policy"]),
+        policy_last=_policy(row["policy_last"]),
+        value=value,
+        solved=_is(row["solved"], bool),
+        why=_text(row["why"]),
+        ended=Ended(row["ended"]),
+        parts=_numbers(row["parts"]),
+        cheated=_texts(row["cheated"]),
+        effort=_numbers(row["effort"]),
+        changes=tuple(_change(each) for each in _is(row["changes"], list)),
+    )
+
+
+def _change(row: Any) -> ShownChange:
+    diff = None if row["diff"] is None else _text(row["diff"])
+    return ShownChange(path=_text(row["path"]), kind=ChangeKind(row["kind"]), diff=diff)
+
+
+def _policy(row: Any) -> PolicyVersion | None:
+    return None if row is None else PolicyVersion(number=_whole(row["number"]), hash=_text(row["hash"]))
+
+
+def _is(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}"[:200])
+    return value
+
+
+def _text(value: Any) -> str:
+    return _is(value, str)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(_text(value) for value in _is(values, list))
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    return _is(value, int)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is no finite number"[:200])
+    return float(value)
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    rows = cast("dict[str, Any]", _is(values, dict))
+    return {name: _number(value) for name, value in rows.items()}

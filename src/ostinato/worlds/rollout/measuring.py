@@ -1,0 +1,71 @@
+"""Tasks tried for their own sake: each so many times, nothing is learned, and what is told of the turns is that they were measured."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+from ostinato.worlds.rollout.telling import measured
+from ostinato.worlds.rollout.trying import Tried, Trying, Workshop
+from ostinato.worlds.tasks.task import Task
+
+
+class Measurement:
+    """Tries each of some tasks `tries` times.
+
+    Args:
+        tasks: what is tried.
+        shop: who works on them.
+        tries: rollouts of each task.
+        concurrency: rollouts at once.
+        token: begins the names of the episodes.
+        again: how often a rollout is tried that something other than the policy ends.
+        pause_s: before what was away is asked again.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        shop: Workshop,
+        *,
+        tries: int,
+        concurrency: int,
+        token: str,
+        again: int,
+        pause_s: float,
+    ) -> None:
+        self._tasks, self._shop, self._tries = tasks, shop, tries
+        self._token, self._again = token, again
+        self._places = asyncio.Semaphore(concurrency)
+        self._trying = Trying(shop, pause_s=pause_s)
+
+    async def results(self) -> AsyncGenerator[Tried]:
+        """Each rollout as it ends, all tasks once before any of them twice. Raises what no other try would change: BadConfig, BadRequest.
+
+        Closed early, it ends what is under way.
+        """
+        work = [
+            asyncio.ensure_future(self._one(task, f"{self._token}.{draw}.{place}"))
+            for draw in range(self._tries)
+            for place, task in enumerate(self._tasks)
+        ]
+        try:
+            for ended in asyncio.as_completed(work):
+                yield await ended
+        finally:
+            for each in work:
+                each.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*work, return_exceptions=True)
+
+    async def _one(self, task: Task, episode: str) -> Tried:
+        async with self._places:
+            number = 0
+            while True:
+                tried = await self._trying.once(task, episode if not number else f"{episode}.again{number}", None)
+                if events := measured(tried.turns):
+                    await self._trying.patiently(lambda: self._shop.gateway.say(events))
+                number += 1
+                if tried.value is not None or number >= self._again:
+                    return tried

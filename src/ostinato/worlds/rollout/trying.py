@@ -1,0 +1,184 @@
+"""One try at a task: harness, sandbox and model, then the grader. A gateway, sandbox or grader that is away is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.seams import Backend, Clock
+from ostinato.worlds.grading.grade import Grade, Grader
+from ostinato.worlds.harness.rollout import Ended, Harness, Model, Rollout
+from ostinato.worlds.rollout.finished import Finished, finished
+from ostinato.worlds.tasks.task import Task, Taskset
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 30.0
+_MOST_BYTES = 1 << 20
+_T = TypeVar("_T")
+
+
+class CapturedModel(Model, Protocol):
+    """A model whose turns are captured. `policies`: the weights that made its tokens so far, as the gateway said."""
+
+    @property
+    def policies(self) -> Collection[PolicyVersion]: ...
+
+
+class Gateway(Protocol):
+    """What rollouts need of the gateway."""
+
+    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> CapturedModel:
+        """The model of one episode. `seed`: where its samples start from; None: anywhere."""
+        ...
+
+    async def say(self, events: list[dict[str, Any]]) -> None:
+        """Send events; they are in the log on return. Raises Unavailable, BadRequest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """Who works on tasks: harnesses by name, the sandboxes that they work in (None: no harness needs one), the grader, the gateway.
+
+    Example: ``Workshop(harnesses={"single": SingleAnswer()}, backend=None, grader=grader, gateway=gateway)``
+    """
+
+    harnesses: Mapping[str, Harness]
+    backend: Backend | None
+    grader: Grader
+    gateway: Gateway
+
+    async def work(self, task: Task, model: Model) -> Rollout:
+        """One rollout, in a sandbox where its harness needs one. Raises Unavailable."""
+        harness, sandbox = self.harnesses[task.harness], None
+        try:
+            if self.backend is not None and harness.needs_sandbox:
+                sandbox = await self.backend.start(task.spec)
+            return await harness.run(task, model, sandbox)
+        finally:
+            if sandbox is not None:
+                await sandbox.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One rollout that came to an end. `grade` None: something other than the policy ended it, and it was not graded.
+
+    Example: ``Tried(task=task, episode="w3f.0.2.0", rollout=rollout, grade=Grade(value=1.0), policies=(v7,))``
+    """
+
+    task: Task
+    episode: str
+    rollout: Rollout
+    grade: Grade | None
+    policies: tuple[PolicyVersion, ...] = ()
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The turns that were captured."""
+        return self.rollout.turns
+
+    @property
+    def value(self) -> float | None:
+        """What it is worth: nothing if somebody cheated; None if it was not graded."""
+        return None if self.grade is None else 0.0 if self.grade.cheated else self.grade.value
+
+    @property
+    def solved(self) -> bool:
+        """True if nothing is missing."""
+        return self.grade is not None and self.grade.solved
+
+    @property
+    def cheated(self) -> bool:
+        """True if the outcome was faked, or that was tried."""
+        return self.grade is not None and bool(self.grade.cheated)
+
+    @property
+    def why(self) -> str:
+        """How it ended, for people."""
+        return str(self.rollout.detail.get("why", self.rollout.ended)) if self.grade is None else self.rollout.ended
+
+    def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
+        """What is kept of it. Reads the files that the task put where something was changed."""
+        return finished(
+            self.task,
+            self.rollout,
+            self.grade,
+            at=clock(),
+            taskset=tasks.hash,
+            episode=self.episode,
+            policies=self.policies,
+            original=lambda path: original_of(self.task.spec, path),
+            group=group,
+            member=member,
+        )
+
+
+class Trying:
+    """Tries tasks.
+
+    Args:
+        shop: who works on them.
+        pause_s: before what was away is asked again; twice as long before each further time.
+    """
+
+    def __init__(self, shop: Workshop, *, pause_s: float) -> None:
+        self._shop, self._pause_s = shop, pause_s
+
+    async def once(self, task: Task, episode: str, group: str | None) -> Tried:
+        """One rollout and its grade. What a gateway or a sandbox that went away left unfinished is torn, and begun anew.
+
+        Raises what no other try would change: BadConfig, BadRequest.
+        """
+        harness = self._shop.harnesses[task.harness].hash
+        pause, number = self._pause_s, 0
+        while True:
+            name = episode if number == 0 else f"{episode}.{number}"
+            model = self._shop.gateway.model(name, group=group, harness=harness)
+            try:
+                rollout = await self._shop.work(task, model)
+                break
+            except Unavailable as error:
+                logger.info("rollout %s is begun anew: %s", name, error)
+            await asyncio.sleep(pause)
+            pause, number = min(2 * pause, _LONGEST_PAUSE_S), number + 1
+        grade = None
+        if rollout.ended is not Ended.FAILED and rollout.turns:
+            grade = await self.patiently(lambda: self._shop.grader.grade(task, rollout))
+        return Tried(task=task, episode=name, rollout=rollout, grade=grade, policies=tuple(sorted(model.policies)))
+
+    async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Ask until it is there. Raises what no other try would change."""
+        pause = self._pause_s
+        while True:
+            try:
+                return await ask()
+            except BadRequest:
+                raise
+            except Unavailable as error:
+                logger.info("tried again in %.1f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def original_of(spec: SandboxSpec, path: str) -> bytes | None:
+    """What a task put at a path below `workdir`; None for nothing, and for what is no plain file of at most 1 MiB."""
+    if path in spec.files:
+        return spec.files[path]
+    for layer in reversed(spec.layers):
+        top = Path(layer).resolve()
+        try:
+            found = (top / path).resolve()
+            if found.is_relative_to(top) and found.is_file():
+                return found.read_bytes() if found.stat().st_size <= _MOST_BYTES else None
+        except (OSError, ValueError, RuntimeError):  # a link in a circle, a name that is none
+            return None
+    return None

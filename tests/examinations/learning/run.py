@@ -1,0 +1,171 @@
+"""Does a real model learn in simulated worlds, and does what it learned hold on tasks that it was never taught?
+
+    python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps 16] [--directory DIR]
+
+For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
+with the weights of the start and with the last. Differences are paired by task; intervals are 95%, with tasks as units.
+
+functions: one answer, hidden tests. repairs: two answers, between them a check that shows what fails. numbers: questions about a file that
+a Python tool has to answer, after a short start by imitation of some kinds of them. The model is SmolLM2-135M-Instruct throughout.
+Prints a table and writes tests/examinations/results/learning.json. About 10 minutes a world and seed on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.examinations.learning.tool_world import HARNESS, demonstrations, tool_tasks
+
+from ostinato.app.worlds_tasks import function_tasks, repair_tasks
+from ostinato.core.report import ItemMean
+from ostinato.evaluate.coverage import covered
+from ostinato.launch.commands.worlds.coverage import read_attempts
+from ostinato.worlds.rollout.finished import Finished, read_finished
+from ostinato.worlds.sandbox import Boxes
+from ostinato.worlds.tasks.tasksets import save
+
+RESULT = Path(__file__).parents[1] / "results" / "learning.json"
+TRIES = 4
+SHOWN = 64
+WORLDS = ("functions", "repairs", "numbers")
+SETTINGS = {
+    "listen.port": 0,
+    "engine.block": 16,
+    "train.learning_rate": 3e-5,
+    "worlds.group": 8,
+    "worlds.groups": 16,
+    "worlds.concurrency": 64,
+    "worlds.window": 32,
+    "worlds.epochs": 0,
+}
+"""Of every world; each was tried with one seed before and kept for all."""
+
+
+def words(settings: dict[str, Any]) -> list[str]:
+    """Settings as `--set` words."""
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def ostinato(*argv: str, log: Path) -> float:
+    """Run a command of Ostinato; returns its wall seconds. Raises CalledProcessError, whose output is in `log`."""
+    began = time.monotonic()
+    with log.open("a") as out:
+        subprocess.run([sys.executable, "-m", "ostinato.cli", *argv], check=True, stdout=out, stderr=subprocess.STDOUT)
+    return time.monotonic() - began
+
+
+async def start_of(world: str, place: Path) -> tuple[Path, dict[str, Any]]:
+    """A world's taskset, and the settings that are its own; for numbers the model that comes out of the start by imitation."""
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / f"{world}.jsonl"
+    save({"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_tasks}[world](), file)
+    if world != "numbers":
+        return file, {}
+    boxes = Boxes()
+    shown = place / "shown.jsonl"
+    shown.write_text("\n".join(await demonstrations(boxes, SHOWN)) + "\n")
+    await boxes.close()
+    model = place / "start"
+    if not model.exists():
+        settings = words({"train.learning_rate": 3e-5})
+        ostinato(
+            "train", "--demonstrations", str(shown), "--out", str(model), "--batch", "8", "--epochs", "2", *settings,
+            log=place / "start.log",
+        )  # fmt: skip
+    harness = {f"worlds.harness.tools.{name}": value for name, value in HARNESS.items()}
+    return file, {"model.source": str(model), "model.name": "start", **harness}
+
+
+def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, place: Path) -> dict[str, Any]:
+    """One world and seed: taught, then measured before and after."""
+    run, log, tried = place / f"{world}-{seed}", place / f"{world}-{seed}.log", place / f"{world}-{seed}.finished.jsonl"
+    settings = words(SETTINGS | own | {"run.directory": str(run), "worlds.seed": seed, "train.seed": seed})
+    tried.unlink(missing_ok=True)
+    seconds = ostinato("train", "--world", str(file), "--steps", str(steps), *settings, log=log)
+    for release in ("base", "newest"):
+        ostinato(
+            "worlds", "run", str(file), "--tries", str(TRIES), "--release", release, "--out", str(tried), *settings,
+            log=log,
+        )  # fmt: skip
+    before, after = covered(read_attempts(tried), TRIES)
+    if before.rates is None or after.rates is None or after.change is None:
+        raise RuntimeError(f"{tried}: not every task was tried {TRIES} times; see {log}")
+    found: dict[str, Any] = {"world": world, "seed": seed, "steps": after.policy.number, "seconds": seconds}
+    found |= {
+        "first": asdict(before.rates.first),
+        "last": asdict(after.rates.first),
+        "change": asdict(after.change.first),
+    }
+    found |= {"best_first": asdict(before.rates.best), "best_last": asdict(after.rates.best)}
+    kept, _ = read_finished(tried.read_text().splitlines())
+    for name, policy in (("turns_first", before.policy), ("turns_last", after.policy)):
+        found[name] = by_turns([each for each in kept if each.policy == policy])
+    return found
+
+
+def by_turns(rollouts: list[Finished]) -> dict[str, dict[str, float]]:
+    """By number of turns: how many rollouts took so many, and the share of those that were solved."""
+    found: dict[str, dict[str, float]] = {}
+    for count in sorted({len(each.turns) for each in rollouts}):
+        theirs = [each for each in rollouts if len(each.turns) == count]
+        found[str(count)] = {"rollouts": len(theirs), "solved": sum(each.solved for each in theirs) / len(theirs)}
+    return found
+
+
+def table_of(found: list[dict[str, Any]]) -> Table:
+    """A line for each world and seed."""
+    table = Table(
+        "world", "seed", "steps", "pass@1 start", "pass@1 last", "change", f"best of {TRIES}", "by turns, last", "min"
+    )
+    for row in found:
+        start, last, change = (ItemMean(**row[name]) for name in ("first", "last", "change"))
+        turns = ", ".join(
+            f"{n}: {100 * each['solved']:.0f}% of {each['rollouts']}" for n, each in row["turns_last"].items()
+        )
+        table.add_row(
+            row["world"], str(row["seed"]), str(row["steps"]), _share(start), _share(last),
+            f"{100 * change.mean:+.1f} pp [{100 * change.lower:+.1f}, {100 * change.upper:+.1f}]",
+            f"{100 * row['best_first']['mean']:.0f} -> {100 * row['best_last']['mean']:.0f}%", turns,
+            f"{row['seconds'] / 60:.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _share(mean: ItemMean) -> str:
+    return f"{100 * mean.mean:.1f}% [{100 * mean.lower:.1f}, {100 * mean.upper:.1f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("worlds", nargs="*", default=list(WORLDS), choices=[*WORLDS, []], metavar="WORLD")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
+    given = parser.parse_args()
+    console = Console(width=180)
+    found: list[dict[str, Any]] = json.loads(RESULT.read_text()) if RESULT.exists() else []
+    with tempfile.TemporaryDirectory() as nowhere:
+        place = given.directory or Path(nowhere)
+        for world in given.worlds:
+            file, own = asyncio.run(start_of(world, place))
+            for seed in given.seeds:
+                row = train(world, file, own, seed, given.steps, place)
+                found = [each for each in found if (each["world"], each["seed"]) != (world, seed)] + [row]
+                console.print(table_of([row]))
+                RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    console.print(table_of(found))
+
+
+if __name__ == "__main__":
+    main()

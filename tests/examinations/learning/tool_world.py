@@ -1,0 +1,151 @@
+"""A world in which the model has a Python tool: questions about numbers in a file, which nobody answers without looking.
+
+`tool_tasks` are the tasks. `demonstrations` lets a script that knows the answers' programs work through the same harness in the same
+sandbox, for a start by imitation: of some kinds of questions only, so that the others are left to be learned from rewards.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.core.sandboxing import SandboxSpec
+from ostinato.core.seams import Backend
+from ostinato.model.rendering.tool_text import function_schema
+from ostinato.worlds.harness.opening import open_harness
+from ostinato.worlds.harness.rollout import Answered
+from ostinato.worlds.harness.toolbox import tools_named
+from ostinato.worlds.tasks.task import Grading, Split, Task, Taskset
+from ostinato.worlds.tasks.tasksets import taskset_of
+
+OFFERED = ("python",)
+HARNESS = {"offered": list(OFFERED), "prompt": "Use the tool, then answer with the number alone."}
+TURNS, TOKENS = 4, 96
+READ = "x = [int(a) for a in open('numbers.txt')]\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of question. `program` prints the answer, given the numbers as x; {k} stands for a number that the question names."""
+
+    name: str
+    question: str
+    program: str
+    shown: bool = False
+
+
+KINDS = (
+    Kind("sum", "What is the sum of the numbers?", "print(sum(x))", shown=True),
+    Kind("largest", "What is the largest number?", "print(max(x))", shown=True),
+    Kind("count", "How many numbers are there?", "print(len(x))", shown=True),
+    Kind("even", "How many of the numbers are even?", "print(len([a for a in x if a % 2 == 0]))", shown=True),
+    Kind("smallest", "What is the smallest number?", "print(min(x))"),
+    Kind("odd", "How many of the numbers are odd?", "print(len([a for a in x if a % 2 == 1]))"),
+    Kind("above", "How many of the numbers are greater than {k}?", "print(len([a for a in x if a > {k}]))"),
+    Kind("below", "How many of the numbers are less than {k}?", "print(len([a for a in x if a < {k}]))"),
+    Kind("last", "What is the last number?", "print(x[-1])"),
+    Kind("first", "What is the first number?", "print(x[0])"),
+    Kind("spread", "What is the largest number minus the smallest?", "print(max(x) - min(x))"),
+    Kind("even_sum", "What is the sum of the even numbers?", "print(sum(a for a in x if a % 2 == 0))"),
+    Kind("different", "How many different numbers are there?", "print(len(set(x)))"),
+    Kind("second", "What is the second largest number?", "print(sorted(x)[-2])"),
+    Kind("above_sum", "What is the sum of the numbers greater than {k}?", "print(sum(a for a in x if a > {k}))"),
+    Kind("double", "What is twice the sum of the numbers?", "print(2 * sum(x))"),
+)
+
+
+def tool_tasks(train: int = 12, held_out: int = 6) -> Taskset:
+    """So many tasks of each kind, each with numbers of its own."""
+    tasks = [
+        _task(kind, part, number)
+        for kind in KINDS
+        for part, count in ((Split.TRAIN, train), (Split.HELD_OUT, held_out))
+        for number in range(count)
+    ]
+    return taskset_of("numbers", tasks)
+
+
+async def demonstrations(backend: Backend, count: int) -> list[str]:
+    """So many lines for `ostinato train --demonstrations`, of the kinds that are shown, about numbers that no task has."""
+    shown = [kind for kind in KINDS if kind.shown]
+    lines: list[str] = []
+    for number in range(count):
+        kind = shown[number % len(shown)]
+        task, program = _made(kind, Split.TRAIN, f"demonstration {number}")
+        box = await backend.start(task.spec)
+        rollout = await open_harness("tools", HARNESS).run(task, _Expert(READ + program), box)
+        await box.stop()
+        lines.append(json.dumps({"messages": [_row(each) for each in rollout.messages], "tools": _tools()}))
+    return lines
+
+
+def _task(kind: Kind, part: Split, number: int) -> Task:
+    return _made(kind, part, f"{kind.name}-{part.value}-{number}")[0]
+
+
+def _made(kind: Kind, part: Split, name: str) -> tuple[Task, str]:
+    """A task and the program that solves it."""
+    chance = random.Random(name)
+    numbers = [chance.randint(1, 99) for _ in range(chance.randint(9, 24))]
+    named = str(chance.randint(20, 80))
+    program = kind.program.replace("{k}", named)
+    answer = _answer(program, numbers)
+    asked = f"numbers.txt has one number per line. {kind.question.replace('{k}', named)}"
+    task = Task(
+        id=name,
+        family=kind.name,
+        messages=(Message(role=Role.USER, text=asked),),
+        grading=Grading(grader="pattern", data={"pattern": rf"^\s*{answer}\.?\s*\Z"}),
+        spec=SandboxSpec(files={"numbers.txt": "".join(f"{each}\n" for each in numbers).encode()}),
+        harness="tools",
+        split=part,
+        turns=TURNS,
+        tokens=TOKENS,
+        timeout_s=120.0,
+    )
+    return task, program
+
+
+def _answer(program: str, numbers: Sequence[int]) -> str:
+    """What one of our own programs prints."""
+    said: list[str] = []
+    tell: Callable[[object], None] = lambda value: said.append(str(value))  # noqa: E731
+    exec(program, {"x": list(numbers), "print": tell})
+    return said[0]
+
+
+class _Expert:
+    """Implements `Model`: calls the program, then says what it printed."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[object] = (), *, max_tokens: int, stop: Sequence[str] = ()
+    ) -> Answered:
+        last = messages[-1]
+        if last.role is Role.TOOL:
+            said = Message(role=Role.ASSISTANT, text=last.text.split("\n")[0])
+        else:
+            call = ToolCall(id="call_0", name="python", arguments=json.dumps({"code": self._program}))
+            said = Message(role=Role.ASSISTANT, calls=(call,))
+        return Answered(turn=f"expert-{len(messages)}:0", message=said, finish="stop", prompt_tokens=0, tokens=1)
+
+
+def _row(message: Message) -> dict[str, object]:
+    row: dict[str, object] = {"role": message.role.value, "content": message.text}
+    if message.calls:
+        row["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
+    if message.role is Role.TOOL:
+        row["tool_call_id"] = message.answers
+    return row
+
+
+def _tools() -> list[object]:
+    return [function_schema(tool) for tool in tools_named(OFFERED)]

@@ -1,0 +1,37 @@
+"""A model that says what is scripted."""
+
+import asyncio
+import json
+
+from ostinato.core.conversation import Message, Role, ToolCall
+from ostinato.worlds.harness.rollout import Answered
+
+
+def says(text="", *calls, finish="stop", tokens=10):
+    return text, calls, finish, tokens
+
+
+class ScriptedModel:
+    """Implements `Model`: says what is scripted; an exception is raised, None never answers."""
+
+    def __init__(self, *script):
+        self.script, self.asked, self.budgets = list(script), [], []
+
+    async def ask(self, messages, tools=(), *, max_tokens, stop=()):
+        self.asked.append(tuple(messages))
+        self.budgets.append(max_tokens)
+        number = len(self.asked) - 1
+        scripted = self.script[number]
+        if scripted is None:
+            await asyncio.get_running_loop().create_future()
+        if isinstance(scripted, Exception):
+            raise scripted
+        text, wanted, finish, tokens = scripted
+        calls = tuple(
+            ToolCall(
+                id=f"call_{number}_{place}", name=name, arguments=given if isinstance(given, str) else json.dumps(given)
+            )
+            for place, (name, given) in enumerate(wanted)
+        )
+        said = Message(role=Role.ASSISTANT, text=text, calls=calls)
+        return Answered(turn=f"t{number}:0", message=said, finish=finish, prompt_tokens=5, tokens=tokens)
