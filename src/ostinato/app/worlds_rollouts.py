@@ -90,3 +90,15 @@ async def open_workshop(
         )
         boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
         yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
+
+
+def warn_of_staleness(config: Config) -> None:
+    """Say so where groups that take long may be held back as too stale: what is then learned from is the quick ones."""
+    pace, bound = config.worlds, config.reward.world_staleness
+    behind = most_steps_behind(per_step=pace.groups, lead=pace.lead, window=pace.window)
+    if behind > bound:
+        logger.warning(
+            "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "
+            "may be held back; lower the first two or raise the last",
+            *(behind, pace.lead, pace.window, bound),
+        )
