@@ -15,7 +15,7 @@ def longest_lag(per_step: int, lead: int, window: int, chance) -> int:
     steps, longest = 0, 0
     for _ in range(300):
         while groups.may_begin(per_step=per_step, lead=lead, window=window):
-            event = groups.draw(1)
+            event = groups.draw(2)
             groups.apply(event)
             drawn_at[event["n"]] = steps
         under_way = [number for number, group in groups.open.items() if not group.told]
@@ -23,6 +23,17 @@ def longest_lag(per_step: int, lead: int, window: int, chance) -> int:
         if under_way and not (may_take and chance.random() < 0.5):
             # the oldest is the slow one most of the time
             number = under_way[-1] if len(under_way) > 1 and chance.random() < 0.9 else under_way[0]
+            for member in (0, 1):  # with contrast: what has none is not waited for
+                end = {
+                    "kind": "ended",
+                    "n": number,
+                    "member": member,
+                    "episode": "",
+                    "turns": [],
+                    "grade": member,
+                    "last": True,
+                }
+                groups.apply(end)
             groups.apply({"kind": "told", "n": number})
             waiting.append(number)
             waiting.sort()
