@@ -1,7 +1,7 @@
 """Asynchronous against synchronous learning where rollouts last heavy-tailed times: lag, the trainer's idle share, seconds to equal reward.
 
-    python -m benchmarks.worlds.lag --seeds 0           # about five minutes a seed; an idle machine
-    python -m benchmarks.worlds.lag --seeds 0 --only async --steps 20
+    python -m benchmarks.worlds.lag --seeds 0 --sides async sync      # about six minutes a seed on two idle cores
+    python -m benchmarks.worlds.lag --seeds 0 --sides trl
 
 The same code twice, gateway and trainer as processes of their own: *sync* draws the next step's rollouts once the last step's weights
 answer (lag 0, the trainer waits for the slowest of 128), *async* goes on meanwhile within a bound. A rollout is one short answer and then a
@@ -50,6 +50,7 @@ from ostinato.worlds.harness.hashing import harness_hash
 from ostinato.worlds.harness.rollout import Model, Rollout
 from ostinato.worlds.harness.single import SingleAnswer
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.rollout.groups import most_steps_behind
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.trying import Workshop
@@ -59,10 +60,11 @@ from ostinato.worlds.tasks.tasksets import taskset_of
 
 RESULT = RESULTS / "worlds_lag.json"
 HIDDEN, LAYERS = 256, 4
-RATE = 5e-5
+RATE = 2e-5
 BOUND = 8
 LEAD, WINDOW, CONCURRENCY = 3, 17, 384
 TARGET, RECENT, WARM = 0.5, 3, 3
+SIDES = ("async", "sync", "trl")
 console = Console()
 
 
@@ -267,6 +269,15 @@ def peer(seed: int, steps: int) -> dict[str, Any]:
     return found | {"reached_step": good, "reached_s": found["at"][good - 1] if good else None}
 
 
+def keep(seed: int, side: str, found: dict[str, Any]) -> None:
+    """Add a side of a seed to the results; those under other settings go."""
+    about = {"bound": BOUND, "target": TARGET, "scale": SCALE, "rate": RATE, "lead": LEAD, "window": WINDOW}
+    old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    rows = old.get("rows", {}) if {name: old.get(name) for name in about} == about else {}
+    rows.setdefault(str(seed), {})[side] = found
+    RESULT.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
 def say(who: str, seed: int, found: dict[str, Any]) -> None:
     shown = {key: value for key, value in found.items() if key not in ("rewards", "at", "seconds")}
     console.print(f"{who} (seed {seed}):", json.dumps(shown), highlight=False)
@@ -277,28 +288,29 @@ def say(who: str, seed: int, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", choices=("async", "sync", "trl"), help="one side only; nothing is written")
-    parser.add_argument("--steps", type=int, default=20, help="steps to take at least; at most twice as many")
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=SIDES, help="what a smaller choice leaves out is kept"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="asynchronous steps to take at least; nobody takes twice as many"
+    )
     args = parser.parse_args()
     console.print(
-        f"durations: 1/{SCALE} of a median of 7.5 min, at most {LONGEST_S * SCALE / 60:.0f} min; bound {BOUND} steps"
+        f"durations: 1/{SCALE} of a median of 7.5 min, at most {LONGEST_S * SCALE / 60:.0f} min; bound {BOUND} steps, by the pace at most "
+        f"{most_steps_behind(per_step=GROUPS, lead=LEAD, window=WINDOW)}"
     )
-    rows: list[dict[str, Any]] = []
     for seed in args.seeds:
-        row: dict[str, Any] = {"seed": seed, "machine": machine()}
-        for side in ("async", "sync", "trl") if args.only is None else (args.only,):
-            if side == "trl":
-                row[side] = peer(seed, args.steps)
-            else:
-                row[side] = asyncio.run(learn(seed, args.steps, lockstep=side == "sync"))
-            say(side, seed, row[side])
+        for side in args.sides:
+            before = machine()
+            found = (
+                peer(seed, args.steps)
+                if side == "trl"
+                else asyncio.run(learn(seed, args.steps, lockstep=side == "sync"))
+            )
+            say(side, seed, found)
             if side == "async":
-                console.print(" ", plan(row[side]["step_s"]))
-        rows.append(row)
-    if args.only is None:
-        old = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
-        rows = sorted([*(row for row in old if row["seed"] not in args.seeds), *rows], key=lambda row: row["seed"])
-        RESULT.write_text(json.dumps({"bound": BOUND, "target": TARGET, "scale": SCALE, "rows": rows}, indent=1) + "\n")
+                console.print(" ", plan(found["step_s"]))
+            keep(seed, side, found | {"machine": before})
 
 
 if __name__ == "__main__":
