@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
@@ -15,12 +16,15 @@ from ostinato.worlds.harness.opening import HARNESSES, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.rollout.groups import most_steps_behind
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
+
+logger = logging.getLogger(__name__)
 
 
 def open_taskset(config: Config) -> Taskset:
@@ -62,6 +66,7 @@ async def open_rollouts(
 
     `tell` and `keep` are as `Rollouts` has them.
     """
+    warn_of_staleness(run.config)
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
@@ -85,3 +90,15 @@ async def open_workshop(
         )
         boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
         yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
+
+
+def warn_of_staleness(config: Config) -> None:
+    """Say so where groups that take long may be held back as too stale: what is then learned from is the quick ones."""
+    pace, bound = config.worlds, config.reward.world_staleness
+    behind = most_steps_behind(per_step=pace.groups, lead=pace.lead, window=pace.window)
+    if behind > bound:
+        logger.warning(
+            "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "
+            "may be held back; lower the first two or raise the last",
+            *(behind, pace.lead, pace.window, bound),
+        )

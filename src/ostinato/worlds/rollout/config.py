@@ -26,7 +26,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
         default=16,
         ge=1,
         description="Groups, counted from the oldest that has not ended, that may be under way: within them whatever ends first counts "
-        "first, and beyond them nothing begins, so that what is quick does not crowd out what takes long.",
+        "first, and beyond them nothing begins, so that what is quick does not crowd out what takes long. With `lead` it bounds how far a "
+        "group falls behind: lead + window / groups + 2 steps; beyond `reward.world_staleness` what takes long is held back.",
     )
     epochs: int = Field(
         default=1, ge=0, description="How often each task is drawn; 0: for ever. 1 as published: no prompt is repeated."
