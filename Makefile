@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo test unit check format bench agents examine clean
+.PHONY: help install demo demo-worlds test unit check format bench agents examine clean
 
 help: ## show this
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## virtual environment with Ostinato, its tools and the default model
 $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
+
+demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: about 24 minutes on 2 cores
+	$(BIN)/ostinato demo worlds
 
 test: install ## the tests in two processes: the quick ones, then whole programs
 	$(BIN)/pytest -n 2 --ignore tests/e2e

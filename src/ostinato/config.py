@@ -86,11 +86,17 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     further_suites: tuple[str, ...] = Field(
         default=(), description="More task files; a candidate must hold its own on each of them."
     )
+    tasksets: tuple[str, ...] = Field(
+        default=(),
+        description="Taskset files (JSONL) of simulated worlds; a candidate must hold its own on the held-out tasks of each, too.",
+    )
     bars: tuple[BarConfig, ...] = Field(
         default=(),
         description="Absolute quality bars that every candidate must clear; a list of tables, [[evaluate.bars]].",
     )
-    items: int = Field(default=0, ge=0, description="Use only the first so many items of each suite; 0: all.")
+    items: int = Field(
+        default=0, ge=0, description="Use only the first so many items of each suite, or held-out tasks; 0: all."
+    )
     grade_timeout_s: float = Field(default=4.0, gt=0, description="Wall seconds for one answer's hidden tests.")
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")

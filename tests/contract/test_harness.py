@@ -54,7 +54,7 @@ async def test_an_answer_is_a_rollout(harness, box):
     assert rollout.harness == f"{harness.name}@{harness.hash}"
     assert rollout.messages == (*model.asked[0], Message(role=Role.ASSISTANT, text="Done."))
     assert model.asked[0][-1] == TASK.messages[-1]
-    assert (rollout.effort["turns"], rollout.effort["tokens"]) == (1, 10)
+    assert (rollout.effort["turns"], rollout.effort["tokens"], rollout.effort["final_tokens"]) == (1, 10, 10)
     assert [change.path for change in rollout.changes] == (["answer.py"] if harness.name == "repair" else [])
     assert len(harness.hash) == 16
 
@@ -102,6 +102,8 @@ async def test_tools_work_in_the_sandbox_until_the_submit(tools, box):
     answered = [call.id for message in rollout.messages for call in message.calls]
     assert [message.answers for message in rollout.messages if message.role is Role.TOOL] == answered
     assert (rollout.effort["calls"], rollout.effort["errors"]) == (7, 2)
+    said = rollout.effort["call_tokens"] + rollout.effort.get("final_tokens", 0)
+    assert said == rollout.effort["tokens"] > 0, "what effort costs is asked of what the harness counts"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Exact mode while newer weights answer in the middle of rollouts: every token's logprob is that of its own version, to the bit."""
 
 import asyncio
+import logging
 
 import pytest
 import torch
@@ -48,6 +49,14 @@ async def test_tokens_on_both_sides_of_a_swap_are_their_own_versions_to_the_bit(
             found += torch.tensor(list(map(differing, mine, trainer.score(mine), [policy] * len(mine)))).sum(0)
     tokens, wrong, foreign = found.tolist()
     across = [turn for turn in turns if len(turn.spans) > 1]
+    counts = {
+        "versions": len(versions),
+        "turns": len(turns),
+        "across a swap": len(across),
+        "tokens": tokens,
+        "foreign": foreign,
+    }
+    logging.getLogger(__name__).warning("%s", counts)
     assert tokens == sum(len(turn.sampled_ids) for turn in turns)
     assert len(across) >= 8, "no stream met a swap: nothing was shown"
     assert wrong == 0

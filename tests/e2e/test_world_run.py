@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.test_world_training import SETTINGS, train, write_tasks
 
-from ostinato.app.storage import EVALUATION_REF, home, open_log, open_store
+from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import Batch, Turn
 from ostinato.launch.commands.worlds.coverage import read_attempts
@@ -20,8 +20,16 @@ from ostinato.worlds.rollout.finished import read_finished
 
 def run(tasks: Path, settings, *more: str) -> subprocess.CompletedProcess[str]:
     words = [word for setting in settings for word in ("--set", setting)]
+    return worlds("run", str(tasks), *more, *words)
+
+
+def watch(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return worlds("watch", str(directory), *more)
+
+
+def worlds(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ostinato.cli", "worlds", "run", str(tasks), *more, *words],
+        [sys.executable, "-m", "ostinato.cli", "worlds", *words],
         capture_output=True,
         text=True,
         timeout=240,
@@ -79,7 +87,9 @@ async def test_a_version_of_ones_choice_answers_and_the_run_is_left_as_it_was(tm
         number = found[release]["asked_for"]["number"]
         assert versions(found[release]) == [(number, number, 20)]
     assert [found[release]["asked_for"]["number"] for release in ("v0", "v2")] == [0, 2]
-    assert found["newest"]["asked_for"]["number"] >= 4
+    newest = await open_follower(config).resolve("world")
+    assert found["newest"]["asked_for"] == {"number": newest.number, "hash": newest.hash}
+    assert newest.number >= 3
     assert place.config.read_bytes() == own
     assert not (place.root / "measuring.json").exists()
     after = await store.refs()
@@ -90,6 +100,14 @@ async def test_a_version_of_ones_choice_answers_and_the_run_is_left_as_it_was(tm
         rows = [row async for _, row in log.read(0, {Turn, Batch})]
     measured = {row.id for row in rows if isinstance(row, Turn) and row.group is None}
     assert not measured & {turn for row in rows if isinstance(row, Batch) for turn in row.turns}
+    screen = await asyncio.to_thread(watch, place.root, "--once")
+    assert screen.returncode == 0, screen.stderr
+    assert "letters" in screen.stdout
+    assert "held_out" in screen.stdout
+    one = await asyncio.to_thread(watch, place.root, "--task", "held_out0")
+    assert one.returncode == 0, one.stderr
+    assert "say 0" in one.stdout, "the prompt in words"
+    assert "graded" in one.stdout
     with hold(place.root, "release"):
         refused = await asyncio.to_thread(run, tasks, settings, "--release", "v2")
     assert refused.returncode == 2

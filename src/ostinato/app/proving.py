@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -25,7 +26,8 @@ from ostinato.reward import functions
 from ostinato.worlds.sandbox import SingleRuns
 
 if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for what measures
-    from ostinato.evaluate.evaluation import Evaluation
+    from ostinato.app.worlds_proving import WorldSuite
+    from ostinato.evaluate.evaluation import Evaluation, Runner
     from ostinato.evaluate.runner import SuiteRunner
     from ostinato.release.controller import ReleaseController
     from ostinato.release.ledger import ReleaseLedger
@@ -36,33 +38,46 @@ if TYPE_CHECKING:  # a check of the suite at the start of `up` must not wait for
 class Suites:
     """What a candidate is measured on: suites on which it is compared, and suites that only quality bars speak of; no name twice.
 
-    `bars` name their suites by name.
+    `bars` name their suites by name. `worlds` are, by name, those among the suites whose items are tasks of simulated worlds.
     """
 
     compared: tuple[Suite, ...]
     aside: tuple[Suite, ...]
     bars: tuple[BarConfig, ...]
+    worlds: Mapping[str, WorldSuite]
 
 
 def open_suites(config: Config) -> Suites:
     """All suites, each cut to `evaluate.items` if that is set. Raises BadConfig if there is none or one cannot be read."""
     settings = config.evaluate
-    named = {name: _open(name, config) for name in (settings.suite, *settings.further_suites)}
-    compared = tuple(named.values())
-    aside: dict[str, Suite] = {}
+    files = {name: _open(name, config) for name in (settings.suite, *settings.further_suites)}
+    worlds = {file: _open_world(file, config) for file in settings.tasksets}
+    compared = (*files.values(), *(world.suite for world in worlds.values()))
+    aside: list[Suite] = []
     bars: list[BarConfig] = []
     for bar in settings.bars:
         file = bar.suite or settings.suite
-        suite = named.get(file) or aside.get(file) or _open(file, config)
-        if file not in named:
-            aside[file] = suite
+        if bar.taskset and bar.taskset not in worlds:
+            worlds[bar.taskset] = _open_world(bar.taskset, config)
+            aside.append(worlds[bar.taskset].suite)
+        elif not bar.taskset and file not in files:
+            files[file] = _open(file, config)
+            aside.append(files[file])
+        suite = worlds[bar.taskset].suite if bar.taskset else files[file]
         bars.append(bar.model_copy(update={"suite": suite.name}))
-    names = [suite.name for suite in (*compared, *aside.values())]
+    names = [suite.name for suite in (*compared, *aside)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadConfig(
             f"two task files are named {twice.pop()!r}; give one of them another name (evaluate.suite and others)"
         )
-    return Suites(compared=compared, aside=tuple(aside.values()), bars=tuple(bars))
+    by_name = {world.suite.name: world for world in worlds.values()}
+    return Suites(compared=compared, aside=tuple(aside), bars=tuple(bars), worlds=by_name)
+
+
+def _open_world(file: str, config: Config) -> WorldSuite:
+    from ostinato.app.worlds_proving import world_suite  # brings an HTTP client along
+
+    return world_suite(file, config)
 
 
 def open_suite(config: Config) -> Suite:
@@ -76,7 +91,8 @@ async def check_suite(config: Config) -> Suite:
     Raises BadConfig, SandboxRefused.
     """
     suites, gate = open_suites(config), gate_rules(config)
-    items = [item for suite in (*suites.compared, *suites.aside) for item in suite.items]
+    answered = [suite for suite in (*suites.compared, *suites.aside) if suite.name not in suites.worlds]
+    items = [item for suite in answered for item in suite.items]
     for item in items:
         check_item(item)
     for suite in suites.compared:
@@ -84,7 +100,7 @@ async def check_suite(config: Config) -> Suite:
     drawn = {suite.name: items_in_round(suite, gate) for suite in suites.compared}
     drawn |= {suite.name: len(suite.items) for suite in suites.aside}
     check_bars([(bar, bar.suite, drawn[bar.suite]) for bar in suites.bars])
-    if any(item.grader == "python_tests" for item in items):
+    if any(item.grader == "python_tests" for item in items) or any(world.runs_code for world in suites.worlds.values()):
         async with SingleRuns(config.sandbox) as sandbox:
             await sandbox.check()
     return suites.compared[0]
@@ -205,14 +221,20 @@ def gate_rules(config: Config) -> GateConfig:
 
 def open_evaluation(config: Config, url: str) -> Evaluation:
     """Candidates against live, best and anchor through the gateway at `url`."""
+    from ostinato.app.worlds_proving import open_rollout_runner
     from ostinato.evaluate.evaluation import Evaluation
 
     suites = open_suites(config)
+
+    def runner(suite: Suite) -> Runner:
+        world = suites.worlds.get(suite.name)
+        return open_runner(config, url, suite) if world is None else open_rollout_runner(config, url, world)
+
     return Evaluation(
-        [open_runner(config, url, suite) for suite in suites.compared],
+        [runner(suite) for suite in suites.compared],
         gate_rules(config),
         bars=suites.bars,
-        aside=[open_runner(config, url, suite) for suite in suites.aside],
+        aside=[runner(suite) for suite in suites.aside],
         candidate_slot=EVALUATION_REF,
         best_slot=BEST_EVALUATION_REF,
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+from collections.abc import AsyncGenerator, Mapping
 
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Backend
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
@@ -15,7 +20,37 @@ from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.patterns import PatternGrader
 from ostinato.worlds.grading.suites import PytestGrader
 from ostinato.worlds.harness.rollout import Rollout
+from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Task
+
+WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests")
+"""The names that tasks may use."""
+
+
+@contextlib.asynccontextmanager
+async def open_grading(
+    config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
+) -> AsyncGenerator[tuple[Backend, Grader]]:
+    """Sandboxes, and the grader of any task in them, with the effort's price and the judge that `[worlds]` sets.
+
+    `proving`: for a verdict about a candidate. Effort has no price then, and single answers need not wait until nothing else wants the
+    processor. Raises BadConfig for a judge whose key is not set.
+    """
+    settings = config.worlds
+    async with contextlib.AsyncExitStack() as leaving:
+        judge = None
+        if settings.judge is not None:
+            key = environment.get(settings.judge.key_env, "").strip() if settings.judge.key_env else ""
+            if settings.judge.key_env and not key:
+                raise BadConfig(
+                    f"worlds.judge takes its key from the variable {settings.judge.key_env}, which is not set"
+                )
+            judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
+        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=not proving)
+        leaving.callback(runs.close)
+        leaving.push_async_callback(boxes.close)
+        effort = None if proving else settings.effort
+        yield boxes, open_graders(boxes, runs, python_inside(), effort=effort, judge=judge)
 
 
 def open_graders(
@@ -27,7 +62,7 @@ def open_graders(
     judge: RubricJudge | None = None,
     alarm: Alarm | None = None,
 ) -> Grader:
-    """Grades any task by the grader that it names: "function", "pytest", "python_tests" or "pattern".
+    """Grades any task by the grader that it names, one of `WORLD_GRADERS`.
 
     Args:
         backend: where function and repository tasks are graded.

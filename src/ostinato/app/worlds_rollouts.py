@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ostinato.app.storage import Home, Run, home
-from ostinato.app.worlds_grading import open_graders
+from ostinato.app.worlds_grading import open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm
@@ -22,13 +23,15 @@ from ostinato.worlds.remote.owners import OwnTurns
 from ostinato.worlds.remote.trust import door_context, worker_context
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.gateway import WorldGateway
+from ostinato.worlds.rollout.groups import most_steps_behind
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.rollout.working import Rollouts
-from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
+
+logger = logging.getLogger(__name__)
 
 
 def open_taskset(config: Config) -> Taskset:
@@ -71,6 +74,7 @@ async def open_rollouts(
 
     `tell` and `keep` are as `Rollouts` has them.
     """
+    warn_of_staleness(run.config)
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
@@ -110,23 +114,23 @@ async def open_far_rollouts(
 
 @contextlib.asynccontextmanager
 async def open_workshop(
-    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value
+    config: Config, place: Home, url: str, tasks: Taskset, slot: str = Arm.WORLD.value, *, proving: bool = False
 ) -> AsyncGenerator[Workshop]:
-    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig."""
+    """Who works on a taskset's tasks, with the weights in a slot of the gateway at `url`. Raises BadConfig.
+
+    `proving`: as `open_grading` has it.
+    """
     longest = max(task.timeout_s for task in tasks.tasks)
     gateway = WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
-    async with _shop_behind(config, gateway) as shop:
+    async with _shop_behind(config, gateway, proving=proving) as shop:
         yield shop
 
 
 @contextlib.asynccontextmanager
-async def _shop_behind(config: Config, gateway: WorldGateway) -> AsyncGenerator[Workshop]:
+async def _shop_behind(config: Config, gateway: WorldGateway, *, proving: bool = False) -> AsyncGenerator[Workshop]:
     async with contextlib.AsyncExitStack() as leaving:
         await leaving.enter_async_context(gateway)
-        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=True)
-        leaving.callback(runs.close)
-        leaving.push_async_callback(boxes.close)
-        grader = open_graders(boxes, runs, python_inside())
+        boxes, grader = await leaving.enter_async_context(open_grading(config, proving=proving))
         yield Workshop(harnesses=open_harnesses(config), backend=boxes, grader=grader, gateway=gateway)
 
 
@@ -160,3 +164,15 @@ async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[
         except Unavailable as error:
             waiting(str(error))
         await asyncio.sleep(pause_s)
+
+
+def warn_of_staleness(config: Config) -> None:
+    """Say so where groups that take long may be held back as too stale: what is then learned from is the quick ones."""
+    pace, bound = config.worlds, config.reward.world_staleness
+    behind = most_steps_behind(per_step=pace.groups, lead=pace.lead, window=pace.window)
+    if behind > bound:
+        logger.warning(
+            "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "
+            "may be held back; lower the first two or raise the last",
+            *(behind, pace.lead, pace.window, bound),
+        )

@@ -48,8 +48,16 @@ def up(common: Common | None = None) -> None:
     asyncio.run(run((common or Common()).load(), console))
 
 
-@app.command
-def demo(
+demo = App(
+    name="demo",
+    help="The whole loop on a real model with simulated users; writes report.html and report.json. `ostinato demo worlds` begins in a "
+    "simulated world.",
+)
+app.command(demo)
+
+
+@demo.default
+def run_demo(
     *,
     scenario: Literal["copilot", "tab"] = "copilot",
     minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 12.0,
@@ -80,6 +88,38 @@ def demo(
 
     config = (common or Common()).load(*demo_overrides(scenario, seed, directory))
     asyncio.run(run(config, scenario=scenario, seed=seed, minutes=minutes, out=out, console=Console()))
+
+
+@demo.command(name="worlds")
+def run_worlds_demo(
+    *,
+    minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 19.0,
+    training: Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1))] = 0.6,
+    seed: int = 0,
+    out: Path = Path(),
+    directory: Path | None = None,
+    common: Common | None = None,
+) -> None:
+    """A world trains, the bar judges, a canary tries, what came of it goes live, beside a start that skipped the world; then a report.
+
+    Parameters
+    ----------
+    minutes
+        Of training and of simulated users together. Starts, bar, gate and the last measurement take about five more.
+    training
+        The share of the minutes that belongs to the world.
+    seed
+        Seeds tasks, users, sampling and evaluation.
+    out
+        Where report.html and report.json are written.
+    directory
+        Where the run is kept (default: runs/demo-worlds-SEED, emptied first if it holds an earlier demo).
+    """
+    from ostinato.launch.commands.worlds.demo import Plan, demo_worlds, worlds_demo_overrides
+
+    config = (common or Common()).load(*worlds_demo_overrides(seed, directory))
+    plan = Plan.of(minutes=minutes, training=training)
+    asyncio.run(demo_worlds(config, seed=seed, plan=plan, out=out, console=Console()))
 
 
 release = App(

@@ -153,6 +153,80 @@ def run(
 
 
 @worlds.command
+def watch(
+    directory: Path | None = None,
+    *,
+    task: str = "",
+    rollout: str = "",
+    once: Annotated[bool, Parameter(negative="")] = False,
+    common: Common | None = None,
+) -> None:
+    """Watch the rollouts of a run: groups under way, success by family, what ended last. Or one rollout, step by step.
+
+    Until Ctrl-C. Where the output is no terminal, a line for each rollout that ends.
+
+    Parameters
+    ----------
+    directory
+        The run's directory; none: `run.directory`.
+    task
+        Show the newest rollout of this task: what the model was given and said, what it changed, how it was graded.
+    rollout
+        Show this rollout, by its episode's name.
+    once
+        Show how it stands now, and end.
+    """
+    from ostinato.launch.commands.worlds.watch import show_rollout, watch_worlds
+
+    config, out = (common or Common()).of_run(directory), Console()
+    try:
+        if task or rollout:
+            asyncio.run(show_rollout(config, out, task=task, episode=rollout))
+        else:
+            asyncio.run(watch_worlds(config, out, once=once))
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+@worlds.command
+def grade(
+    file: Path,
+    rollouts: Path | None = None,
+    *,
+    task: str = "",
+    changes: Path | None = None,
+    common: Common | None = None,
+) -> None:
+    """Grade what somebody wrote for a task, by the same graders as rollouts. The exit code is 1 if it is not solved.
+
+    For example: `ostinato worlds grade tasks.jsonl --task calc-1 --changes my.patch`
+
+    Parameters
+    ----------
+    file
+        The taskset (JSONL).
+    rollouts
+        Trajectories to grade: an ATIF file, or one a line.
+    task
+        The id of the task, instead.
+    changes
+        With --task: a directory with the changed files, a unified diff (.patch or .diff), or for a task that is answered in words a
+        text.
+    """
+    from ostinato.core.errors import BadConfig
+    from ostinato.launch.commands.worlds.grade import grade_changes, grade_rollouts
+
+    config, out = (common or Common()).load(), Console()
+    if rollouts is not None and not task and changes is None:
+        work = grade_rollouts(config, file, rollouts, out)
+    elif task and changes is not None and rollouts is None:
+        work = grade_changes(config, file, task, changes, out)
+    else:
+        raise BadConfig("give a file of rollouts, or --task with --changes")
+    sys.exit(0 if asyncio.run(work) else 1)
+
+
+@worlds.command
 def coverage(
     rollouts: Path,
     *,

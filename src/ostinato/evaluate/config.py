@@ -14,10 +14,15 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
         default="",
         description="The task file whose answers count; one that is not compared is drawn for the candidate only. Empty: evaluate.suite.",
     )
+    taskset: str = Field(
+        default="",
+        description="Instead of a suite: a taskset file (JSONL) of a simulated world. Its held-out tasks are tried by their harnesses, in "
+        "sandboxes, and graded as rollouts are.",
+    )
     axis: Literal["score", "format", "latency"] = Field(
         default="score",
         description="'score': what the grader says. 'format': share of answers that are not empty and ended by themselves. "
-        "'latency': seconds of a request, as the evaluation sees it.",
+        "'latency': seconds of a request, or of a rollout, as the evaluation sees it.",
     )
     at_least: float | None = Field(
         default=None, gt=0.0, lt=1.0, description="The 99% lower bound of the mean must not lie below this."
@@ -36,6 +41,8 @@ class BarConfig(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _one_side(self) -> BarConfig:
+        if self.suite and self.taskset:
+            raise ValueError("a bar speaks of a suite or of a taskset; leave one out")
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("a bar needs one of at_least and at_most; set the one that is meant")
         if self.axis == "latency" and self.at_most is None:

@@ -12,28 +12,21 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 from blake3 import blake3
 
-from ostinato.core.errors import Conflict, Corrupt, OstinatoError, Unavailable
+from ostinato.core.errors import Corrupt, OstinatoError, Unavailable
 from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemScore
-from ostinato.evaluate.answers import Response, read_answers, read_health, refusal
+from ostinato.evaluate.answers import Response, read_answers, refusal
 from ostinato.evaluate.config import RunnerConfig
 from ostinato.evaluate.suites import Item, Suite
+from ostinato.evaluate.trying.patience import bounded, check_version, first_error, patiently, served_model
 
 ItemGrader = Callable[[Item, str], Awaitable[float]]
 """(item, answer text) -> score in [0, 1]."""
-
-
-MAX_RESPONSE_BYTES = 16 * 2**20
-_T = TypeVar("_T")
-
-
-class WrongVersion(Unavailable):
-    """A response was made, in part or whole, by another version than the one under evaluation, or the slot is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +99,17 @@ class SuiteRunner:
         seed: int,
         progress: list[int],
     ) -> list[ItemScore]:
-        model = await self._patiently(f"GET {self._health}", lambda: self._ready(session, slot, policy))
+        model = await patiently(
+            self._config, f"GET {self._health}", lambda: served_model(session, self._health, slot, policy)
+        )
         gate = asyncio.Semaphore(self._config.concurrency)
         work = [(item, block) for item in items for block in blocks]
         progress[1] = len(work)
 
         async def one(item: Item, block: _Block) -> list[ItemScore]:
             async with gate:
-                responses, seconds = await self._patiently(
+                responses, seconds = await patiently(
+                    self._config,
                     f"item {item.id!r} in slot {slot!r}",
                     lambda: self._ask(session, slot, policy, self._body(model, item, block, seed)),
                 )
@@ -126,7 +122,7 @@ class SuiteRunner:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(item, block)) for item, block in work]
         except* OstinatoError as errors:
-            raise _first(errors) from errors
+            raise first_error(errors) from errors
         return [score for task in tasks for score in task.result()]
 
     async def _grade(self, item: Item, draw: int, response: Response, seconds: float) -> ItemScore:
@@ -135,44 +131,18 @@ class SuiteRunner:
             raise Corrupt(f"grader {item.grader!r} gave item {item.id!r} the score {score}; it must lie in [0, 1]")
         return ItemScore(item=item.id, draw=draw, score=score, formed=response.formed, seconds=seconds)
 
-    async def _patiently(self, what: str, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Ask until it works; failures of transport and waiting for a version have separate budgets."""
-        pause, failures, started = self._config.retry_pause_s, 0, time.monotonic()
-        while True:
-            try:
-                return await ask()
-            except WrongVersion:
-                if time.monotonic() - started > self._config.slot_timeout_s:
-                    raise
-            except (Unavailable, aiohttp.ClientError, TimeoutError) as error:
-                failures += 1
-                if failures >= self._config.attempts:
-                    raise Unavailable(
-                        f"{what}: the gateway failed {failures} times, last with {type(error).__name__}: {error}; "
-                        "is `ostinato serve` running?"
-                    ) from error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 8.0)
-
-    async def _ready(self, session: aiohttp.ClientSession, slot: str, policy: PolicyVersion) -> str:
-        """The gateway's model name, once the slot serves `policy`: a wrong version must not cost a whole batch of samples."""
-        async with session.get(self._health) as response:
-            health = read_health(await _bounded(response))
-        _check(slot, policy, health.slots.get(slot))
-        return health.model
-
     async def _ask(
         self, session: aiohttp.ClientSession, slot: str, policy: PolicyVersion, body: dict[str, Any]
     ) -> tuple[list[Response], float]:
         """The answers, and the seconds that they took."""
         began = time.monotonic()
         async with session.post(self._url, json=body) as response:
-            raw = await _bounded(response)
+            raw = await bounded(response)
             if response.status != 200:
                 raise refusal(response.status, raw.decode(errors="replace"), f"slot {slot!r}")
         responses, policies = read_answers(raw, body["n"])
         for found in policies:
-            _check(slot, policy, found)
+            check_version(slot, policy, found)
         return responses, time.monotonic() - began
 
     def _body(self, model: str, item: Item, block: _Block, seed: int) -> dict[str, Any]:
@@ -199,16 +169,6 @@ class SuiteRunner:
         return headers if self._key is None else headers | {"X-Ostinato-Key": self._key}
 
 
-def _check(slot: str, policy: PolicyVersion, found: PolicyVersion | None) -> None:
-    if found is None or (found.hash != policy.hash and found.number <= policy.number):
-        serves = "is not loaded" if found is None else f"serves {found}"
-        raise WrongVersion(
-            f"waiting for slot {slot!r} to serve {policy}; it {serves}. Does the engine follow this ref?"
-        )
-    if found.hash != policy.hash:
-        raise Conflict(f"slot {slot!r} has moved on to {found} while {policy} was evaluated")
-
-
 def _blocks(draws: range, size: int) -> list[_Block]:
     """The requests that hold these draws; a block wanted from its middle is sampled from its start."""
     blocks: list[_Block] = []
@@ -216,23 +176,3 @@ def _blocks(draws: range, size: int) -> list[_Block]:
         first, stop = number * size, min(draws.stop, (number + 1) * size)
         blocks.append(_Block(number, stop - first, range(max(draws.start, first), stop)))
     return blocks
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in response.content.iter_chunked(2**16):
-        parts.append(part)
-        size += len(part)
-        if size > MAX_RESPONSE_BYTES:
-            raise Corrupt(f"{response.url} sent more than {MAX_RESPONSE_BYTES} bytes; is it an Ostinato gateway?")
-    return b"".join(parts)
-
-
-def _first(errors: BaseExceptionGroup[OstinatoError]) -> OstinatoError:
-    """One error out of a task group's tree: the tasks fail for the same reason, and callers catch by type."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, OstinatoError)
-    return error

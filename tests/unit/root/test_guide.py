@@ -66,10 +66,12 @@ def test_the_settings_of_the_gate_are_accepted_and_survive_the_way_to_the_worker
     settings = config.load(tmp_path / "ostinato.toml")
     assert [(bar.axis, bar.wanted) for bar in settings.evaluate.bars] == [
         ("score", 0.99),
+        ("score", 0.3),
         ("format", 0.9),
         ("latency", 0.95),
     ]
     assert settings.evaluate.further_suites == ("tools.jsonl",)
+    assert settings.evaluate.tasksets == (settings.evaluate.bars[1].taskset,) == ("repairs.jsonl",)
     config.save(settings, tmp_path / "config.json")
     assert config.load(tmp_path / "config.json") == settings
 

@@ -111,7 +111,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
         empty(config.run.directory)
         async with launch(config, say) as launched:
             with console.status("starting") as status:
-                url = await launched.during(_served(launched, status))
+                url = await launched.during(served(launched, status, ("live", "control")))
             console.print(
                 f"page: {url}/ while it runs\nrun: {config.run.directory}; now and afterwards:", highlight=False
             )
@@ -126,9 +126,9 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
         console.print(Text(end, "red"))
 
 
-async def _served(launched: Launched, status: Status) -> str:
-    """Wait until the gateway serves what the demo needs, and show what is waited for."""
-    waiting = asyncio.ensure_future(ready(launched.home, ("live", "control")))
+async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> str:
+    """Wait until the gateway serves these slots, and show what is waited for. The URL."""
+    waiting = asyncio.ensure_future(ready(launched.home, slots))
     while not waiting.done():
         status.update(f"serve: {launched.doing('serve')}")
         await asyncio.wait({waiting}, timeout=0.5)

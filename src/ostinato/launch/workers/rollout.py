@@ -8,8 +8,11 @@ import logging
 from collections.abc import Callable
 
 from ostinato.app.storage import home, open_run
+from ostinato.app.worlds_notices import note_cheats
 from ostinato.app.worlds_rollouts import open_door, open_far_rollouts, open_rollouts, open_taskset
 from ostinato.config import Config
+from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.seams import Log
 from ostinato.launch.placing.port import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
 from ostinato.launch.workers.life import Life
@@ -17,6 +20,7 @@ from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
+from ostinato.worlds.rollout.cheats import CheatWatch
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.working import Rollouts
 from ostinato.worlds.tasks.task import Taskset
@@ -50,10 +54,10 @@ async def rollout(config: Config, life: Life) -> None:
                     await life.stopping.wait()
                     return
                 progress = _progress(config, tasks)
-                rollouts = await leaving.enter_async_context(
-                    open_rollouts(run, url, tasks, progress.write, _keep(config))
-                )
-                await _work(rollouts, life)
+                watch = CheatWatch(config.worlds.cheat_quiet)
+                opening = open_rollouts(run, url, tasks, progress.write, _keep(config, watch))
+                rollouts = await leaving.enter_async_context(opening)
+                await _work(rollouts, life, run.log, watch)
 
 
 async def _work_afar(config: Config, life: Life) -> None:
@@ -66,9 +70,10 @@ async def _work_afar(config: Config, life: Life) -> None:
         life.pulse.begin(f"waiting for the door: {why}"[:200])
 
     async with contextlib.AsyncExitStack() as leaving:
-        opening = open_far_rollouts(config, tasks, _progress(config, tasks).write, _keep(config), waiting)
+        watch = CheatWatch(config.worlds.cheat_quiet)
+        opening = open_far_rollouts(config, tasks, _progress(config, tasks).write, _keep(config, watch), waiting)
         rollouts = await unless(life.stopping, leaving.enter_async_context(opening))
-        await _work(rollouts, life)
+        await _work(rollouts, life, None, watch)
 
 
 async def _read_tasks(config: Config, life: Life) -> Taskset:
@@ -82,13 +87,18 @@ def _progress(config: Config, tasks: Taskset) -> Progress:
     return progress
 
 
-def _keep(config: Config) -> Callable[[Finished], None]:
+def _keep(config: Config, watch: CheatWatch) -> Callable[[Finished], None]:
     kept = Progress(home(config).finished, kept_bytes(config))
-    return lambda finished: kept.append(finished.line())
+
+    def keep(finished: Finished) -> None:
+        kept.append(finished.line())
+        watch.take(finished)
+
+    return keep
 
 
-async def _work(rollouts: Rollouts, life: Life) -> None:
-    telling = asyncio.create_task(_tell(rollouts, life))
+async def _work(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWatch) -> None:
+    telling = asyncio.create_task(_tell(rollouts, life, log, watch))
     try:
         await unless(life.stopping, _run(rollouts, life))
     finally:
@@ -102,10 +112,16 @@ async def _run(rollouts: Rollouts, life: Life) -> None:
     await life.stopping.wait()
 
 
-async def _tell(rollouts: Rollouts, life: Life) -> None:
-    """Say what is done, whenever that changes. Until cancelled."""
-    shown = ""
+async def _tell(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWatch) -> None:
+    """Say what is done and, in a log of ours, whether somebody cheats, whenever that changes. Until cancelled."""
+    shown, raised = "", None
     while True:
+        if log is not None and watch.raised is not raised:
+            try:
+                await note_cheats(log, watch)
+                raised = watch.raised
+            except (StorageFull, Unavailable) as error:
+                logger.warning("the alarm about cheats is not written yet: %s", error)
         if rollouts.doing != shown:
             shown = rollouts.doing
             life.pulse.begin(shown)

@@ -34,10 +34,12 @@ class EffortConfig(BaseModel, frozen=True, extra="forbid"):
     most: float = Field(
         default=20_000.0, gt=0.0, le=1e12, description="The effort that costs `weight`; more costs no more."
     )
-    thinking_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of reasoning.")
-    call_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of a tool's call.")
+    thinking_tokens: float = Field(
+        default=1.0, ge=0.0, description="Units of a token of reasoning, where a harness tells it apart."
+    )
+    call_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of an answer with a call.")
     output_tokens: float = Field(default=0.1, ge=0.0, description="Units of a token that a tool answered.")
-    final_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of the last answer.")
+    final_tokens: float = Field(default=1.0, ge=0.0, description="Units of a token of an answer without a call.")
     calls: float = Field(default=20.0, ge=0.0, description="Units of a tool's call.")
     turns: float = Field(default=20.0, ge=0.0, description="Units of a turn.")
 
@@ -60,7 +62,15 @@ def effort_cost(x: float, k: float, q: float) -> float:
 
 def effort_of(effort: Mapping[str, float], config: EffortConfig) -> float:
     """x: the weighted sum, in units of a token of reasoning."""
-    return math.fsum(max(0.0, effort.get(name, 0.0)) * float(getattr(config, name)) for name in EFFORTS)
+    units = (
+        config.thinking_tokens,
+        config.call_tokens,
+        config.output_tokens,
+        config.final_tokens,
+        config.calls,
+        config.turns,
+    )
+    return math.fsum(max(0.0, effort.get(name, 0.0)) * unit for name, unit in zip(EFFORTS, units, strict=True))
 
 
 def priced(value: float, effort: Mapping[str, float], config: EffortConfig) -> tuple[float, float]:

@@ -13,31 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
-from pydantic import BaseModel, Field
 
 from ostinato.core.conversation import Role
 from ostinato.core.sandboxing import ChangeKind
 from ostinato.worlds.grading.grade import Grade, Grader
-from ostinato.worlds.grading.rubrics import PROMPT, Axis, messages_about, mixed, option_in, schema_of
+from ostinato.worlds.grading.rubrics import PROMPT, Axis, RubricConfig, messages_about, mixed, option_in, schema_of
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.tasks.task import Task
-
-
-class RubricConfig(BaseModel, frozen=True, extra="forbid"):
-    """The model that judges outcomes, and what it is asked.
-
-    Example: ``RubricConfig(url="https://api.example.com/v1", model="small-2", axes=(axis,))``
-    """
-
-    url: str = Field(description="Base URL, up to and with /v1, of a model that speaks OpenAI's chat completions.")
-    model: str = Field(description="The model's name there, with its version: it is told with each grade.")
-    axes: tuple[Axis, ...] = Field(min_length=1, description="What is asked.")
-    verifier: float = Field(default=1.0, gt=0.0, le=1.0, description="The verifier's weight beside those of the axes.")
-    only_solved: bool = Field(
-        default=True, description="Ask about solved outcomes only: no word makes an unsolved one worth anything."
-    )
-    max_tokens: int = Field(default=64, ge=8, le=8192, description="Token budget of an answer.")
-    timeout_s: float = Field(default=30.0, gt=0.0, description="Longest wait for an answer, in seconds.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,24 @@ class Axis(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+class RubricConfig(BaseModel, frozen=True, extra="forbid"):
+    """The model that judges outcomes, and what it is asked.
+
+    Example: ``RubricConfig(url="https://api.example.com/v1", model="small-2", axes=(axis,))``
+    """
+
+    url: str = Field(description="Base URL, up to and with /v1, of a model that speaks OpenAI's chat completions.")
+    model: str = Field(description="The model's name there, with its version: it is told with each grade.")
+    key_env: str = Field(default="", description="The environment variable that holds the key for it; empty: no key.")
+    axes: tuple[Axis, ...] = Field(min_length=1, description="What is asked.")
+    verifier: float = Field(default=1.0, gt=0.0, le=1.0, description="The verifier's weight beside those of the axes.")
+    only_solved: bool = Field(
+        default=True, description="Ask about solved outcomes only: no word makes an unsolved one worth anything."
+    )
+    max_tokens: int = Field(default=64, ge=8, le=8192, description="Token budget of an answer.")
+    timeout_s: float = Field(default=30.0, gt=0.0, description="Longest wait for an answer, in seconds.")
+
+
 class _Word(BaseModel, extra="forbid"):
     option: str
 

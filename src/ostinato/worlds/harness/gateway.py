@@ -87,6 +87,7 @@ class EpisodeModel:
         harness: the harness's hash, which goes onto every turn.
         pause_s: before the second try; twice as long before each further one.
         slot: whose weights answer.
+        seed: of the first call's samples, counted up by one for each further call; None: the engine draws one.
     """
 
     def __init__(
@@ -98,8 +99,9 @@ class EpisodeModel:
         *,
         pause_s: float = 0.5,
         slot: str = Arm.WORLD.value,
+        seed: int | None = None,
     ) -> None:
-        self._gateway, self._episode, self._pause_s = gateway, episode, pause_s
+        self._gateway, self._episode, self._pause_s, self._seed = gateway, episode, pause_s, seed
         self._headers = {
             "X-Ostinato-Slot": slot,
             "X-Ostinato-Episode": episode,
@@ -120,6 +122,8 @@ class EpisodeModel:
             "max_tokens": max_tokens,
             "temperature": self._gateway.temperature,
         }
+        if self._seed is not None:
+            body["seed"] = self._seed + len(self.turns)
         if stop:
             body["stop"] = list(stop)
         if tools:

@@ -87,7 +87,12 @@ class RepairLoop:
             messages=tuple(session.messages),
             turns=tuple(session.turns),
             changes=tuple(changes),
-            effort={"turns": float(len(session.turns)), "tokens": float(session.tokens), "seconds": clock() - start},
+            effort={
+                "turns": float(len(session.turns)),
+                "tokens": float(session.tokens),
+                "final_tokens": float(session.tokens),
+                "seconds": clock() - start,
+            },
             detail={"checks": tuple(session.checks), **({"why": why} if why else {})},
         )
 

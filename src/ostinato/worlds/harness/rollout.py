@@ -49,7 +49,8 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One try at a task. `effort` counts what it took: tokens, calls, turns, seconds.
+    """One try at a task. `effort` counts what it took: tokens (of answers with calls, of answers without, of what tools answered; reasoning
+    counts with its answer), calls, errors, turns, seconds.
 
     Example: ``Rollout(task="calc-1", harness="tools@3f2a", ended=Ended.SUBMITTED, messages=(...), turns=("chatcmpl-3f:0",))``
     """

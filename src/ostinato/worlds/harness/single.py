@@ -39,5 +39,5 @@ class SingleAnswer:
             ended=Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED,
             messages=(*task.messages, answered.message),
             turns=(answered.turn,),
-            effort={"turns": 1.0, "tokens": float(answered.tokens)},
+            effort={"turns": 1.0, "tokens": float(answered.tokens), "final_tokens": float(answered.tokens)},
         )

@@ -94,6 +94,7 @@ class _Session:
         self.messages = [*opening, *task.messages]
         self.turns = list[str]()
         self.effort = Counter[str](tokens=0, calls=0, errors=0)
+        self._told = 0  # tokens of the conversation so far, as the gateway counted them
 
     async def work(self, deadline: float) -> tuple[Ended, str]:
         """Why it ended, and more about that for people."""
@@ -118,6 +119,10 @@ class _Session:
         self.turns.append(answered.turn)
         self.messages.append(answered.message)
         self.effort["tokens"] += answered.tokens
+        self.effort["call_tokens" if answered.message.calls else "final_tokens"] += answered.tokens
+        if self._told:  # by what else the prompt grew is what tools answered
+            self.effort["output_tokens"] += max(0, answered.prompt_tokens - self._told)
+        self._told = answered.prompt_tokens + answered.tokens
         return answered
 
     async def _act(self, answered: Answered, deadline: float) -> Ended | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ostinato.worlds.grading.effort import EffortConfig
+from ostinato.worlds.grading.rubrics import RubricConfig
 from ostinato.worlds.remote.config import ConnectConfig, DoorConfig
 
 
@@ -25,7 +27,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
         default=16,
         ge=1,
         description="Groups, counted from the oldest that has not ended, that may be under way: within them whatever ends first counts "
-        "first, and beyond them nothing begins, so that what is quick does not crowd out what takes long.",
+        "first, and beyond them nothing begins, so that what is quick does not crowd out what takes long. With `lead` it bounds how far a "
+        "group falls behind: lead + window / groups + 2 steps; beyond `reward.world_staleness` what takes long is held back.",
     )
     epochs: int = Field(
         default=1, ge=0, description="How often each task is drawn; 0: for ever. 1 as published: no prompt is repeated."
@@ -56,4 +59,15 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     )
     connect: ConnectConfig = Field(
         default_factory=ConnectConfig, description="The door of another machine's run to make rollouts for."
+    )
+    effort: EffortConfig = Field(default_factory=EffortConfig, description="What effort takes off an outcome's value.")
+    judge: RubricConfig | None = Field(
+        default=None,
+        description="A model that judges outcomes beside the verifier, axis by axis: [worlds.judge] with url, model, key_env, and "
+        "[[worlds.judge.axes]]. What was asked and written is sent there. None: nobody does.",
+    )
+    cheat_quiet: int = Field(
+        default=500,
+        ge=1,
+        description="Graded rollouts in a row in which nobody cheated, after which the alarm that somebody did is cleared.",
     )

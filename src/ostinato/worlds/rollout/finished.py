@@ -79,7 +79,7 @@ class Finished:
             raise BadRequest(f"no finished rollout: {type(error).__name__}: {error}"[:300]) from error
 
 
-def finished(
+def finished_of(
     task: Task,
     rollout: Rollout,
     grade: Grade | None,

@@ -61,9 +61,9 @@ class WorldGateway:
         if self._session is not None:
             await self._session.close()
 
-    def model(self, episode: str, *, group: str | None, harness: str) -> EpisodeModel:
-        """The model of one episode."""
-        return EpisodeModel(self, episode, group, harness, slot=self._slot)
+    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> EpisodeModel:
+        """The model of one episode. `seed`: as `EpisodeModel`'s."""
+        return EpisodeModel(self, episode, group, harness, slot=self._slot, seed=seed)
 
     async def ready(self) -> bool:
         """True once the slot holds weights."""

@@ -73,6 +73,17 @@ class Group:
         return [turn for outcome in self.graded for turn in outcome.turns]
 
 
+def most_steps_behind(*, per_step: int, lead: int, window: int) -> int:
+    """The most steps that a group's oldest token can lie behind the trainer, however long its slowest rollout lasts.
+
+    Before a group are at most those that were open at its draw, and after it what the window lets in; the trainer may take all of them
+    first, `per_step` at a time. At the draw one step is being taken and the one before is being stored, so that the weights are two older.
+
+    Example: ``most_steps_behind(per_step=8, lead=2, window=16) == 5``
+    """
+    return (lead * per_step - 1 + window - 1) // per_step + 2
+
+
 class Groups:
     """The groups that are not spent yet, and what was drawn.
 

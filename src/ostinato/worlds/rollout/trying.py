@@ -15,7 +15,7 @@ from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.harness.rollout import Ended, Harness, Model, Rollout
-from ostinato.worlds.rollout.finished import Finished, finished
+from ostinato.worlds.rollout.finished import Finished, finished_of
 from ostinato.worlds.tasks.task import Task, Taskset
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ class CapturedModel(Model, Protocol):
 class Gateway(Protocol):
     """What rollouts need of the gateway."""
 
-    def model(self, episode: str, *, group: str | None, harness: str) -> CapturedModel:
-        """The model of one episode."""
+    def model(self, episode: str, *, group: str | None, harness: str, seed: int | None = None) -> CapturedModel:
+        """The model of one episode. `seed`: where its samples start from; None: anywhere."""
         ...
 
     async def say(self, events: list[dict[str, Any]]) -> None:
@@ -55,6 +55,17 @@ class Workshop:
     backend: Backend | None
     grader: Grader
     gateway: Gateway
+
+    async def work(self, task: Task, model: Model) -> Rollout:
+        """One rollout, in a sandbox where its harness needs one. Raises Unavailable."""
+        harness, sandbox = self.harnesses[task.harness], None
+        try:
+            if self.backend is not None and (spec := harness.spec(task)) is not None:
+                sandbox = await self.backend.start(spec)
+            return await harness.run(task, model, sandbox)
+        finally:
+            if sandbox is not None:
+                await sandbox.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +108,7 @@ class Tried:
 
     def record(self, tasks: Taskset, clock: Clock, *, group: str | None = None, member: int | None = None) -> Finished:
         """What is kept of it. Reads the files that the task put where something was changed."""
-        return finished(
+        return finished_of(
             self.task,
             self.rollout,
             self.grade,
@@ -127,23 +138,16 @@ class Trying:
 
         Raises what no other try would change: BadConfig, BadRequest.
         """
-        harness = self._shop.harnesses[task.harness]
-        spec = harness.spec(task)
+        harness = self._shop.harnesses[task.harness].hash
         pause, number = self._pause_s, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
-            model = self._shop.gateway.model(name, group=group, harness=harness.hash)
-            sandbox = None
+            model = self._shop.gateway.model(name, group=group, harness=harness)
             try:
-                if self._shop.backend is not None and spec is not None:
-                    sandbox = await self._shop.backend.start(spec)
-                rollout = await harness.run(task, model, sandbox)
+                rollout = await self._shop.work(task, model)
                 break
             except Unavailable as error:
                 logger.info("rollout %s is begun anew: %s", name, error)
-            finally:
-                if sandbox is not None:
-                    await sandbox.stop()
             await asyncio.sleep(pause)
             pause, number = min(2 * pause, _LONGEST_PAUSE_S), number + 1
         grade = None

@@ -9,8 +9,8 @@ from aiohttp import web
 from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import Change, ChangeKind
 from ostinato.worlds.grading.grade import Grade
-from ostinato.worlds.grading.judging import JudgedGrader, RubricConfig, RubricJudge
-from ostinato.worlds.grading.rubrics import Axis, agreement, messages_about, mixed, option_in
+from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
+from ostinato.worlds.grading.rubrics import Axis, RubricConfig, agreement, messages_about, mixed, option_in
 from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.tasks.task import Grading, Task
 

@@ -26,6 +26,17 @@ async def test_a_captured_turn_bears_its_harness_episode_and_group():
     assert rollout.messages[-1].text == "hello"
 
 
+async def test_each_call_of_an_episode_has_a_seed_of_its_own_that_only_the_first_decides():
+    async with world_gateway() as (gateway, log):
+        for seed in (7, 7, None):
+            model = gateway.model("e", group=None, harness="h", seed=seed)
+            await model.ask(ASK, max_tokens=8)
+            await model.ask(ASK, max_tokens=8)
+    seeds = [turn.sampling.seed for turn in log.turns()]
+    assert seeds[:4] == [7, 8, 7, 8]
+    assert not {7, 8} & set(seeds[4:])
+
+
 async def test_an_answer_that_is_lost_on_its_way_is_not_sampled_again():
     async with world_gateway() as (gateway, log):
         model = lost_answers(gateway, 2)

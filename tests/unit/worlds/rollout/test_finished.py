@@ -12,7 +12,7 @@ from ostinato.core.sandboxing import Change, ChangeKind, SandboxSpec
 from ostinato.launch.commands.worlds.coverage import read_attempts
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Ended, Rollout
-from ostinato.worlds.rollout.finished import MOST_DIFF, Finished, finished, read_finished, shown_changes
+from ostinato.worlds.rollout.finished import MOST_DIFF, Finished, finished_of, read_finished, shown_changes
 from ostinato.worlds.rollout.trying import original_of
 from ostinato.worlds.tasks.task import Grading, Split, Task
 
@@ -46,7 +46,9 @@ GRADE = Grade(value=0.5, parts={"fail_to_pass": 0.5}, why="1 of 2 tests pass")
 
 def a_record(rollout=ROLLOUT, grade=GRADE, policies=(V5, V3), task=TASK, **more) -> Finished:
     said = {"at": 9.0, "taskset": "9f", "episode": "w.0.1.0"} | more
-    return finished(task, rollout, grade, policies=policies, original=lambda path: original_of(task.spec, path), **said)
+    return finished_of(
+        task, rollout, grade, policies=policies, original=lambda path: original_of(task.spec, path), **said
+    )
 
 
 def test_it_says_what_happened_and_comes_back_as_it_was():

@@ -13,7 +13,7 @@ from tests.unit.worlds.rollout.test_working import Coin, FakeGateway, Steps, tas
 
 from ostinato.core.errors import BadConfig
 from ostinato.core.records import Signal, Turn
-from ostinato.launch.commands.worlds.measuring.figures import as_json, show_figures, solved
+from ostinato.launch.commands.worlds.measuring.figures import figures_json, show_figures, solved
 from ostinato.launch.commands.worlds.measuring.run import chosen_tasks
 from ostinato.testing.log import MemoryLog
 from ostinato.worlds.grading.grade import Grade
@@ -94,7 +94,7 @@ def test_what_others_answered_who_cheated_and_what_was_not_graded_is_said():
         "not graded, 1",
     ):
         assert part in said
-    told = as_json(found, 2, V5, whole=False)
+    told = figures_json(found, 2, V5, whole=False)
     assert (told["ungraded"], told["ended"]["submitted"], told["whole"]) == (1, 5, False)
     assert sum(each["rollouts"] for each in told["answered_by"]) == 5
 

@@ -31,14 +31,14 @@ class Copilot:
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
         """Fifty users with a task of their favourite families each."""
         tasks, _ = demo_tasks.split(demo_tasks.load())
-        sandbox = SingleRuns(config.sandbox)
-        await sandbox.check()
+        async with SingleRuns(config.sandbox) as sandbox:
+            await sandbox.check()
 
-        async def grade(task: demo_tasks.Blank, text: str) -> float:
-            return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
+            async def grade(task: demo_tasks.Blank, text: str) -> float:
+                return await python_tests(task.head, text, task.tests, sandbox, config.evaluate.grade_timeout_s)
 
-        users = UsersConfig(model=config.model.served_as)
-        return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, unseen)
+            users = UsersConfig(model=config.model.served_as)
+            return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, unseen)
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
         """Acceptance."""

@@ -41,10 +41,10 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
         )
         async with launch(config, say, front="serve", names=CREW) as launched:
             _show(console, f"reserved {launched.url}")
-            await launched.during(_follow(launched, steps, stopping, console))
+            await launched.during(follow(launched, steps, stopping, console))
 
 
-async def _follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
+async def follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
     """Show what the workers leave, until enough was learned or there is nothing more to learn from."""
     screen, sources = WorldScreen(), _lines(launched.home)
     for lines in sources:  # of an earlier start

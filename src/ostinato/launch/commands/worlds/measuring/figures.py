@@ -24,11 +24,11 @@ _NONE = "\N{EN DASH}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solved:
+class SolvedTasks:
     """How tasks of one kind went. `family` "": all of the split. `first` counts tasks with a graded try, `best` those with k of them; None:
     there is none. `value` is the mean of what tries were worth, tasks as clusters.
 
-    Example: ``Solved(split=Split.HELD_OUT, family="", tries=800, first=first, best=best, value=value)``
+    Example: ``SolvedTasks(split=Split.HELD_OUT, family="", tries=800, first=first, best=best, value=value)``
     """
 
     split: Split
@@ -39,9 +39,9 @@ class Solved:
     value: ItemMean | None
 
 
-def solved(records: Sequence[Finished], k: int, confidence: float = 0.95) -> list[Solved]:
+def solved(records: Sequence[Finished], k: int, confidence: float = 0.95) -> list[SolvedTasks]:
     """A row for each split, then for each of its families if there are some and few."""
-    rows: list[Solved] = []
+    rows: list[SolvedTasks] = []
     for split in Split:
         theirs = [record for record in records if record.split is split]
         if not theirs:
@@ -61,7 +61,7 @@ def answered_by(records: Iterable[Finished]) -> Counter[tuple[PolicyVersion | No
     return Counter((record.policy, record.policy_last) for record in records)
 
 
-def _row(records: Sequence[Finished], split: Split, family: str, k: int, confidence: float) -> Solved:
+def _row(records: Sequence[Finished], split: Split, family: str, k: int, confidence: float) -> SolvedTasks:
     graded: dict[str, list[Finished]] = defaultdict(list)
     for record in records:
         if record.value is not None:
@@ -77,7 +77,7 @@ def _row(records: Sequence[Finished], split: Split, family: str, k: int, confide
         return pass_rates(scores, k, confidence) if scores else None
 
     first, best, value = rates(graded, 1), rates(whole, k), rates(graded, 1, worth=True)
-    return Solved(
+    return SolvedTasks(
         split=split,
         family=family,
         tries=sum(map(len, graded.values())),
@@ -87,7 +87,7 @@ def _row(records: Sequence[Finished], split: Split, family: str, k: int, confide
     )
 
 
-def as_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, whole: bool) -> dict[str, Any]:
+def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, whole: bool) -> dict[str, Any]:
     """All figures, as JSON's types. `whole`: nothing was stopped early."""
     answered = [
         {"policy": None if first is None else asdict(first), "policy_last": None if last is None else asdict(last)}

@@ -7,7 +7,7 @@ import contextlib
 import json
 import secrets
 import signal
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ostinato.app.storage import home
+from ostinato.app.storage import home, open_run
+from ostinato.app.worlds_notices import note_cheats, note_coverage
 from ostinato.app.worlds_rollouts import check_harnesses, open_workshop
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.records import PolicyVersion
-from ostinato.launch.commands.worlds.measuring.figures import as_json, show_figures
-from ostinato.launch.commands.worlds.measuring.weights import Placed, at_gateway, place_weights
+from ostinato.launch.commands.worlds.measuring.figures import figures_json, show_figures
+from ostinato.launch.commands.worlds.measuring.weights import PlacedWeights, at_gateway, place_weights
 from ostinato.launch.views import progress
 from ostinato.launch.views.plain import plain
+from ostinato.worlds.rollout.cheats import CheatWatch
 from ostinato.worlds.rollout.drawing import shuffled
-from ostinato.worlds.rollout.finished import Finished
+from ostinato.worlds.rollout.finished import Finished, read_finished
 from ostinato.worlds.rollout.measuring import Measurement
 from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.tasks.task import Split, Task, Taskset
@@ -73,14 +75,26 @@ async def run_tasks(config: Config, asked: Asked, console: Console) -> None:
                 return placed.policy, await _measured(config, asked, tasks, chosen, shop, console)
 
     policy, records = await at_gateway(config, work, say)
+    await _note(config, tasks, records, asked.tries)
     whole = len(records) == asked.tries * len(chosen)
     if asked.machine:
-        console.out(json.dumps(as_json(records, asked.tries, policy, whole=whole)), highlight=False)
+        console.out(json.dumps(figures_json(records, asked.tries, policy, whole=whole)), highlight=False)
         return
     if not whole:
         console.print(Text(f"stopped after {len(records)} of {asked.tries * len(chosen)} rollouts", "yellow"))
     if records:
         show_figures(records, asked.tries, policy, console)
+
+
+async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: int) -> None:
+    """Raise alarms in the run's log where somebody cheated, or what all measurements say of this taskset calls for one."""
+    watch = CheatWatch(config.worlds.cheat_quiet)
+    for record in records:
+        watch.take(record)
+    with contextlib.suppress(FileNotFoundError), open_run(config) as run:
+        await note_cheats(run.log, watch)
+        kept, _ = read_finished(run.home.finished.read_text(encoding="utf-8", errors="replace").splitlines())
+        await note_coverage(run.log, (each for each in kept if each.taskset == tasks.hash), k)
 
 
 def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task]:
@@ -94,7 +108,7 @@ def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task
     return [task for task in found if task.id in drawn]
 
 
-def _named(placed: Placed) -> str:
+def _named(placed: PlacedWeights) -> str:
     held = "held still" if placed.pinned else "which moves as the trainer learns"
     return f"answers come from {placed.policy}, slot {placed.slot}, {held}"
 

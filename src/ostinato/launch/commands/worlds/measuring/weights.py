@@ -26,10 +26,10 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedWeights:
     """Weights in a slot of a gateway. `pinned`: nobody moves the slot meanwhile.
 
-    Example: ``Placed(url="http://127.0.0.1:8321", slot="evaluation", policy=v7, pinned=True)``
+    Example: ``PlacedWeights(url="http://127.0.0.1:8321", slot="evaluation", policy=v7, pinned=True)``
     """
 
     url: str
@@ -70,7 +70,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
 
 
 @contextlib.asynccontextmanager
-async def place_weights(config: Config, url: str, release: str) -> AsyncGenerator[Placed]:
+async def place_weights(config: Config, url: str, release: str) -> AsyncGenerator[PlacedWeights]:
     """Put the weights that `release` names into a slot, and hold them there: a ref, a number (v12), a root, or "newest".
 
     Candidates are evaluated in the same slot, so it is held only where no release worker is up; then "newest" is whatever the slot
@@ -97,7 +97,7 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
         async with WorldGateway(url, place.admin_key(), slot=EVALUATION_REF) as gateway:
             while await gateway.holds() != policy:
                 await asyncio.sleep(_LOOK_S)
-        yield Placed(url=url, slot=EVALUATION_REF, policy=policy, pinned=True)
+        yield PlacedWeights(url=url, slot=EVALUATION_REF, policy=policy, pinned=True)
 
 
 async def newest(config: Config) -> str:
@@ -109,7 +109,7 @@ async def newest(config: Config) -> str:
     return max(found, key=lambda each: each[0].number)[1]
 
 
-async def _unpinned(config: Config, url: str) -> Placed:
+async def _unpinned(config: Config, url: str) -> PlacedWeights:
     async with WorldGateway(url, home(config).admin_key()) as gateway:
         policy = await gateway.holds()
     if policy is None:
@@ -117,7 +117,7 @@ async def _unpinned(config: Config, url: str) -> Placed:
             "the release worker is up, and the gateway has no slot for worlds, as the run learns from people only "
             "(learn.source): measure while it is down"
         )
-    return Placed(url=url, slot=Arm.WORLD.value, policy=policy, pinned=False)
+    return PlacedWeights(url=url, slot=Arm.WORLD.value, policy=policy, pinned=False)
 
 
 async def _put_back(config: Config, value: str | None) -> None:

@@ -1,0 +1,259 @@
+"""`ostinato demo worlds`: from nothing to (simulated) people. A world trains, the bar judges, a canary tries, what came of it goes live.
+
+Some users get the model as it came all the time: that is the start that skipped the worlds. Nothing is learned from users here, so
+what lies between the two is what the world taught.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ostinato.app.learning import open_desk
+from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log
+from ostinato.app.worlds_proving import open_rollout_runner, world_suite
+from ostinato.app.worlds_tasks import function_tasks
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import NoSignal
+from ostinato.core.records import Arm, PolicyVersion
+from ostinato.core.seams import Log
+from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.demo import check_emptied, empty, served, show, traffic
+from ostinato.launch.commands.report import write_report
+from ostinato.launch.commands.scenarios.copilot import Copilot
+from ostinato.launch.commands.scenarios.scenario import FINAL_SEED
+from ostinato.launch.commands.up import Launched, launch
+from ostinato.launch.commands.worlds.train import CREW, follow
+from ostinato.launch.views import from_worlds as figures
+from ostinato.launch.views.from_worlds import Phases, Solved
+from ostinato.launch.views.observe import Observed, RunObserver
+from ostinato.launch.views.progress import last_lines
+from ostinato.record.lock import hold
+from ostinato.reward.accounting import account
+from ostinato.reward.asking.opening import asker_of
+from ostinato.reward.desk import RewardDesk
+from ostinato.worlds.tasks.task import Split
+from ostinato.worlds.tasks.tasksets import save
+
+PROVING = ("serve", "release")
+DRAWS = {Split.TRAIN: 1, Split.HELD_OUT: 2}
+"""Tries at each task of a split in the last measurement."""
+_LOOK_S = 0.5
+_MOST_LINES = 1 << 24
+
+
+def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
+    """The demo's settings, as `--set` words; the command line's own come after and win."""
+    place = directory or Path("runs") / f"demo-worlds-{seed}"
+    tasks = (place / "functions.jsonl").absolute()
+    return (
+        f"run.directory='{place}'",
+        "listen.port=0",
+        "engine.block=16",
+        # the world
+        "learn.source='worlds'",
+        f"worlds.file='{tasks}'",
+        f"worlds.seed={seed}",
+        "worlds.group=8",
+        "worlds.groups=16",
+        "worlds.concurrency=64",
+        "worlds.window=32",
+        "worlds.epochs=0",
+        "worlds.measure_every=128",
+        "train.learning_rate=3e-5",
+        "train.turn_tokens=40",
+        "learn.publish_every=1",  # the last step's weights are the candidate
+        "learn.checkpoint_every=10",
+        # the bar and the gate
+        f"evaluate.bars=[{{taskset='{tasks}', at_least=0.15}}]",  # the model as it came solves as much, and so does not clear it
+        "evaluate.suite=demo",
+        "evaluate.gate.margin=0.1",
+        "evaluate.gate.total_margin=0.1",
+        "evaluate.gate.candidates_per_week=1",  # the demo's whole life
+        "evaluate.gate.sealed_share=0.0",
+        "evaluate.gate.first_draws=4",
+        "evaluate.gate.max_draws=4",
+        "evaluate.runner.concurrency=48",
+        f"evaluate.runner.seed={seed}",
+        # its way to users
+        "serve.control_share=0.3",
+        f"serve.arm_salt='demo-worlds-{seed}'",
+        "reward.options={window=10.0}",
+        "release.canary=true",
+        "release.cooldown_s=60.0",
+        "release.outcomes.maturity_s=10.0",
+        # minutes have no tail to speak of, and so few turns say little about rare events
+        "release.metrics=[{name='latency_p99', role='diagnostic'}, {name='feedback_coverage', tolerance=0.1}]",
+        "release.trial.slot_s=10.0",
+        "release.trial.shares=[0.5]",  # fifty users are too few for a ramp
+        "release.trial.margin=0.1",
+        "release.trial.min_people=5.0",
+        "release.trial.min_turns=100.0",
+        "release.trial.most_turns_a_day=1000.0",  # the demo's day has ten minutes
+        "release.trial.better_after_s=60.0",
+        "release.trial.holdback=0.1",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How the time is divided: seconds of training in the world, and of users.
+
+    Example: ``Plan.of(minutes=19.0, training=0.6) == Plan(training_s=684.0, users_s=456.0)``
+    """
+
+    training_s: float
+    users_s: float
+
+    @classmethod
+    def of(cls, minutes: float, training: float) -> Plan:
+        """`training`: the share of the minutes that belongs to the world."""
+        return cls(training_s=60.0 * minutes * training, users_s=60.0 * minutes * (1.0 - training))
+
+
+async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, console: Console) -> None:
+    """Train in the world, judge, try, serve; write report.html and report.json into `out`.
+
+    Raises Conflict if the same demo is running, NoSignal if there was no time for a step, WorkerFailed if a worker fails for good.
+    """
+    check_emptied(config)
+    out.mkdir(parents=True, exist_ok=True)
+    began = wall_clock()
+
+    def say(worker: str, what: str) -> None:
+        console.print(f"{worker:10} {what}", highlight=False, soft_wrap=True, markup=False)
+
+    with hold(home(config).root, "up"):
+        empty(config.run.directory)
+        save(function_tasks(), Path(config.worlds.file))
+        await check_start(config)
+        async with launch(config, say, names=CREW) as launched:
+            await _train(launched, plan.training_s, console)
+        trained = wall_clock()
+        candidate = await open_follower(config).resolve("candidate")
+        if candidate is None:
+            raise NoSignal(
+                f"no step was taken in {plan.training_s / 60:.1f} minutes of the world; give it more --minutes"
+            )
+        async with launch(config, say, names=PROVING) as launched:
+            with open_log(config) as log:
+                course = _Course(config, seed, plan, RunObserver(home(config), log), log, console)
+                await launched.during(course.run(launched, candidate, out, began, trained))
+
+
+async def _train(launched: Launched, seconds: float, console: Console) -> None:
+    """Learn in the world for so long, from when the gateway answers; a line a step."""
+    with console.status("starting") as status:
+        await launched.during(served(launched, status, ("live", "control", Arm.WORLD.value)))
+    console.print(f"training in the world for {seconds / 60:.1f} minutes", highlight=False)
+    stopping = asyncio.Event()
+    ending = asyncio.get_running_loop().call_later(seconds, stopping.set)
+    try:
+        await launched.during(follow(launched, 0, stopping, console))
+    finally:
+        ending.cancel()
+
+
+class _Course:
+    """The candidate's way from the bar to users, and what is written about it."""
+
+    def __init__(
+        self, config: Config, seed: int, plan: Plan, observer: RunObserver, log: Log, console: Console
+    ) -> None:
+        self._config, self._seed, self._plan = config, seed, plan
+        self._observer, self._log, self._console = observer, log, console
+
+    async def run(self, launched: Launched, candidate: PolicyVersion, out: Path, began: float, trained: float) -> None:
+        """Judged, tried, live, measured, reported. What is below the bar meets no user: then there are none."""
+        config, console = self._config, self._console
+        with console.status("starting") as status:
+            url = await served(launched, status, ("live", "control"))
+        async with _rewarded(config, self._log):
+            with console.status(f"the bar and the gate judge {candidate}: held-out tasks in the world, and the suite"):
+                passed = await self._judged(candidate)
+            judged, asked, failed = wall_clock(), 0, 0
+            if passed:
+                minutes = self._plan.users_s / 60
+                stats = await traffic(config, Copilot(), self._seed, url, minutes, self._observer, console)
+                asked, failed = stats.asked, sum(outcome.kind == "failed" for outcome in stats.outcomes)
+            ended = wall_clock()
+            if passed:
+                with console.status("waiting for the last feedback to mature"):
+                    await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
+        with console.status("measuring the first and the last model in the world, with draws nobody saw"):
+            solved = [await self._solved(split, candidate, url) for split in DRAWS]
+        phases = Phases(began=began, trained=trained, judged=judged, ended=ended, measured=wall_clock())
+        seen = await self._observer.look()
+        page = figures.report(
+            seen,
+            candidate,
+            phases,
+            solved,
+            measured=last_lines(home(config).progress("rollout"), _MOST_LINES),
+            found=await account(self._log, config=config.reward),
+            asked=(asked, failed),
+            seed=self._seed,
+            model=config.model.served_as,
+        )
+        (out / "report.json").write_text(page.to_json(), encoding="utf-8")
+        show(page, out, console)
+        if not passed:
+            console.print(Text(f"{candidate} met no user: {figures.last_word(seen, candidate)}", "yellow"))
+        await write_report(config, out / "report.html", console, page)
+
+    async def _judged(self, candidate: PolicyVersion) -> bool:
+        """Wait for the verdict; True if the candidate may meet users."""
+        while True:
+            seen: Observed = await self._observer.look()
+            said = {event.action for event in seen.releases if event.policy == candidate}
+            if said & {"blocked", "canary", "shipped"}:
+                return "blocked" not in said
+            await asyncio.sleep(_LOOK_S)
+
+    async def _solved(self, split: Split, candidate: PolicyVersion, url: str) -> Solved:
+        """What base and candidate solve of a split. The candidate answers in the slot in which it was judged."""
+        settings = self._config.evaluate
+        runner = settings.runner.model_copy(update={"seed": FINAL_SEED + self._seed})
+        config = self._config.model_copy(update={"evaluate": settings.model_copy(update={"runner": runner})})
+        world = world_suite(config.worlds.file, config, split)
+        base = await open_follower(config).resolve("control")
+        assert base is not None
+        run = open_rollout_runner(config, url, world).run
+        draws = range(DRAWS[split])
+        return Solved(
+            split=split.value,
+            before=await run(Arm.CONTROL.value, base, draws),
+            after=await run(EVALUATION_REF, candidate, draws),
+        )
+
+
+@contextlib.asynccontextmanager
+async def _rewarded(config: Config, log: Log) -> AsyncGenerator[None]:
+    """Give users' turns their rewards inside the block, as the trainer would, and learn nothing. Raises what went wrong with that."""
+    with hold(home(config).root, "train"):
+        asker = asker_of(config.reward)
+        await asker.open()
+        desk = open_desk(config, log, asker=asker)
+        polling = asyncio.create_task(_poll(desk))
+        try:
+            yield
+            if polling.done():
+                polling.result()
+            await desk.poll()
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+            await desk.close()
+
+
+async def _poll(desk: RewardDesk) -> None:
+    while True:
+        await desk.poll()
+        await asyncio.sleep(_LOOK_S)

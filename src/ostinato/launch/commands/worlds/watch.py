@@ -1,0 +1,252 @@
+"""`ostinato worlds watch`: rollouts of a run as they happen, and one of them step by step. The page *Worlds* tells the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.storage import home, model_path, open_log
+from ostinato.config import Config
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import NotFound
+from ostinato.launch.views.page.worlds.facts import RunWorlds
+from ostinato.launch.views.page.worlds.wording import Pieces, Readers
+from ostinato.launch.views.plain import plain
+from ostinato.launch.views.spans import ago
+from ostinato.web.page.worlds.sources import (
+    GroupUnderWay,
+    RolloutDetail,
+    RolloutLine,
+    RolloutQuery,
+    RolloutStep,
+    SolvedShare,
+    WorldFacts,
+    WorldsNow,
+)
+
+_LOOK_S = 1.0
+_GROUPS, _NEWEST, _FAMILIES = 8, 12, 15
+_STYLES = {"solved": "green", "cheated": "bold red", "failed": "yellow"}
+
+
+async def watch_worlds(config: Config, console: Console, *, once: bool) -> None:
+    """Show what happens until Ctrl-C, or once. Where no terminal is, a line for each rollout that ends."""
+    async with _facts(config) as facts:
+        if once:
+            console.print(screen(await facts.worlds(""), wall_clock()))
+        elif console.is_terminal:
+            with Live(console=console, auto_refresh=False, screen=False) as live:
+                while True:
+                    live.update(screen(await facts.worlds(""), wall_clock()), refresh=True)
+                    await asyncio.sleep(_LOOK_S)
+        else:
+            seen = -1
+            while True:
+                seen = await print_ended(facts, seen, console)
+                await asyncio.sleep(_LOOK_S)
+
+
+async def show_rollout(config: Config, console: Console, *, task: str = "", episode: str = "") -> None:
+    """One rollout step by step, or the newest of a task. Raises NotFound."""
+    async with _facts(config, words=True) as facts:
+        await print_rollout(facts, console, task=task, episode=episode)
+
+
+async def print_ended(facts: WorldFacts, seen: int, console: Console) -> int:
+    """Print a line for each rollout that was read after the one numbered `seen`, of the newest; the number of the last one."""
+    listed = (await facts.rollouts(RolloutQuery())).rows
+    for line in reversed([each for each in listed if each.seq > seen]):
+        console.print(line_about(line), soft_wrap=True)
+    return max([seen, *(each.seq for each in listed)])
+
+
+async def print_rollout(facts: WorldFacts, console: Console, *, task: str = "", episode: str = "") -> None:
+    """Print one rollout, or the newest of a task: its steps, its changes, its grading. Raises NotFound."""
+    if not episode:
+        rows = (await facts.rollouts(RolloutQuery(task=task))).rows
+        if not rows:
+            raise NotFound(f"no rollout of task {task!r} has ended, or is on record any more", field="task")
+        episode = rows[0].episode
+    whole = detail = await facts.rollout(episode, 0)
+    if whole is None:
+        raise NotFound(f"there is no rollout {episode!r}; `ostinato worlds watch` names them", field="rollout")
+    console.print(head_of(whole), soft_wrap=True)
+    shown = 0
+    while detail is not None and detail.steps:
+        for step in detail.steps:
+            console.print(step_of(step), soft_wrap=True)
+        shown += len(detail.steps)
+        detail = await facts.rollout(episode, shown) if shown < detail.turns else None
+    console.print(outcome_of(whole), soft_wrap=True)
+
+
+@contextlib.asynccontextmanager
+async def _facts(config: Config, *, words: bool = False) -> AsyncGenerator[RunWorlds]:
+    """Answers of a run that exists. `words`: tokens are to be read, too, which takes the model's tokenizer."""
+    pieces: Pieces = _no_words
+    readers: Readers | None = None
+    if words:
+        from ostinato.model.renderer import HFRenderer
+
+        renderer = await asyncio.to_thread(lambda: HFRenderer(model_path(config)))
+        pieces, readers = renderer.token_bytes, renderer.reader
+    with open_log(config) as log:
+        facts = RunWorlds(home(config), config, log, pieces, readers)
+        try:
+            yield facts
+        finally:
+            facts.close()
+
+
+def _no_words(_: int) -> bytes:
+    return b""
+
+
+# ------------------------------------------------------------ all of it
+
+
+def screen(now: WorldsNow, at: float) -> RenderableType:
+    """Tasksets, groups under way, success by family, the newest rollouts, cheats."""
+    pacing, groups = now.pacing, now.groups
+    parts: list[RenderableType] = [
+        Text(
+            f"taskset {plain(each.name) or 'of before'} {plain(each.hash[:12])}: {each.rollouts} rollouts on record",
+            "bold",
+        )
+        for each in now.tasksets
+    ] or [Text("no rollout has ended yet", "dim")]
+    parts.append(
+        Text(
+            f"groups: {pacing.drawn} drawn, {pacing.open - pacing.told} under way, {pacing.told} wait for the trainer, "
+            f"{pacing.spent} taken; without contrast {groups.flat} of {groups.graded}"
+        )
+    )
+    if now.families:
+        parts.append(_families(now))
+    parts += [_group(group) for group in now.under_way[:_GROUPS]]
+    if now.newest:
+        parts.append(Text("newest", "dim"))
+    parts += [
+        Text.assemble(f"  {'' if line.at is None else f'{ago(at - line.at)} ago':>14}  ", line_about(line))
+        for line in now.newest[:_NEWEST]
+    ]
+    parts += [
+        Text(f"cheated {count} times: {plain(what)} ({plain(episode)})", "bold red")
+        for what, count, episode in now.cheats
+    ]
+    return Group(*parts)
+
+
+def line_about(line: RolloutLine) -> Text:
+    """One rollout in a line."""
+    how = _outcome(line)
+    value = "not graded" if line.value is None else f"{line.value:g}"
+    versions = "" if line.policy is None else f"  v{line.policy.number}"
+    if line.policy is not None and line.policy_last not in (None, line.policy):
+        versions += f" to v{line.policy_last.number}" if line.policy_last else ""
+    return Text.assemble(
+        (f"{plain(line.episode)}  {plain(line.task)}  {line.split}  ", ""),
+        (f"{value} ({plain(line.ended)}{', cheated' if line.cheated else ''})", _STYLES.get(how, "")),
+        (versions, "dim"),
+    )
+
+
+def _outcome(line: RolloutLine) -> str:
+    if line.cheated:
+        return "cheated"
+    return "solved" if line.solved else "" if line.value is None else "failed"
+
+
+def _families(now: WorldsNow) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("family", "split", "tasks", "rollouts", "solved", f"by v{now.families[0].version}"):
+        table.add_column(name)
+    for each in now.families[:_FAMILIES]:
+        table.add_row(
+            Text(plain(each.family)),
+            Text(plain(each.split)),
+            "" if each.tasks is None else str(each.tasks),
+            "0" if each.solved is None else str(each.solved.rollouts),
+            _share(each.solved),
+            _share(each.newest),
+        )
+    return table
+
+
+def _share(share: SolvedShare | None) -> str:
+    return "" if share is None else f"{100 * share.share:.0f}% [{100 * share.lower:.0f}, {100 * share.upper:.0f}]"
+
+
+def _group(group: GroupUnderWay) -> Text:
+    """A mark for each member: + solved, - not, ! cheated, ? not graded, . under way."""
+    marks = {"cheated": "!", "solved": "+", "failed": "-"}
+    drawn = "".join(
+        "." if each.ended in ("waiting", "under way") else marks.get(_outcome(each), "?") for each in group.members
+    )
+    waits = "  waits for the trainer" if group.told else ""
+    return Text.assemble((f"  {plain(group.name)}  {plain(group.task)}  ", ""), (drawn, "bold"), (waits, "dim"))
+
+
+# ------------------------------------------------------------ one of them
+
+
+def head_of(detail: RolloutDetail) -> RenderableType:
+    """Which rollout it is, and the members of its group."""
+    line = detail.line
+    told = [Text.assemble(("rollout ", "bold"), line_about(line)), Text(f"harness {plain(line.harness)}", "dim")]
+    if len(detail.members) > 1:
+        told.append(Text("its group:", "dim"))
+        told += [Text.assemble("  ", line_about(each)) for each in detail.members]
+    return Group(*told)
+
+
+def step_of(step: RolloutStep) -> RenderableType:
+    """What was new to the model, and what it said."""
+    made = ", ".join(f"v{policy.number}" for policy in step.versions)
+    head = f"--- turn {step.at + 1}  {plain(step.turn)}  {made}  {step.new} new of {step.prompt} tokens, {step.sampled} sampled"
+    parts: list[RenderableType] = [Text(f"{head}  {step.finish}  {step.seconds:.1f} s", "bold")]
+    if step.missing or step.redacted:
+        parts.append(Text("the log has it no more" if step.missing else "its words were erased", "yellow"))
+    parts += [Text.assemble((f"{plain(said.role) or 'given'}: ", "cyan"), _lines(said.text)) for said in step.given]
+    if step.reasoning is not None:
+        parts.append(Text.assemble(("reasoning: ", "dim"), (_lines(step.reasoning.text), "dim")))
+    if step.answer is not None:
+        parts.append(Text.assemble(("answer: ", "green"), _lines(step.answer.text)))
+    parts += [Text(f"call {plain(call.name)} {_lines(call.arguments)}", "magenta") for call in step.calls]
+    return Group(*parts)
+
+
+def outcome_of(detail: RolloutDetail) -> RenderableType:
+    """What it changed, and how that was graded."""
+    parts: list[RenderableType] = []
+    for change in detail.changes:
+        parts.append(Text(f"--- {plain(change.kind)} {plain(change.path)}", "bold"))
+        parts += [_diff_line(line) for line in (change.diff or "(no text)").splitlines()]
+    if detail.more_changes:
+        parts.append(Text(f"and {detail.more_changes} more", "dim"))
+    if not detail.on_record:
+        return Group(*parts, Text("it has not ended, or is not on record any more", "dim"))
+    parts.append(Text.assemble(("graded ", "bold"), line_about(detail.line)))
+    parts += [Text(f"  {plain(name)} {value:g}") for name, value in detail.parts.items()]
+    parts += [Text(f"  {plain(line)}") for line in detail.why.splitlines()]
+    parts += [Text(f"  cheated: {plain(what)}", "bold red") for what in detail.line.cheated]
+    if detail.effort:
+        parts.append(
+            Text("effort: " + ", ".join(f"{plain(name)} {value:g}" for name, value in detail.effort.items()), "dim")
+        )
+    return Group(*parts)
+
+
+def _diff_line(line: str) -> Text:
+    return Text(plain(line), {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], ""))
+
+
+def _lines(text: str) -> str:
+    """A text of several lines without what a terminal would obey."""
+    return "\n".join(plain(line) for line in text.split("\n"))
