@@ -131,8 +131,8 @@ class Slow:
         self._answer, self._count, self._served = SingleAnswer(), 0, 0
         self._asking = asyncio.Lock()
 
-    def spec(self, task):
-        return None
+    def spec(self, task: Task) -> None:
+        """None: it runs nothing."""
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         number, self._count = self._count, self._count + 1
