@@ -35,6 +35,7 @@ from ostinato.core.records import Arm, PolicyVersion, ReleaseEvent, Row, Span, T
 from ostinato.launch.views.page.acts import RunActs
 from ostinato.launch.views.page.facts import INDEX, RunFacts
 from ostinato.launch.views.page.schema import open_index
+from ostinato.launch.views.page.worlds.facts import RunWorlds
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.gateway import create_app
 from ostinato.testing.engine import FakeEngine
@@ -103,7 +104,9 @@ def _report() -> dict[str, Any]:
 @asynccontextmanager
 async def served(run: Run, facts: RunFacts) -> AsyncGenerator[str]:
     """The gateway's app on a free port."""
-    pages = Pages(facts, RunActs(run), lambda: 1e6 + 600.0)
+    pages = Pages(
+        facts, RunWorlds(run.home, run.config, run.log, ByteRenderer().token_bytes), RunActs(run), lambda: 1e6 + 600.0
+    )
     app = create_app(
         engine=FakeEngine(lambda request: "hello"), renderer=ByteRenderer(), log=MemoryLog(), config=ServeConfig(),
         clock=lambda: 1e6 + 600.0, model_name="m", admin_keys=[], page=pages.routes,

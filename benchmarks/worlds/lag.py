@@ -199,7 +199,8 @@ async def learn(seed: int, steps: int, *, lockstep: bool) -> dict[str, Any]:
                                 await asyncio.sleep(0.02)
                         task.cancel()
                         await asyncio.gather(task, return_exceptions=True)
-                        held = Counter([row.reason async for _, row in run.log.read(0, {Holdback})])
+                        rows = [row async for _, row in run.log.read(0, {Holdback})]
+                        held = Counter(row.reason for row in rows if isinstance(row, Holdback))
                         spent = {who: seconds - spent[who] for who, seconds in cpu(launched).items()}
         return report(steps_of(config), began, held) | {
             "cpu_s": spent,
