@@ -24,7 +24,7 @@ class DoorConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class ConnectConfig(BaseModel, frozen=True, extra="forbid"):
-    """`[worlds.connect]`, or the options of `ostinato rollout --connect`: the door to work for."""
+    """`[worlds.connect]`, or the options of `ostinato rollout`: the door to work for."""
 
     url: str = Field(
         default="", pattern=r"^(https://[^/]+/?)?$", description="The door, https://host:port. Empty: none."
