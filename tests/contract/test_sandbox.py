@@ -197,6 +197,18 @@ async def test_diff_says_what_is_not_as_it_was(box):
     ]
 
 
+async def test_files_that_are_large_or_only_seem_to_be_are_named_without_their_content(backend):
+    box = await backend.start(SandboxSpec(limits=Limits(memory_mb=256, disk_mb=64)))
+    await sh(box, "truncate -s 40M sparse; for i in 1 2 3 4 5 6; do truncate -s 8M f$i; done; echo 1 > a.txt")
+    changes = {change.path: change for change in await box.diff()}
+    assert changes["sparse"].kind is ChangeKind.OTHER
+    assert changes["a.txt"].data == b"1\n"
+    kinds = [changes[f"f{number}"].kind for number in range(1, 7)]
+    assert kinds.count(ChangeKind.OTHER) >= 3, "all together have a bound, too"
+    assert sum(len(change.data) for change in changes.values()) <= 32 << 20
+    await box.stop()
+
+
 async def test_touch_and_renaming_back_are_no_changes(box):
     await sh(box, "touch a.txt; chmod 600 d/b.txt; mv run.sh x; mv x run.sh; mv d e; mv e d")
     assert await box.diff() == []

@@ -12,19 +12,36 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Backend
 from ostinato.worlds.grading.apart import Apart
 from ostinato.worlds.grading.canaries import Alarm, WatchedGrader
-from ostinato.worlds.grading.completion import CompletionGrader, Runs
+from ostinato.worlds.grading.completion import CompletionGrader, Runs, read_completion
 from ostinato.worlds.grading.effort import EffortConfig
-from ostinato.worlds.grading.functions import FunctionGrader
+from ostinato.worlds.grading.functions import FunctionGrader, FunctionGrading, read_data
 from ostinato.worlds.grading.grade import Grade, Grader
 from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
-from ostinato.worlds.grading.patterns import PatternGrader
-from ostinato.worlds.grading.suites import PytestGrader
+from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
+from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
 from ostinato.worlds.tasks.task import Task
 
 WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests")
 """The names that tasks may use."""
+
+
+def check_grading(task: Task) -> None:
+    """Raise BadConfig, which names the task and the field, unless the task's grader exists and can work with `grading.data`."""
+    match task.grading.grader:
+        case "function":
+            read_data(FunctionGrading, task)
+        case "pytest":
+            read_suite(task)
+        case "python_tests":
+            read_completion(task)
+        case "pattern":
+            read_pattern(task)
+        case other:
+            raise BadConfig(
+                f"task {task.id!r}, field 'grading.grader': there is no grader {other!r}; there are {', '.join(WORLD_GRADERS)}"
+            )
 
 
 @contextlib.asynccontextmanager

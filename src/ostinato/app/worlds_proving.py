@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from ostinato.app.storage import home
-from ostinato.app.worlds_grading import WORLD_GRADERS
-from ostinato.app.worlds_rollouts import check_harnesses, open_harnesses, open_workshop
+from ostinato.app.worlds_rollouts import check_tasks, open_harnesses, open_workshop
 from ostinato.config import Config
 from ostinato.core.conversation import Role
 from ostinato.core.errors import BadConfig, BadRequest
@@ -50,11 +49,7 @@ def world_suite(file: str, config: Config, split: Split = Split.HELD_OUT) -> Wor
     if not tasks:
         raise BadConfig(f"taskset {file}: no task has the split {split.value!r}, so there is nothing to measure with")
     tasks = tasks[: config.evaluate.items or None]
-    check_harnesses(config, tasks)
-    for task in tasks:
-        if task.grading.grader not in WORLD_GRADERS:
-            known = ", ".join(WORLD_GRADERS)
-            raise BadConfig(f"task {task.id!r}: no grader {task.grading.grader!r}; there are {known}")
+    check_tasks(config, tasks)
     harnesses = open_harnesses(config)
     used = sorted({harnesses[task.harness].hash for task in tasks})
     told = "\0".join([taskset.hash, split.value, str(len(tasks)), str(config.worlds.temperature), *used])

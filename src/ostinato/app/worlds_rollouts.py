@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.app.storage import Home, Run, home
-from ostinato.app.worlds_grading import open_grading
+from ostinato.app.worlds_grading import check_grading, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Arm
-from ostinato.worlds.harness.opening import HARNESSES, is_agent, open_harness
+from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness, open_harness
 from ostinato.worlds.harness.rollout import Harness
 from ostinato.worlds.remote.door import Door
 from ostinato.worlds.remote.link import FarOutcomes
@@ -45,16 +45,28 @@ def open_taskset(config: Config) -> Taskset:
         raise BadConfig(
             f"worlds.file {config.worlds.file}: no task has the split 'train', so there is nothing to learn"
         )
-    check_harnesses(config, tasks.tasks)
+    check_tasks(config, tasks.tasks)
     return tasks
 
 
-def check_harnesses(config: Config, tasks: Iterable[Task]) -> None:
-    """Raise BadConfig for a task whose harness there is not."""
+def check_tasks(config: Config, tasks: Iterable[Task]) -> None:
+    """Raise BadConfig for a task whose harness or grader there is not, or whose grader cannot work with what it is given."""
     known = open_harnesses(config)
     for task in tasks:
         if task.harness not in known:
-            raise BadConfig(f"task {task.id!r}: no harness {task.harness!r}; there are {', '.join(sorted(known))}")
+            raise BadConfig(f"task {task.id!r}: {no_harness(task.harness)}")
+        check_grading(task)
+
+
+def check_steps(config: Config, tasks: Taskset) -> None:
+    """Raise BadConfig where not one step could be taken, as too few tasks are drawn too seldom."""
+    worlds = config.worlds
+    drawn = worlds.epochs * sum(task.split is Split.TRAIN for task in tasks.tasks)
+    if worlds.epochs and drawn < worlds.groups and config.learn.source == "worlds":
+        raise BadConfig(
+            f"taskset {tasks.name!r} gives {drawn} groups (worlds.epochs is {worlds.epochs}), and a step takes {worlds.groups} "
+            "(worlds.groups): not one step is possible; set worlds.epochs=0 to draw tasks for ever, lower worlds.groups, or add tasks"
+        )
 
 
 def open_harnesses(config: Config) -> dict[str, Harness]:
@@ -74,7 +86,7 @@ async def open_rollouts(
 
     `tell` and `keep` are as `Rollouts` has them.
     """
-    warn_of_staleness(run.config)
+    warn_of_staleness(run.config, tasks)
     journal, events = EventFile.open(run.home.rollouts)
     with contextlib.closing(journal):
         async with open_workshop(run.config, run.home, url, tasks) as shop:
@@ -166,10 +178,20 @@ async def _patient_end(outcomes: FarOutcomes, pause_s: float, waiting: Callable[
         await asyncio.sleep(pause_s)
 
 
-def warn_of_staleness(config: Config) -> None:
-    """Say so where groups that take long may be held back as too stale: what is then learned from is the quick ones."""
-    pace, bound = config.worlds, config.reward.world_staleness
-    behind = most_steps_behind(per_step=pace.groups, lead=pace.lead, window=pace.window)
+def warn_of_staleness(config: Config, tasks: Taskset) -> None:
+    """Say so where a step may hold fewer groups than it takes, as their answers are long, and where groups that take long may be held back
+    as too stale: what is then learned from is the quick ones.
+    """
+    pace, bound, most = config.worlds, config.reward.world_staleness, config.reward.batch_tokens
+    longest = max(task.turns * task.tokens for task in tasks.tasks if task.split is Split.TRAIN)
+    fit = min(pace.groups, max(1, most // (pace.group * longest)))
+    if fit < pace.groups:
+        logger.warning(
+            "a group of %d rollouts may have %d tokens in answers alone, so that a step may hold %d of worlds.groups = %d, or hold a group "
+            "back as too_long; raise reward.batch_tokens (%d), or lower worlds.group or the tasks' turns and tokens",
+            *(pace.group, pace.group * longest, fit, pace.groups, most),
+        )
+    behind = most_steps_behind(per_step=fit, lead=-(-pace.lead * pace.groups // fit), window=pace.window)
     if behind > bound:
         logger.warning(
             "a group may fall %d steps behind (worlds.lead %d, worlds.window %d), and reward.world_staleness is %d: groups that take long "

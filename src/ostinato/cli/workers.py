@@ -43,7 +43,8 @@ def train(
     Parameters
     ----------
     world
-        A taskset file (JSONL). The tasks of the split `train` teach, the others are measured now and then (`worlds.measure_every`).
+        A taskset file (JSONL). The tasks of the split `train` teach; the others are tried only if `worlds.measure_every` is set, to 64 for
+        instance, or afterwards with `ostinato worlds run`.
     steps
         Optimizer steps, with --world; 0: until every task was drawn as often as it may be (`worlds.epochs`).
     demonstrations
@@ -100,6 +101,10 @@ def rollout(
     """
     from ostinato.launch.commands.worlds.overrides import connect_overrides, world_overrides
 
+    if connect and not (world and cert and key and ca):
+        raise BadConfig(
+            "--connect needs a taskset and this worker's papers: add --world FILE, --cert FILE, --key FILE and --ca FILE (PEM)"
+        )
     words = [*(world_overrides(world) if world else ()), *connect_overrides(connect, cert, key, ca)]
     run_worker("rollout", (common or Common()).load(*words), expendable=400)
 

@@ -119,8 +119,8 @@ class RewardConfig(BaseModel, frozen=True, extra="forbid"):
         default=1 << 17,
         ge=64,
         description="Tokens of a batch at most, what an episode or group shares counted once; no more than a step can learn from in "
-        "`supervise.work_s`. A batch has fewer turns if no more fit. An episode beyond a quarter of it is parted, a group or a single "
-        "turn held back as too_long.",
+        "`supervise.work_s`. A batch has fewer turns if no more fit. An episode of people's beyond a quarter of it is parted, a "
+        "group or a single turn held back as too_long; a group of a world's rollouts only beyond all of it.",
     )
     episode_turns: int = Field(
         default=256, ge=1, description="Turns of one episode in a batch; a longer one is parted."

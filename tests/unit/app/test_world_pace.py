@@ -1,12 +1,59 @@
-"""A pace at which long rollouts would be held back as too stale is said aloud."""
+"""What a run's pace cannot keep is said aloud before the first step, with what to change."""
 
-from ostinato.app.worlds_rollouts import warn_of_staleness
+import pytest
+
+from ostinato.app.worlds_rollouts import check_steps, check_tasks, warn_of_staleness
+from ostinato.app.worlds_tasks import function_tasks
 from ostinato.config import load
+from ostinato.core.conversation import Message, Role
+from ostinato.core.errors import BadConfig
+from ostinato.worlds.tasks.task import Grading, Task
+from ostinato.worlds.tasks.tasksets import taskset_of
 
 
-def test_it_is_said_with_what_to_change_and_only_then(caplog):
-    warn_of_staleness(load(None, []))
+def task(**changes) -> Task:
+    fields = {"id": "t", "family": "f", "messages": (Message(role=Role.USER, text="Go."),)}
+    return Task(**fields | {"grading": Grading(grader="pattern", data={"pattern": "x"})} | changes)
+
+
+def of(*tasks: Task):
+    return taskset_of("tasks", tasks)
+
+
+def test_long_rollouts_that_would_be_held_back_are_named_and_only_then(caplog):
+    tasks = function_tasks()
+    warn_of_staleness(load(None, []), tasks)
     assert caplog.text == ""
-    warn_of_staleness(load(None, ["worlds.lead=7", "worlds.window=32"]))
+    warn_of_staleness(load(None, ["worlds.lead=7", "worlds.window=32"]), tasks)
     assert "12 steps behind" in caplog.text
     assert "reward.world_staleness is 8" in caplog.text
+
+
+def test_answers_too_long_for_a_steps_groups_are_named(caplog):
+    warn_of_staleness(load(None, []), of(task(turns=8, tokens=1024)))
+    assert "may have 131072 tokens in answers alone, so that a step may hold 1 of worlds.groups = 8" in caplog.text
+    assert "32 steps behind" in caplog.text
+
+
+def test_too_few_tasks_for_one_step_are_refused():
+    with pytest.raises(BadConfig, match=r"gives 1 groups .* takes 8 .* set worlds\.epochs=0"):
+        check_steps(load(None, ['learn.source="worlds"']), of(task()))
+    check_steps(load(None, ['learn.source="worlds"', "worlds.epochs=0"]), of(task()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"harness": "toolz"}, "no harness 'toolz'; there are single, repair, tools, and agent"),
+        ({"harness": "agent-claude"}, r"not configured; add \[worlds.harness.agent-claude\] with its command"),
+        ({"grading": Grading(grader="pytst")}, "no grader 'pytst'; there are function, pattern, pytest"),
+        ({"grading": Grading(grader="pattern", data={"pattern": "("})}, "must be a regular expression"),
+        ({"grading": Grading(grader="python_tests", data={"head": "x"})}, "needs 'head'"),
+        ({"grading": Grading(grader="pytest", data={"fail_to_pass": ["t.py::a"]})}, "grading.solution"),
+        ({"grading": Grading(grader="function", data={"nonsense": 1})}, "grading.entry"),
+    ],
+    ids=str,
+)
+def test_a_task_that_nobody_can_work_on_or_grade_is_named(changes, said):
+    with pytest.raises(BadConfig, match=f"task 't'.*{said}"):
+        check_tasks(load(None, []), [task(**changes)])

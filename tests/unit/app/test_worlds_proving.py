@@ -77,8 +77,11 @@ def test_only_held_out_tasks_count_and_the_hash_stands_for_all_that_decides(tmp_
     ("changes", "told"),
     [
         ({"split": "train"}, "no task has the split 'held_out'"),
-        ({"harness": "bard"}, "task 'held_out0': no harness 'bard'; there are "),
-        ({"grading": {"grader": "vibes"}}, "task 'held_out0': no grader 'vibes'; there are function"),
+        ({"harness": "bard"}, "task 'held_out0': there is no harness 'bard'; there are "),
+        (
+            {"grading": {"grader": "vibes"}},
+            "task 'held_out0', field 'grading.grader': there is no grader 'vibes'; there are function",
+        ),
     ],
 )
 async def test_what_nobody_can_try_or_grade_is_told_before_anything_starts(tmp_path, changes, told):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from ostinato.core.seams import Backend
 
 _INSIDE = Path(__file__).with_name("inside")
 _OUTPUT_BYTES = 8 << 20
+_DIRECTORIES = 2048  # that files may lie in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,12 @@ class Apart:
     ) -> ExecResult:
         """Run a program of `inside/` in a fresh sandbox of `spec`, which gets no network and may say as much as a grader needs.
 
-        What runs in the background dies with the sandbox, before anybody looks at the output. Raises what `Backend.start` raises.
+        What runs in the background dies with the sandbox, before anybody looks at the output. Files that cannot lie beside each other end
+        it with 126 before it began. Raises what `Backend.start` raises.
         """
+        if (clash := clashing(spec)) is not None:
+            said = f"{clash} would have to be a file and a directory".encode("utf-8", "replace")
+            return ExecResult(code=126, stdout=b"", stderr=said, timed_out=False, killed_reason=None, seconds=0.0)
         limits = replace(spec.limits, output_bytes=max(spec.limits.output_bytes, _OUTPUT_BYTES))
         sandbox = await self.backend.start(replace(spec, hosts=(), limits=limits))
         try:
@@ -39,6 +44,30 @@ class Apart:
             return await sandbox.exec(argv, stdin=stdin, env=env, timeout=timeout)
         finally:
             await asyncio.shield(sandbox.stop())
+
+
+def clashing(spec: SandboxSpec) -> str | None:
+    """A path that a sandbox of `spec` would have to hold as a file and as a directory: among its files, or in a layer; None if none is."""
+    parents = {parent for path in spec.files for parent in _parents(path)}
+    if both := parents & set(spec.files):
+        return min(both)
+    if len(parents) > _DIRECTORIES:
+        return min(parents)
+    for layer in map(Path, spec.layers):
+        for parent in sorted(parents):
+            if (layer / parent).is_file():
+                return parent
+        for path in spec.files:
+            if (layer / path).is_dir():
+                return path
+    return None
+
+
+def _parents(path: str) -> Iterator[str]:
+    at = path.rfind("/")
+    while at > 0:
+        yield path[:at]
+        at = path.rfind("/", 0, at)
 
 
 @cache

@@ -112,6 +112,16 @@ async def python_tests(head: str, body_text: str, tests: str, sandbox: Runs, tim
     return float(result.code == 0 and result.stdout.strip() == nonce.encode())
 
 
+def read_completion(task: Task) -> tuple[str, str]:
+    """The function's head and its tests. Raises BadConfig."""
+    head, tests = task.grading.data.get("head"), task.grading.data.get("tests")
+    if not isinstance(head, str) or not isinstance(tests, str) or not head.startswith("def "):
+        raise BadConfig(
+            f"task {task.id!r}: grading.data needs 'head', which starts with 'def name(', and 'tests', Python source"
+        )
+    return head, tests
+
+
 class CompletionGrader:
     """Implements `Grader` for the copilot's tasks: `Grading.data` has `head` and `tests`, the last message is the completion.
 
@@ -122,9 +132,7 @@ class CompletionGrader:
         self._runs = runs
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        head, tests = task.grading.data.get("head"), task.grading.data.get("tests")
-        if not isinstance(head, str) or not isinstance(tests, str):
-            raise BadConfig(f"task {task.id!r}: grading.data needs 'head' and 'tests', Python source")
+        head, tests = read_completion(task)
         said = [message.text for message in rollout.messages if message.role is Role.ASSISTANT]
         value = await python_tests(head, said[-1] if said else "", tests, self._runs, task.grading.timeout_s)
         return Grade(value=value, why="every assert passed" if value else "not every assert passed")

@@ -25,6 +25,16 @@ from ostinato.worlds.tasks.task import Split, Task
 _KNOWN = 4096  # rehearsals that are remembered
 
 
+def read_suite(task: Task) -> PytestGrading:
+    """What a repository task tells its grader. Raises BadConfig."""
+    asked = read_data(PytestGrading, task)
+    if not asked.solution and task.split is not Split.CANARY:
+        raise BadConfig(
+            f"task {task.id!r}: grading.solution: only a canary has none; it says what the tests ought to see"
+        )
+    return asked
+
+
 class PytestGrader:
     """Implements `Grader` for repository tasks.
 
@@ -38,11 +48,7 @@ class PytestGrader:
         self._rehearsals: OrderedDict[str, asyncio.Task[Rehearsal]] = OrderedDict()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        asked = read_data(PytestGrading, task)
-        if not asked.solution and task.split is not Split.CANARY:
-            raise BadConfig(
-                f"task {task.id!r}: grading.solution: only a canary has none; it says what the tests ought to see"
-            )
+        asked = read_suite(task)
         rehearsal = await self._rehearsed(task, asked)
         filtered = filter_changes(
             rollout.changes,

@@ -13,14 +13,31 @@ _DEEPEST = 128
 
 
 def lines_of(sent: bytes) -> list[Any]:
-    """The JSON values of complete lines, up to the first line that is none."""
+    """The JSON values of complete lines, up to the first that is none or is nested too deep to be written again."""
     found: list[Any] = []
     for line in sent.split(b"\n")[:-1]:
         try:
-            found.append(json.loads(line))
+            value = json.loads(line)
         except (ValueError, RecursionError):
             break
+        if deeper(value, _DEEPEST):
+            break
+        found.append(value)
     return found
+
+
+def deeper(tree: Any, most: int) -> bool:
+    """True if lists and objects lie more than `most` in each other."""
+    level = [tree]
+    for _ in range(most + 1):
+        level = [
+            part
+            for each in level
+            for part in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+        if not level:
+            return False
+    return True
 
 
 def same(tree: Any, other: Any, *, relative: float = 0.0, absolute: float = 0.0, depth: int = 0) -> bool:

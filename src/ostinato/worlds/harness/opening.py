@@ -47,7 +47,14 @@ def open_harness(name: str, settings: Mapping[str, Any] | None = None) -> Harnes
                 raise BadConfig(f"worlds.harness.{name}: has no settings; remove {', '.join(sorted(settings))}")
             return SingleAnswer()
         case _:
-            raise BadConfig(f"worlds.harness: there is no harness {name!r}; there are {', '.join(HARNESSES)} and agent")
+            raise BadConfig(f"worlds.harness: {no_harness(name)}")
+
+
+def no_harness(name: str) -> str:
+    """What is said of a harness that cannot be had, and the way out."""
+    if is_agent(name):
+        return f"the harness {name!r} is not configured; add [worlds.harness.{name}] with its command to the config"
+    return f"there is no harness {name!r}; there are {', '.join(HARNESSES)}, and agent or agent-NAME"
 
 
 def _read_settings(kind: type[_C], name: str, settings: Mapping[str, Any]) -> _C:

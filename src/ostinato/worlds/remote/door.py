@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import aiohttp
@@ -19,6 +19,7 @@ from aiohttp import web
 
 from ostinato.core.errors import BadRequest, OstinatoError, TooLarge, Unauthorized
 from ostinato.core.records import Arm
+from ostinato.core.verdicts import GRADED
 from ostinato.worlds.harness.agents.relay import HangsUp
 from ostinato.worlds.harness.gateway import Calls
 from ostinato.worlds.remote.owners import OwnTurns
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 OUTCOMES = "/v1/worlds/outcomes"
 _COUNTING = "/v1/messages/count_tokens"
 _CONNECTIONS = 1024
+_GRADED = 100_000  # rollouts whose grade is remembered
 _MEMBERS, _GROUPS = 512, 10_000  # rollouts of a group at most; groups that are counted
 _HANDSHAKE_S = 10.0
 _BODY_S = 30.0
@@ -85,6 +87,7 @@ class Door:
         self._names, self._calls, self._body_bytes = frozenset(names), calls, body_bytes
         self._open = Counter[str]()
         self._members: OrderedDict[str, set[str]] = OrderedDict()
+        self._graded: OrderedDict[str, str] = OrderedDict()
         self._telling: dict[str, asyncio.Lock] = {}
         self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None
@@ -172,7 +175,24 @@ class Door:
     async def _tell(self, worker: str, body: Any) -> Any:
         async with self._telling.setdefault(worker, asyncio.Lock()):  # in the order in which they come
             own = await self._turns.groups(worker, targets(body))
-            return await self._gateway.call("POST", "/v1/feedback", own_verdicts(body, own))
+            verdicts = own_verdicts(body, own)
+            self._grade_once(verdicts)
+            return await self._gateway.call("POST", "/v1/feedback", verdicts)
+
+    def _grade_once(self, verdicts: Sequence[dict[str, Any]]) -> None:
+        """Raise BadRequest where a second turn of one rollout is to be worth something: its turns' values are added up."""
+        for verdict in verdicts:
+            if verdict["name"] != GRADED or not verdict["value"]:
+                continue
+            turn = verdict["target"]
+            episode = self._turns.episode(turn) or turn
+            if self._graded.setdefault(episode, turn) != turn:
+                raise BadRequest(
+                    f"rollout {episode!r} was graded at another turn; grade its last turn only", field="value"
+                )
+            self._graded.move_to_end(episode)
+            if len(self._graded) > _GRADED:
+                self._graded.popitem(last=False)
 
     def _count_member(self, group: str, episode: str) -> None:
         """Raise BadRequest for a group that becomes too large for one step of the trainer."""

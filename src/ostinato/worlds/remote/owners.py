@@ -39,6 +39,11 @@ class OwnTurns:
             self._known.popitem(last=False)
         return found
 
+    def episode(self, turn: str) -> str | None:
+        """The episode of a turn that `groups` was asked about lately."""
+        known = self._known.get(turn)
+        return None if known is None else known[1]
+
     async def end(self) -> Cursor:
         """Where the log ends now. Raises Unavailable."""
         return await self._log.append()

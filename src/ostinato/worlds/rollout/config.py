@@ -36,7 +36,8 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     seed: int = Field(default=0, description="Seeds the order of the tasks.")
     curriculum: bool = Field(
         default=True,
-        description="Draw tasks first of which a tenth to nine tenths of earlier rollouts were solved, or that were never tried.",
+        description="Draw tasks first of which a tenth to nine tenths of the latest rollouts were solved, or that were never tried. "
+        "Nothing is left out, and in a first epoch nothing is known.",
     )
     temperature: float = Field(default=1.0, gt=0, le=2, description="Sampling temperature of rollouts.")
     tries: int = Field(

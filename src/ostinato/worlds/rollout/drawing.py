@@ -7,22 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 LEAST, MOST = 0.1, 0.9  # of the rollouts solved: outside, a group seldom holds both a success and a failure
+KEPT = (
+    1 - 1 / 32
+)  # of what was known, with each further rollout: the policy learns, and what was too hard is so no longer
 
 
 @dataclass(slots=True, kw_only=True)
 class Success:
-    """How many rollouts of a task there were, and the sum of their grades.
+    """How many rollouts of a task there were lately, and the sum of their grades: each counts `KEPT` times as much as the one after it.
 
     Example: ``Success(rollouts=16, grades=4.0).teaches``
     """
 
-    rollouts: int = 0
+    rollouts: float = 0.0
     grades: float = 0.0
 
     def count(self, grade: float) -> None:
         """One more rollout."""
-        self.rollouts += 1
-        self.grades += grade
+        self.rollouts = KEPT * self.rollouts + 1
+        self.grades = KEPT * self.grades + grade
 
     @property
     def teaches(self) -> bool:

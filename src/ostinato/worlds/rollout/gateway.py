@@ -15,6 +15,7 @@ from ostinato.core.records import Arm, PolicyVersion
 from ostinato.worlds.harness.gateway import EpisodeModel, PassedAnswer
 
 _REFUSALS = (400, 413, 422)
+_PASSED = (*_REFUSALS, 429)  # an agent that asks too much must not be able to end its rollout as torn
 """Another try would get them again."""
 
 
@@ -108,7 +109,7 @@ class WorldGateway:
 
     @contextlib.asynccontextmanager
     async def streamed(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[PassedAnswer]:
-        """One posted call's answer while it arrives. Raises Unavailable where another try may succeed."""
+        """One posted call's answer while it arrives; who asks too much is told so. Raises Unavailable where another try may succeed."""
         if self._session is None:
             raise RuntimeError("enter the gateway first")
         told = {**headers, "Content-Type": "application/json"}
@@ -116,7 +117,7 @@ class WorldGateway:
             try:
                 posted = self._session.post(self._url + path, data=body, headers=told)
                 response = await stack.enter_async_context(posted)
-                if response.status >= 300 and response.status not in _REFUSALS:
+                if response.status >= 300 and response.status not in _PASSED:
                     raise Unavailable(f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Unavailable(f"POST {path}: {type(error).__name__}: {error}") from error

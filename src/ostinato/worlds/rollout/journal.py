@@ -49,7 +49,9 @@ class EventFile:
 
     def append(self, event: dict[str, Any], *, sync: bool = False) -> None:
         """Write one event; `sync`: it outlives the machine's end, too. Raises StorageFull, with nothing written."""
-        size = self._file.tell()
+        size = os.fstat(
+            self._file.fileno()
+        ).st_size  # not where the file stands: an append that failed may have moved that
         data = json.dumps(event, separators=(",", ":")).encode() + b"\n"
         try:
             if self._file.write(data) != len(data):

@@ -128,18 +128,20 @@ class Trying:
     Args:
         shop: who works on them.
         pause_s: before what was away is asked again; twice as long before each further time.
+        tries: how often a rollout may be lost in its middle, as where what the model runs takes its sandbox along; then it failed.
     """
 
-    def __init__(self, shop: Workshop, *, pause_s: float) -> None:
-        self._shop, self._pause_s = shop, pause_s
+    def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3) -> None:
+        self._shop, self._pause_s, self._tries = shop, pause_s, tries
 
     async def once(self, task: Task, episode: str, group: str | None) -> Tried:
-        """One rollout and its grade. What a gateway or a sandbox that went away left unfinished is torn, and begun anew.
+        """One rollout and its grade. What a gateway or a sandbox that went away left unfinished is torn, and begun anew: without end
+        while nothing can be begun, `tries` times once the model has spoken.
 
         Raises what no other try would change: BadConfig, BadRequest.
         """
         harness = self._shop.harnesses[task.harness].hash
-        pause, number = self._pause_s, 0
+        pause, number, lost = self._pause_s, 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
             model = self._shop.gateway.model(name, group=group, harness=harness)
@@ -147,6 +149,11 @@ class Trying:
                 rollout = await self._shop.work(task, model)
                 break
             except Unavailable as error:
+                lost += bool(model.policies)
+                if lost >= self._tries:
+                    logger.warning("rollout %s was lost %d times in its middle and is given up: %s", name, lost, error)
+                    rollout = _lost(task, harness, str(error))
+                    break
                 logger.info("rollout %s is begun anew: %s", name, error)
             await asyncio.sleep(pause)
             pause, number = min(2 * pause, _LONGEST_PAUSE_S), number + 1
@@ -167,6 +174,18 @@ class Trying:
                 logger.info("tried again in %.1f s: %s", pause, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _lost(task: Task, harness: str, why: str) -> Rollout:
+    said = f"lost in its middle: {why}"
+    return Rollout(
+        task=task.id,
+        harness=f"{task.harness}@{harness}",
+        ended=Ended.FAILED,
+        messages=task.messages,
+        turns=(),  # nobody speaks of them: they are torn when the group is closed
+        detail={"why": said[:500]},
+    )
 
 
 def original_of(spec: SandboxSpec, path: str) -> bytes | None:

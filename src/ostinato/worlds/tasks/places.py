@@ -5,6 +5,7 @@ In the data flow: everything that reads a taskset asks here before a path touche
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -107,7 +108,9 @@ def read_plain(path: Path, most: int) -> bytes:
                 raise BadConfig(f"{path} is not an ordinary file; put one there")
             data = file.read(most + 1)
     except OSError as error:
-        raise BadConfig(f"{path} cannot be read ({error.strerror}); links are not followed") from error
+        if error.errno == errno.ELOOP:
+            raise BadConfig(f"{path} is a symbolic link; name the file that it points to") from error
+        raise BadConfig(f"{path} cannot be read ({error.strerror})") from error
     if len(data) > most:
         raise BadConfig(f"{path} is larger than {most} bytes; make it smaller")
     return data

@@ -153,7 +153,7 @@ class TaskRow(BaseModel):
     grading: GradingRow = Field(description="How the outcome is graded.")
     world: WorldRow = Field(default=WorldRow(), description="The sandbox it is worked on in.")
     harness: _Id = Field(
-        default="single", description="Who lets the model work on it: single, tools, repair, agent:NAME."
+        default="single", description="Who lets the model work on it: single, repair, tools, agent or agent-NAME."
     )
     split: Split = Field(default=Split.TRAIN, description="train, held_out, or canary: one that cannot be solved.")
     turns: int = Field(default=1, ge=1, le=10_000, description="How often the model is asked, at most.")
@@ -180,7 +180,9 @@ def parse_object(where: str, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
     except (ValueError, RecursionError) as error:
-        raise BadConfig(f"{where}: not JSON ({error}); one line is one JSON object") from error
+        raise BadConfig(
+            f"{where}: not JSON ({error}); one line is one JSON object, without a list around them (jq -c '.[]' takes one apart)"
+        ) from error
     if not isinstance(value, dict):
         raise BadConfig(f"{where}: a {type(value).__name__}, not a JSON object; one line is one task")
     return cast("dict[str, Any]", value)
@@ -312,8 +314,33 @@ def _checked(check: Any, value: Any) -> None:
 def _first(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "(task)"
-    known = ", ".join(TaskRow.model_fields) if first["type"] == "extra_forbidden" and len(first["loc"]) == 1 else ""
-    return f"field {field!r}: {first['msg']}" + (f"; there are {known}" if known else "")
+    match first["type"]:
+        case "missing":
+            return f"field {field!r} is missing"
+        case "extra_forbidden":
+            known = ", ".join(_siblings(first["loc"]))
+            return f"field {field!r}: there is no such field" + (f"; there are {known}" if known else "")
+        case _:
+            return f"field {field!r}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def _siblings(place: tuple[int | str, ...]) -> list[str]:
+    """The fields that there are where a field stands."""
+    model: type[BaseModel] = TaskRow
+    for part in place[:-1]:
+        if isinstance(part, int):
+            continue
+        known = {
+            "messages": MessageRow,
+            "grading": GradingRow,
+            "world": WorldRow,
+            "limits": LimitsRow,
+            "calls": CallRow,
+        }
+        if part not in known:
+            return []
+        model = known[part]
+    return list(model.model_fields)
 
 
 def _no_constant(name: str) -> float:

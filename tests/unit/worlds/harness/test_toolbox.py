@@ -105,7 +105,7 @@ def test_all_that_makes_an_agent_decides_its_hash(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("nobody", {}, "no harness 'nobody'; there are single, repair, tools and agent"),
+        ("nobody", {}, "no harness 'nobody'; there are single, repair, tools, and agent"),
         ("agent", None, "worlds.harness.agent: nothing says what this agent is"),
         ("agent-mine", {}, "worlds.harness.agent-mine.command"),
         ("agent", {"command": ["a"], "files": {"../x": ""}}, "worlds.harness.agent.files"),

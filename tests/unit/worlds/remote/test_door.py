@@ -218,6 +218,20 @@ async def test_rewards_are_told_of_own_turns_only_each_once_and_under_its_own_id
     assert (status, json.loads(again)[0]["status"]) == (202, "changed"), "the first word stays"
 
 
+async def test_a_rollout_is_worth_what_one_of_its_turns_is(tmp_path):
+    """The values of a rollout's turns are added up: graded at each of them it would weigh as much as it has turns."""
+    async with site(tmp_path) as at, at.worker() as gateway:
+        model = gateway.model("w1.0.0.0", group="w1.0", harness="h")
+        first, second = [(await model.ask(ASK, max_tokens=8)).turn for _ in range(2)]
+        grade = lambda *events: at.says(gateway, "POST", "/v1/feedback", list(events))  # noqa: E731
+        status, said = await grade(event("graded", first, 1.0), event("graded", second, 1.0))
+        assert (status, "graded at another turn" in said) == (400, True)
+        for _ in range(2):  # told again after a lost answer
+            assert (await grade(event("graded", first, 0.0), event("graded", second, 1.0)))[0] in (202, 400)
+    values = {row.turn: row.value for row in at.log.rows if isinstance(row, Signal)}
+    assert sum(values.values()) <= 1.0
+
+
 async def test_outcomes_tell_of_own_turns_only(tmp_path):
     async with site(tmp_path) as at, at.worker() as gateway, at.worker("eve") as eve:
         foreign = await others(at.log)

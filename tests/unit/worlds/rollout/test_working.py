@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadConfig, Corrupt, NoSignal, Unavailable
+from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
 from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Reward, Turn
 from ostinato.reward.accounting import recount
 from ostinato.reward.asking.inline import Inline
@@ -285,6 +285,24 @@ async def test_a_rollout_that_always_fails_leaves_its_group_to_the_others(tmp_pa
     assert len({turn.episode for turn in world.log.rows if isinstance(turn, Turn)}) == CONFIG.group * CONFIG.tries
 
 
+async def test_a_rollout_that_is_always_lost_in_its_middle_is_given_up(tmp_path):
+    """As where what the model runs takes its sandbox along, each time: the others of its group and the run go on."""
+
+    class Takes:
+        name, hash, spec = "single", "h", lambda self, task: None
+
+        async def run(self, task, model, sandbox):
+            await model.ask(task.messages, max_tokens=2)
+            raise Unavailable("the sandbox is gone")
+
+    world = World(tmp_path, 0, tasks(1))
+    world.harness = Takes()
+    await until_done(world, random.Random(0), kills=0)
+    assert {record.value for record in world.finished} == {None}
+    assert {record.why[:18] for record in world.finished} == {"lost in its middle"}
+    assert not [row for row in world.log.rows if isinstance(row, Reward)]
+
+
 async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
     both = taskset_of("both", [*tasks(2).tasks, replace(tasks(1).tasks[0], id="out", split=Split.HELD_OUT)])
     world = World(tmp_path, 0, both, CONFIG.model_copy(update={"measure_every": 2}))
@@ -334,6 +352,34 @@ def reopened(path) -> list[dict]:
     journal, events = EventFile.open(path)
     journal.close()
     return events
+
+
+def test_a_journal_on_a_full_disk_stays_whole_however_often_it_is_tried(tmp_path, monkeypatch):
+    journal, _ = EventFile.open(tmp_path / "j")
+    whole = (tmp_path / "j").read_bytes()
+
+    class Full:
+        """Writes a part of what it is given, then says that there is no room."""
+
+        def __init__(self, file) -> None:
+            self.file, self.full = file, True
+
+        def write(self, data):
+            return self.file.write(data[: len(data) // 2] if self.full else data)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    disk = Full(journal._file)
+    monkeypatch.setattr(journal, "_file", disk)
+    for number in range(3):
+        with pytest.raises(StorageFull):
+            journal.append({"kind": "told", "n": number})
+        assert (tmp_path / "j").read_bytes() == whole
+    disk.full = False
+    journal.append({"kind": "told", "n": 9})
+    journal.close()
+    assert reopened(tmp_path / "j") == [{"kind": "told", "n": 9}]
 
 
 def test_a_journal_cut_at_any_byte_holds_what_was_whole(tmp_path):

@@ -184,7 +184,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, monkeypatch):
     (tmp_path / "raw.jsonl").write_bytes(b"\xff")
     (tmp_path / "empty.jsonl").write_text("\n")
     for name, said in [
-        ("link", "cannot be read"),
+        ("link", "is a symbolic link; name the file"),
         ("pipe", "ordinary"),
         ("raw", "not UTF-8 at byte 0"),
         ("empty", "0 tasks"),

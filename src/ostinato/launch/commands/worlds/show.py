@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ostinato.app.worlds_grading import check_grading
 from ostinato.launch.views.plain import plain
+from ostinato.worlds.harness.opening import HARNESSES, is_agent, no_harness
 from ostinato.worlds.tasks.harbor.reading import load_harbor
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import load
@@ -20,9 +22,26 @@ from ostinato.worlds.tasks.tasksets import load
 def show_taskset(file: Path, console: Console) -> None:
     """Name, hash, and a table of the families. Raises BadConfig for a file that is no taskset."""
     taskset = load_harbor(file, offline=True) if file.is_dir() else load(file)
-    console.print(Text.assemble((plain(taskset.name), "bold"), f"  {len(taskset.tasks)} tasks"))
+    if not file.is_dir():
+        for task in taskset.tasks:
+            check_grading(task)
+    count = len(taskset.tasks)
+    console.print(Text.assemble((plain(taskset.name), "bold"), f"  {count} task{'s' * (count != 1)}"))
     console.print(Text(f"hash {taskset.hash}", "dim"))
     console.print(_families(taskset))
+    alone = [task.id for task in taskset.tasks if task.harness not in ("single", "repair") and task.turns == 1]
+    if alone:
+        console.print(
+            Text(
+                f"{plain(alone[0])} and {len(alone) - 1} others have turns = 1: the model acts once and never sees a result",
+                "yellow",
+            )
+        )
+    unknown = sorted(
+        {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
+    )
+    for name in unknown:
+        console.print(Text(no_harness(plain(name)), "yellow"))
 
 
 def _families(taskset: Taskset) -> Table:

@@ -9,7 +9,7 @@ import signal
 from rich.console import Console
 
 from ostinato.app.storage import Home, home
-from ostinato.app.worlds_rollouts import open_taskset
+from ostinato.app.worlds_rollouts import check_steps, open_taskset
 from ostinato.config import Config
 from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.up import Launched, launch
@@ -28,6 +28,7 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
     """
     await check_start(config)
     tasks = open_taskset(config)
+    check_steps(config, tasks)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -40,7 +41,7 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
             console, f"{tasks.name}: {len(tasks.tasks)} tasks ({tasks.hash[:12]}); the run is in {config.run.directory}"
         )
         async with launch(config, say, front="serve", names=CREW) as launched:
-            _show(console, f"reserved {launched.url}")
+            _show(console, f"{launched.url}/worlds shows it once the model is loaded")
             await launched.during(follow(launched, steps, stopping, console))
 
 
@@ -57,7 +58,13 @@ async def follow(launched: Launched, steps: int, stopping: asyncio.Event, consol
             for line in lines.new():
                 for text in screen.take(line):
                     _show(console, text)
-        if (steps and screen.step >= steps) or launched.doing("rollout").startswith("done"):
+        if steps and screen.step >= steps:
+            return
+        if launched.doing("rollout").startswith("done"):
+            _show(
+                console,
+                f"ended at step {screen.step}{f' of {steps}' if steps else ''}: every task was drawn worlds.epochs times",
+            )
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), _LOOK_S)

@@ -36,7 +36,7 @@ _MODELS = "/v1/models"
 _TOO_LONG = ("context_length_exceeded", "prompt is too long")
 _COUNTING = "/v1/messages/count_tokens"
 _CONNECTIONS = 64  # at once; those of a program that opens more are closed
-_BODY_BYTES = 16 << 20
+_BODY_BYTES = 2 << 20  # as the gateway takes by default
 _ANSWER_BYTES = 64 << 20
 _READ_S = 20.0  # in which the agent takes a piece of an answer: less than the gateway waits for us
 _IDLE_REQUESTS = 50  # of which nothing came, for each turn that there may be
@@ -133,6 +133,7 @@ class ModelRelay:
         came = False
         try:
             async with self._model.passed(request.path, body, passed_headers(request.headers)) as answer:
+                came = not counting and answer.status == 200  # who hangs up in the middle had it all the same
                 response, data = await self._send(request, answer)
             if not counting:
                 came = self._note(answer, data)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 WRITTEN, DELETED, LINK, OTHER = range(4)
 HEAD = struct.Struct("<BBHIQ")  # kind, executable, 0, bytes of the path, bytes of data
 PART = 1 << 20
+MOST_FILE, MOST_BYTES = 8 << 20, 32 << 20  # of one changed file, and of all: what is more is named without its content
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -141,6 +142,16 @@ def write_file(out: int, now: int, path: str, seen: os.stat_result) -> None:
     os.pwrite(out, HEAD.pack(WRITTEN, bool(seen.st_mode & 0o100), 0, len(name), size), start)
 
 
+def write_regular(
+    out: int, now: int, base: int, path: str, seen: os.stat_result, before: os.stat_result | None
+) -> None:
+    """Append one file if it is not what it was; only its name if it is too large: a sparse file costs its maker nothing."""
+    if seen.st_size > MOST_FILE or os.lseek(out, 0, os.SEEK_CUR) + seen.st_size > MOST_BYTES:
+        write_record(out, OTHER, path)
+    elif not unchanged(now, base, path, seen, before):
+        write_file(out, now, path, seen)
+
+
 def write_change(out: int, now: int, base: int, path: str) -> None:
     """Append what became of one path, if anything did."""
     seen, before = look(now, path), look(base, path)
@@ -148,8 +159,7 @@ def write_change(out: int, now: int, base: int, path: str) -> None:
         if before is not None and not stat.S_ISDIR(before.st_mode):
             write_record(out, DELETED, path)
     elif stat.S_ISREG(seen.st_mode):
-        if not unchanged(now, base, path, seen, before):
-            write_file(out, now, path, seen)
+        write_regular(out, now, base, path, seen, before)
     elif stat.S_ISLNK(seen.st_mode):
         target = os.readlink(path, dir_fd=now)
         if before is None or not stat.S_ISLNK(before.st_mode) or os.readlink(path, dir_fd=base) != target:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ostinato.app.storage import home, open_run
 from ostinato.app.worlds_notices import note_cheats, note_coverage
-from ostinato.app.worlds_rollouts import check_harnesses, open_workshop
+from ostinato.app.worlds_rollouts import check_tasks, open_workshop
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, StorageFull
@@ -59,7 +59,7 @@ async def run_tasks(config: Config, asked: Asked, console: Console) -> None:
     """
     tasks = load(asked.file.expanduser())
     chosen = chosen_tasks(tasks, asked.split, asked.limit, config.worlds.seed)
-    check_harnesses(config, chosen)
+    check_tasks(config, chosen)
 
     def say(what: str) -> None:
         if not asked.machine:
