@@ -3,7 +3,9 @@
     python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps 16] [--directory DIR]
 
 For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
-with the weights of the start and with the last. Differences are paired by task; intervals are 95%, with tasks as units.
+with the weights of the start and with the last. Intervals of shares have tasks as units; those of changes, families, as tasks of one family
+rise and fall together. Held-out functions are of families that nobody taught. Held-out numbers are other files for the kinds of questions
+that were taught; the kinds that were not demonstrated are reported by themselves.
 
 functions: one answer, hidden tests. repairs: two answers, between them a check that shows what fails. numbers: questions about a file that
 a Python tool has to answer, after a short start by imitation of some kinds of them. The model is SmolLM2-135M-Instruct throughout.
@@ -23,11 +25,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
-from tests.examinations.learning.tool_world import HARNESS, demonstrations, tool_tasks
+from scipy.stats import t as student
+from tests.examinations.learning.tool_world import HARNESS, KINDS, demonstrations, tool_tasks
 
 from ostinato.app.worlds_tasks import function_tasks, repair_tasks
+from ostinato.core.records import PolicyVersion
 from ostinato.core.report import ItemMean
 from ostinato.evaluate.coverage import covered
 from ostinato.launch.commands.worlds.coverage import read_attempts
@@ -108,10 +113,35 @@ def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, pl
         "change": asdict(after.change.first),
     }
     found |= {"best_first": asdict(before.rates.best), "best_last": asdict(after.rates.best)}
+    found["settings"] = {name: str(value) for name, value in sorted((SETTINGS | own).items()) if name != "model.source"}
     kept, _ = read_finished(tried.read_text().splitlines())
+    shown = {kind.name for kind in KINDS if kind.shown} if world == "numbers" else set[str]()
+    policies = (before.policy, after.policy)
+    found["by_family"] = by_family(kept, policies)
+    found["not_demonstrated"] = by_family([each for each in kept if each.family not in shown], policies)
     for name, policy in (("turns_first", before.policy), ("turns_last", after.policy)):
         found[name] = by_turns([each for each in kept if each.policy == policy])
     return found
+
+
+def by_family(kept: list[Finished], policies: tuple[PolicyVersion, PolicyVersion]) -> dict[str, float]:
+    """Mean success before and after over families, each counting once, and the change with its 95% t interval."""
+    solved: dict[str, tuple[list[bool], list[bool]]] = {}
+    for each in kept:
+        if each.policy in policies:
+            solved.setdefault(each.family, ([], []))[policies.index(each.policy)].append(each.solved)
+    first, last = (np.array([np.mean(sides[side]) for sides in solved.values()]) for side in (0, 1))
+    change, n = last - first, len(first)
+    half = float(student.ppf(0.975, n - 1) * change.std(ddof=1) / n**0.5)
+    mean = float(change.mean())
+    found = {
+        "first": float(first.mean()),
+        "last": float(last.mean()),
+        "mean": mean,
+        "lower": mean - half,
+        "upper": mean + half,
+    }
+    return {"families": n, **found}
 
 
 def by_turns(rollouts: list[Finished]) -> dict[str, dict[str, float]]:
@@ -126,20 +156,34 @@ def by_turns(rollouts: list[Finished]) -> dict[str, dict[str, float]]:
 def table_of(found: list[dict[str, Any]]) -> Table:
     """A line for each world and seed."""
     table = Table(
-        "world", "seed", "steps", "pass@1 start", "pass@1 last", "change", f"best of {TRIES}", "by turns, last", "min"
+        "world",
+        "seed",
+        "steps",
+        "pass@1 start",
+        "pass@1 last",
+        "change, families",
+        "not demonstrated",
+        f"best of {TRIES}",
+        "by turns, last",
+        "min",
     )
     for row in found:
-        start, last, change = (ItemMean(**row[name]) for name in ("first", "last", "change"))
+        start, last = (ItemMean(**row[name]) for name in ("first", "last"))
         turns = ", ".join(
             f"{n}: {100 * each['solved']:.0f}% of {each['rollouts']}" for n, each in row["turns_last"].items()
         )
         table.add_row(
             row["world"], str(row["seed"]), str(row["steps"]), _share(start), _share(last),
-            f"{100 * change.mean:+.1f} pp [{100 * change.lower:+.1f}, {100 * change.upper:+.1f}]",
+            _change(row["by_family"]), _change(row["not_demonstrated"]),
             f"{100 * row['best_first']['mean']:.0f} -> {100 * row['best_last']['mean']:.0f}%", turns,
             f"{row['seconds'] / 60:.1f}",
         )  # fmt: skip
     return table
+
+
+def _change(of: dict[str, float]) -> str:
+    points = f"{100 * of['mean']:+.1f} pp [{100 * of['lower']:+.1f}, {100 * of['upper']:+.1f}]"
+    return f"{100 * of['first']:.0f} -> {100 * of['last']:.0f}%, {points} ({of['families']})"
 
 
 def _share(mean: ItemMean) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RECENT_STEPS = 20
+RECENT_GROUPS = 64  # drawn, also those that no step takes as all their rollouts are worth the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class WorldScreen:
         self.groups = 0
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT_STEPS + 1)
         self._success: dict[str, str] = {}
+        self._drawn: deque[float] = deque(maxlen=RECENT_GROUPS)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
         """What one line has to say, for people."""
@@ -65,6 +67,8 @@ class WorldScreen:
             case "group":
                 self.groups += 1
                 self.flat += bool(line["flat"])
+                if line.get("reward") is not None:
+                    self._drawn.append(float(line["reward"]))
             case "measured":
                 share = line["solved"] / line["of"] if line["of"] else 0.0
                 self._success[line["split"]] = f"{100 * share:.0f}% of {line['of']}"
@@ -75,8 +79,9 @@ class WorldScreen:
 
     def _told(self, step: Mapping[str, Any]) -> str:
         shown = "".join(f"  {split} {what}" for split, what in self._success.items())
+        drawn = f" (of all drawn lately {sum(self._drawn) / len(self._drawn):.3f})" if self._drawn else ""
         return (
-            f"step {step['step']:>4}  reward {step['reward_mean']:.3f}  {step['episodes']:.0f} rollouts  lag {step['lag_mean']:.1f} "
+            f"step {step['step']:>4}  reward {step['reward_mean']:.3f}{drawn}  {step['episodes']:.0f} rollouts  lag {step['lag_mean']:.1f} "
             f"(at most {step['lag_max']:.0f})  KL {step.get('kl_k1', 0.0):+.4f}  ESS {step['ess']:.2f}  {step['seconds']:.1f} s  "
             f"trainer idle {100 * busy(list(self._steps)).idle:.0f}%  groups without contrast {self.flat} of {self.groups}{shown}"
         )

@@ -30,17 +30,18 @@ class EventFile:
     @classmethod
     def open(cls, path: Path) -> tuple[EventFile, list[dict[str, Any]]]:
         """The file, made if need be, and what it holds. Raises Corrupt, StorageFull."""
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        whole = lines[:-1]  # what follows the last newline was cut short
-        events: list[dict[str, Any]] = []
-        for number, line in enumerate(whole, 1):
-            try:
-                events.append(cast("dict[str, Any]", json.loads(line)))
-            except ValueError as error:
-                raise Corrupt(f"{path}, line {number} is no event; move the file away to begin anew") from error
-        if lines[-1]:
-            with path.open("r+b") as file:
-                file.truncate(sum(len(line) + 1 for line in whole))
+        events, whole = list[dict[str, Any]](), 0
+        path.touch(mode=0o644)
+        with path.open("r+b") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):  # cut short by a kill
+                    file.truncate(whole)
+                    break
+                whole += len(line)
+                try:
+                    events.append(cast("dict[str, Any]", json.loads(line)))
+                except ValueError as error:
+                    raise Corrupt(f"{path}, line {number} is no event; move the file away to begin anew") from error
         if events:
             return cls(path, str(events[0]["token"])), events[1:]
         made = cls(path, f"w{secrets.token_hex(4)}")
