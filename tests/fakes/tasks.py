@@ -20,7 +20,12 @@ def calc_task(**changes):
         "family": "repair",
         "messages": (Message(role=Role.USER, text="Mend calc.py: add must add."),),
         "grading": Grading(
-            grader="pytest", data={"fail_to_pass": ["test_calc.py::test_add"]}, hidden={"test_calc.py": TESTS}
+            grader="pytest",
+            data={
+                "fail_to_pass": ["test_calc.py::test_add"],
+                "solution": {"calc.py": "def add(a, b):\n    return a + b\n"},
+            },
+            hidden={"test_calc.py": TESTS},
         ),
         "spec": SandboxSpec(files={"calc.py": WRONG}),
         "harness": "tools",

@@ -31,12 +31,8 @@ def show_taskset(file: Path, console: Console) -> None:
     console.print(_families(taskset))
     alone = [task.id for task in taskset.tasks if task.harness not in ("single", "repair") and task.turns == 1]
     if alone:
-        console.print(
-            Text(
-                f"{plain(alone[0])} and {len(alone) - 1} others have turns = 1: the model acts once and never sees a result",
-                "yellow",
-            )
-        )
+        told = f"turns = 1 in {len(alone)} of them, {plain(alone[0])} first: the model acts once and sees no result"
+        console.print(Text(told, "yellow"))
     unknown = sorted(
         {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
     )
