@@ -32,7 +32,7 @@ OUTCOMES = "/v1/worlds/outcomes"
 _COUNTING = "/v1/messages/count_tokens"
 _CONNECTIONS = 1024
 _GRADED = 100_000  # rollouts whose grade is remembered
-_MEMBERS, _GROUPS = 512, 10_000  # rollouts of a group at most; groups that are counted
+_MEMBERS, _GROUPS = 512, 2_000  # rollouts of a group at most; groups that are counted
 _HANDSHAKE_S = 10.0
 _BODY_S = 30.0
 _READ_S = 20.0  # in which a piece of an answer is taken
@@ -86,7 +86,7 @@ class Door:
         self._listener, self._context = listener, context
         self._names, self._calls, self._body_bytes = frozenset(names), calls, body_bytes
         self._open = Counter[str]()
-        self._members: OrderedDict[str, set[str]] = OrderedDict()
+        self._members: OrderedDict[str, set[int]] = OrderedDict()  # group -> hashes of its episodes' names
         self._graded: OrderedDict[str, str] = OrderedDict()
         self._telling: dict[str, asyncio.Lock] = {}
         self._server: web.Server | None = None
@@ -194,7 +194,7 @@ class Door:
             if len(self._graded) > _GRADED:
                 self._graded.popitem(last=False)
 
-    def _count_member(self, group: str, episode: str) -> None:
+    def _count_member(self, group: str, episode: int) -> None:
         """Raise BadRequest for a group that becomes too large for one step of the trainer."""
         members = self._members.setdefault(group, set())
         if group and episode not in members and len(members) >= _MEMBERS:
@@ -210,9 +210,9 @@ class Door:
 
     async def _call(self, worker: str, request: web.BaseRequest) -> web.StreamResponse:
         headers = call_headers(worker, request.headers)
-        self._count_member(headers.get("X-Ostinato-Group", ""), headers["X-Ostinato-Episode"])
         named, temperature = await self._gateway.named(), self._gateway.temperature
         asked = call_body(worker, request.path, await self._body(request), model=named, temperature=temperature)
+        self._count_member(headers.get("X-Ostinato-Group", ""), hash(headers["X-Ostinato-Episode"]))
         try:
             body = json.dumps(asked).encode()
         except (ValueError, RecursionError):
