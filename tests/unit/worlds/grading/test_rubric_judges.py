@@ -43,7 +43,7 @@ class Endpoint:
     async def __aenter__(self):
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.answer)
-        self.runner = web.AppRunner(app)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
         await site.start()
