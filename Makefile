@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt client/pyproject.toml
 demo: install ## the loop on a real model with simulated users: about 14 minutes on 2 cores
 	$(BIN)/ostinato demo
 
-demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: about 24 minutes on 2 cores
+demo-worlds: install ## a model learns in a simulated world, passes its bar and a canary, goes live: about 22 minutes on 2 cores
 	$(BIN)/ostinato demo worlds
 
 test: install ## the tests in two processes: the quick ones, then whole programs
@@ -60,6 +60,7 @@ examine: install ## what runs too long for `make test`; writes tests/examination
 	$(BIN)/python -m tests.examinations.demands.run
 	$(BIN)/python -m tests.examinations.judge.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10
+	$(BIN)/python -m tests.examinations.learning.run
 	$(BIN)/python -m tests.examinations.soak.run
 
 clean: ## remove the environment and caches

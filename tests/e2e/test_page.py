@@ -7,7 +7,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 import pytest
-from tests.fakes.browser import AXE, CHROMIUM, WIDTHS, Server, browsing
+from tests.fakes.browser import AXE, CHROMIUM, WIDTHS, Server, browsing, check_widths
 from tests.fakes.page_world import A_TURN, ADMIN, RUN, V16, V17, V18, PageWorld, a_turn_line, a_worker
 
 from ostinato.launch.commands.report import recorded
@@ -43,15 +43,7 @@ async def server():
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_is_readable_by_everybody_at_every_width(server, scheme):
-    async with browsing(server, color_scheme=scheme) as (tab, told):
-        for path in PATHS:
-            await tab.goto(server.url + path)
-            for width in WIDTHS:
-                await tab.set_viewport_size({"width": width, "height": 900})
-                over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-                assert over <= 0, (path, width)
-            assert await tab.evaluate("window.broken || 0") == 0, path
-        assert [each for each in told if "404" not in each] == []
+    await check_widths(server, PATHS, scheme)
 
 
 async def test_pages_are_plain_in_forced_colours_still_without_motion_and_whole_on_paper(server):

@@ -6,7 +6,7 @@ Needs what `test_page.py` needs.
 from urllib.parse import quote
 
 import pytest
-from tests.fakes.browser import AXE, CHROMIUM, WIDTHS, Server, browsing
+from tests.fakes.browser import AXE, CHROMIUM, WIDTHS, Server, browsing, check_widths
 from tests.fakes.page_world import ADMIN
 from tests.fakes.worlds_page import a_task, finished, journal, steps, worlds_of, write_lines, write_run
 
@@ -45,15 +45,7 @@ async def server(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_of_worlds_is_readable_at_every_width(server, scheme):
-    async with browsing(server, color_scheme=scheme) as (tab, told):
-        for path in PATHS:
-            await tab.goto(server.url + path)
-            for width in WIDTHS:
-                await tab.set_viewport_size({"width": width, "height": 900})
-                over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-                assert over <= 0, (path, width)
-            assert await tab.evaluate("window.broken || 0") == 0, path
-        assert [each for each in told if "404" not in each] == []
+    await check_widths(server, PATHS, scheme)
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="OSTINATO_AXE names no axe.min.js, so accessibility is not examined")

@@ -68,3 +68,16 @@ async def browsing(server, **context):
             yield tab, told
         finally:
             await browser.close()
+
+
+async def check_widths(server, paths, scheme):
+    """Every page fits into every width, keeps the policy of its content, and complains of nothing but what is not there."""
+    async with browsing(server, color_scheme=scheme) as (tab, told):
+        for path in paths:
+            await tab.goto(server.url + path)
+            for width in WIDTHS:
+                await tab.set_viewport_size({"width": width, "height": 900})
+                over = await tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                assert over <= 0, (path, width)
+            assert await tab.evaluate("window.broken || 0") == 0, path
+        assert [each for each in told if "404" not in each] == []

@@ -227,7 +227,7 @@ def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Marku
         )
         for t in x_axis.ticks
     ]
-    parts += _releases(marks, x, top, bottom, found.points[0][0], found.points[-1][0])
+    parts += release_marks(marks, x, top, bottom, found.points[0][0], found.points[-1][0])
     if found.every > 1:
         upper = [f"{x(at):.1f},{y(high):.1f}" for at, _, high in found.points]
         lower = [f"{x(at):.1f},{y(low):.1f}" for at, low, _ in reversed(found.points)]
@@ -245,19 +245,21 @@ def steps_chart(series: StepSeries, marks: Sequence[tuple[float, str]]) -> Marku
     )
 
 
-def _releases(
+MOST_MARKS = 60
+
+
+def release_marks(
     marks: Sequence[tuple[float, str]], x: Scale, top: float, bottom: float, first: float, last: float
 ) -> list[Markup]:
-    """A dashed line for each release; names that would touch are left to the tooltip."""
+    """A dashed line for each release; names that would touch are left to the tooltip. The last `MOST_MARKS` are drawn."""
     parts: list[Markup] = []
     free = 0.0
-    for step, name in sorted(marks):
-        if not first <= step <= last:
-            continue
+    shown = [mark for mark in sorted(marks) if first <= mark[0] <= last][-MOST_MARKS:]
+    for step, name in shown:
         at = x(step)
         parts.append(
             Markup(
-                '<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"><title>{3}</title></line>'
+                '<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"><title>{3} was released</title></line>'
             ).format(at, top, bottom, name)
         )
         if at > free:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ostinato.web.chart import Scale, axis
+from ostinato.web.page.drawing import release_marks
 from ostinato.web.page.rendering import percent
 from ostinato.web.page.worlds.sources import SolvedCurve, SolvedShare, VersionPoint
 
@@ -39,7 +40,7 @@ def success_chart(curves: Sequence[SolvedCurve], marks: Sequence[tuple[int, str]
             for t in x_axis.ticks
             if t == int(t)
         ),
-        *_released([mark for mark in marks if first <= mark[0] <= last], x),
+        *release_marks(marks, x, _TOP, _BOTTOM, first, last),
     ]
     for number, (curve, kind) in enumerate(zip(curves, _CLASSES, strict=False)):
         parts += _curve(curve, kind, lambda value, by=4.0 * number: x(value) + by, y)  # whiskers beside each other
@@ -82,26 +83,6 @@ def _curve(curve: SolvedCurve, kind: str, x: Scale, y: Scale) -> list[Markup]:
             kind, at + 9, y(solved.share) + 4, curve.name
         )
     )
-    return parts
-
-
-def _released(marks: Sequence[tuple[int, str]], x: Scale) -> list[Markup]:
-    parts: list[Markup] = []
-    free = 0.0
-    for number, name in sorted(marks)[-60:]:
-        at = x(number)
-        parts.append(
-            Markup(
-                '<line class="mark" x1="{0:.1f}" x2="{0:.1f}" y1="{1:g}" y2="{2:g}"><title>{3} was released</title></line>'
-            ).format(at, _TOP, _BOTTOM, name)
-        )
-        if at > free:
-            parts.append(
-                Markup('<text class="version" x="{:.1f}" y="{:g}" text-anchor="middle">{}</text>').format(
-                    at, _TOP - 8, name
-                )
-            )
-            free = at + 7.5 * len(name) + 6
     return parts
 
 
