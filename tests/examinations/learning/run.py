@@ -1,6 +1,6 @@
 """Does a real model learn in simulated worlds, and does what it learned hold on tasks that it was never taught?
 
-    python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps 16] [--directory DIR]
+    python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps N] [--directory DIR]
 
 For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
 with the weights of the start and with the last. Intervals of shares have tasks as units; those of changes, families, as tasks of one family
@@ -42,8 +42,8 @@ from ostinato.worlds.tasks.tasksets import save
 
 RESULT = Path(__file__).parents[1] / "results" / "learning.json"
 TRIES = 4
-SHOWN = 64
-WORLDS = ("functions", "repairs", "numbers")
+SHOWN = 32
+STEPS = {"functions": 12, "repairs": 12, "numbers": 16}
 SETTINGS = {
     "listen.port": 0,
     "engine.block": 16,
@@ -55,6 +55,8 @@ SETTINGS = {
     "worlds.epochs": 0,
 }
 """Of every world; each was tried with one seed before and kept for all."""
+NUMBERS = {"worlds.groups": 8}
+"""A rollout there takes several turns: smaller steps."""
 
 
 def words(settings: dict[str, Any]) -> list[str]:
@@ -89,7 +91,7 @@ async def start_of(world: str, place: Path) -> tuple[Path, dict[str, Any]]:
             log=place / "start.log",
         )  # fmt: skip
     harness = {f"worlds.harness.tools.{name}": value for name, value in HARNESS.items()}
-    return file, {"model.source": str(model), "model.name": "start", **harness}
+    return file, {"model.source": str(model), "model.name": "start", **harness, **NUMBERS}
 
 
 def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, place: Path) -> dict[str, Any]:
@@ -192,9 +194,11 @@ def _share(mean: ItemMean) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("worlds", nargs="*", default=list(WORLDS), choices=[*WORLDS, []], metavar="WORLD")
+    parser.add_argument("worlds", nargs="*", default=list(STEPS), choices=[*STEPS, []], metavar="WORLD")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument(
+        "--steps", type=int, default=None, help=f"none: {', '.join(f'{n} for {w}' for w, n in STEPS.items())}"
+    )
     parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
     given = parser.parse_args()
     console = Console(width=180)
@@ -204,7 +208,7 @@ def main() -> None:
         for world in given.worlds:
             file, own = asyncio.run(start_of(world, place))
             for seed in given.seeds:
-                row = train(world, file, own, seed, given.steps, place)
+                row = train(world, file, own, seed, given.steps or STEPS[world], place)
                 found = [each for each in found if (each["world"], each["seed"]) != (world, seed)] + [row]
                 console.print(table_of([row]))
                 RESULT.write_text(json.dumps(found, indent=1) + "\n")
