@@ -14,6 +14,7 @@ from rich.text import Text
 from ostinato import __version__
 from ostinato.cli.alarms import alarms
 from ostinato.cli.connect import connect
+from ostinato.cli.corpus import corpus
 from ostinato.cli.deciding import approve, refuse, rollback, ship
 from ostinato.cli.options import Common, console
 from ostinato.cli.watch import watch
@@ -33,6 +34,7 @@ app.command(alarms)
 app.command(connect)
 app.command(watch)
 app.command(worlds)
+app.command(corpus)
 for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback):
     app.command(_command)
 

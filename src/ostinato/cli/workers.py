@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter, validators
 from rich.console import Console
 
+from ostinato.cli.corpus import ReadingOptions
 from ostinato.cli.options import Common
 from ostinato.core.errors import BadConfig
 
@@ -33,10 +34,11 @@ def train(
     out: Path | None = None,
     epochs: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2,
     batch: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 16,
+    reading: ReadingOptions | None = None,
     common: Common | None = None,
 ) -> None:
     """Run the trainer (a worker of `up`); with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C; with
-    --demonstrations, start a model by imitation.
+    --demonstrations, start a model by imitation; with --corpus, let it read on.
 
     For example: `ostinato train --world tasks.jsonl --steps 50`
 
@@ -50,13 +52,18 @@ def train(
     demonstrations
         Conversations in which the assistant does it right, one a line: {"messages": [...], "tools": [...]}, as OpenAI's chat API has them.
     out
-        The directory of the model that learned from them; a run starts from it with `model.source`.
+        The directory of the model that learned from them, or from a corpus; a run starts from it with `model.source`.
     epochs
         How often each demonstration is learned from.
     batch
         Demonstrations per optimizer step.
     """
     options = common or Common()
+    if reading is not None and reading.corpus:
+        if world is not None or demonstrations is not None:
+            raise BadConfig("--corpus goes without --world and --demonstrations")
+        reading.read(options.load(), out)
+        return
     if demonstrations is not None:
         if out is None or world is not None:
             raise BadConfig("--demonstrations needs --out, a new directory for the model, and goes without --world")

@@ -9,6 +9,7 @@ A step either happens or leaves weights, moments and step count as they were.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ostinato.core.errors import BadConfig, Cancelled, Corrupt
+from ostinato.core.errors import BadConfig, BadWeights, Cancelled, Corrupt
 from ostinato.core.numerics import Contract
 from ostinato.core.records import Turn
 from ostinato.core.samples import Sample
@@ -36,6 +37,7 @@ from ostinato.train.gradients.products import sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.judge import judge
 from ostinato.train.masters import Masters
+from ostinato.train.next_token import next_token_gradient, surprise
 from ostinato.train.passes import Laps, Passes
 from ostinato.train.policy import Policy
 from ostinato.train.references import References, consult, reader
@@ -153,6 +155,38 @@ class PolicyTrainer:
             for place, index in enumerate(chosen):
                 results[known[index]] = tuple(scored[packed.turns_M == place].tolist())
         return results
+
+    # ------------------------------------------------------------ a step of reading
+
+    def read(self, pieces: Sequence[Sequence[int]], *, learning_rate: float) -> dict[str, float]:
+        """One optimizer step towards predicting each token of the pieces from those before it; no piece sees another. The metrics.
+
+        Raises BadWeights (a NaN or infinite loss or gradient) with the trainer as it was before the call.
+        """
+        laps = Laps()
+        try:
+            self._masters.clear_grads()
+            loss = next_token_gradient(self._policy, pieces, self.config, laps)
+            norm = self._masters.grad_norm()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise BadWeights(
+                    f"step {self.step_count + 1} refused: loss {loss}, gradient norm {norm}. Weights are unchanged; lower the learning rate"
+                )
+        except BaseException:
+            self._masters.clear_grads()
+            raise
+        self._masters.update(learning_rate=learning_rate, scale=min(1.0, self.config.clip / max(norm, 1e-30)))
+        self.step_count += 1
+        self._held = {self.step_count}
+        laps.end("optimizer")
+        tokens = float(sum(len(piece) - 1 for piece in pieces))
+        spent = laps.metrics()
+        learned = {"loss": loss, "grad_norm": norm, "tokens": tokens, "learning_rate": learning_rate}
+        return learned | spent | {"tokens_per_second": tokens / spent["seconds"]}
+
+    def surprise(self, pieces: Sequence[Sequence[int]]) -> float:
+        """Mean nats per predicted token of the pieces under the present weights."""
+        return surprise(self._policy, pieces, self.config)
 
     def _consult(self, work: Sequence[Microbatch], references: References | None) -> float:
         """Ask the references for their log-probabilities; returns the price of a nat from the anchor."""

@@ -1,0 +1,179 @@
+"""What continued pre-training is made of: corpora, the trainer, checkpoints, and the model directory that comes out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from ostinato.app.corpora import tokenizer_hash
+from ostinato.app.numerics import trainer_contract, training
+from ostinato.app.storage import model_path
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
+from ostinato.corpus.build import check_new
+from ostinato.corpus.order import Phase
+from ostinato.corpus.reading import CorpusReader
+from ostinato.corpus.shards import ShardSet
+from ostinato.train.schedule import learning_rate_at
+from ostinato.weights.follow.export import write_model
+
+if TYPE_CHECKING:
+    from ostinato.train.trainer import PolicyTrainer
+
+_COPIED = (".json", ".jinja", ".txt", ".model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What is read, and how. `tokens` and `batch_tokens` count predictions; `warmup` and `floor` are shares of the steps and the peak.
+
+    Example: ``Course(corpora=(Path("corpus"),), weights=(1.0,), tokens=1 << 20, phases=(Phase(length=512),))``
+    """
+
+    corpora: tuple[Path, ...]
+    weights: tuple[float, ...]
+    tokens: int
+    phases: tuple[Phase, ...] = (Phase(length=512, share=3), Phase(length=1024, share=1))
+    batch_tokens: int = 8192
+    learning_rate: float = 1e-4
+    warmup: float = 0.05
+    floor: float = 0.1
+    held_out: float = 0.02
+    measured_tokens: int = 16384
+    measure_every: int = 25
+    keep_every: int = 25
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, the last one whole."""
+        return max(1, round(self.tokens / self.batch_tokens))
+
+    def check(self, context: int) -> None:
+        """Raise BadConfig, which names the option, for what cannot be read like this by a model of this context."""
+        for phase in self.phases:
+            if phase.length < 1 or phase.share <= 0 or self.batch_tokens % phase.length:
+                raise BadConfig(
+                    f"--length {phase.length}: --batch-tokens {self.batch_tokens} must be a multiple of it, its share positive"
+                )
+            if phase.length > context:
+                raise BadConfig(f"--length {phase.length}: the model's context has {context} tokens")
+        if len(self.weights) != len(self.corpora) or min(self.weights, default=0) <= 0:
+            raise BadConfig("--mixture: give as many positive weights as there are --corpus, or none")
+        if not 0 < self.held_out < 1:
+            raise BadConfig("--held-out: a share between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingStep:
+    """After `step` of `steps`: the step's metrics, and the held-out loss in nats per token where it was measured.
+
+    Example: ``ReadingStep(step=25, steps=100, metrics={"loss": 1.9}, held_out=1.95)``; step 0 has no metrics.
+    """
+
+    step: int
+    steps: int
+    metrics: Mapping[str, float]
+    held_out: float | None
+
+
+def read_into(
+    config: Config, course: Course, target: Path, on_step: Callable[[ReadingStep], None]
+) -> list[tuple[int, float]]:
+    """Train the configured model on the corpora and write what came of it as a plain model directory. Imports torch.
+
+    Checkpoints lie in `TARGET.checkpoints` until then; called again after a kill, it goes on from the newest and ends with the same bytes.
+    Returns the held-out losses: (step, nats per token).
+
+    Raises BadConfig (a target that holds something, corpora of another tokenizer, a checkpoint of another course), NotFound, Corrupt and
+    StorageFull.
+    """
+    from ostinato.model.renderer import HFRenderer
+    from ostinato.train import checkpoint
+    from ostinato.train.trainer import PolicyTrainer
+
+    check_new(target)
+    source = model_path(config)
+    course.check(HFRenderer(source).context)
+    sets = [ShardSet(path) for path in course.corpora]
+    _check_tokenizer(sets, source)
+    reader = CorpusReader(
+        sets, course.weights, course.phases, batch_tokens=course.batch_tokens, steps=course.steps, share=course.held_out,
+        seed=config.train.seed,
+    )  # fmt: skip
+    trainer = PolicyTrainer(source, training(config), trainer_contract(config))
+    kept = target.with_name(f"{target.name}.checkpoints")
+    identity = _identity(config, course, sets, source)
+    losses: list[tuple[int, float]] = []
+    found = checkpoint.load(kept)
+    if found is not None:
+        if found.extra.get("course") != identity:
+            raise BadConfig(
+                f"{kept} holds another course's checkpoint: give its options again, or remove the directory to begin anew"
+            )
+        trainer.restore(found)
+        losses = [(int(step), float(loss)) for step, loss in found.extra["losses"]]
+    _run(trainer, reader, course, losses, kept, identity, on_step)
+    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
+    write_model(
+        trainer.weights().weights, target, [each for each in files if "safetensors" not in each.name], {"format": "pt"}
+    )
+    shutil.rmtree(kept, ignore_errors=True)
+    return losses
+
+
+def _run(
+    trainer: PolicyTrainer,
+    reader: CorpusReader,
+    course: Course,
+    losses: list[tuple[int, float]],
+    kept: Path,
+    identity: str,
+    on_step: Callable[[ReadingStep], None],
+) -> None:
+    from dataclasses import replace
+
+    from ostinato.train import checkpoint
+
+    steps, measured = course.steps, reader.held_out(course.measured_tokens)
+
+    def measure(step: int) -> float:
+        losses.append((step, trainer.surprise(measured)))
+        return losses[-1][1]
+
+    if not losses:
+        on_step(ReadingStep(step=0, steps=steps, metrics={}, held_out=measure(0)))
+    while trainer.step_count < steps:
+        step = trainer.step_count
+        rate = learning_rate_at(
+            step, steps=steps, peak=course.learning_rate, warmup=round(course.warmup * steps), floor=course.floor
+        )
+        metrics = trainer.read(reader.batch(step), learning_rate=rate)
+        last = step + 1 == steps
+        found = measure(step + 1) if last or (step + 1) % course.measure_every == 0 else None
+        if (step + 1) % course.keep_every == 0 and not last:
+            state = replace(trainer.state(), extra={"course": identity, "losses": [list(each) for each in losses]})
+            checkpoint.save(kept, state)
+        on_step(ReadingStep(step=step + 1, steps=steps, metrics=metrics, held_out=found))
+
+
+def _check_tokenizer(sets: Sequence[ShardSet], source: Path) -> None:
+    own = tokenizer_hash(source)
+    for each in sets:
+        if each.manifest.tokenizer != own:
+            raise BadConfig(
+                f"{each.directory} was made with another tokenizer than the model's: build it with --set model.source='{source}'"
+            )
+
+
+def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: Path) -> str:
+    """A hash of all that the final weights depend on; who resumes must have the same."""
+    of_sets = [each.manifest.model_dump_json() for each in sets]
+    options: dict[str, Any] = {**asdict(course), "corpora": None}
+    weights = [blake3().update_mmap(path).hexdigest() for path in sorted(source.glob("*.safetensors"))]
+    told = repr((of_sets, sorted(options.items()), training(config).model_dump_json(), weights))
+    return blake3(told.encode()).hexdigest()

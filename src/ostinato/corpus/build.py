@@ -1,0 +1,146 @@
+"""From sources to a corpus: each file is judged, cut into tokens if it may stay, and counted either way.
+
+Data flow: source -> licence -> suffix, size, looks -> what is tested -> copies -> tokens -> shards and `corpus.json`, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.corpus.config import CorpusConfig
+from ostinato.corpus.contamination import OverlapIndex
+from ostinato.corpus.document import Document, LeftOut
+from ostinato.corpus.duplicates import Copies
+from ostinato.corpus.filters import text_of
+from ostinato.corpus.manifest import FORMAT, MANIFEST, Manifest, Refusal, SourceShare
+from ostinato.corpus.shards import TokenDocument, write_shards
+from ostinato.corpus.sources import SourceFiles
+
+
+class CorpusBuild:
+    """Takes sources one after the other, then writes the corpus. The same sources in the same order give the same bytes.
+
+    Memory: the tokens of all that is kept, 4 bytes each, and about 3 kB a file to find near copies.
+
+    Args:
+        config: what may stand in it.
+        tested: what no file may hold a part of.
+        encode: text -> tokens, control tokens as plain text. Raises BadRequest for what cannot be encoded.
+        separator: the token before and after each file.
+
+    Raises BadConfig where `datasketch` is missing and near copies are looked for.
+    """
+
+    def __init__(
+        self, config: CorpusConfig, tested: OverlapIndex, encode: Callable[[str], list[int]], separator: int
+    ) -> None:
+        self._config, self._tested, self._encode, self._separator = config, tested, encode, separator
+        self._copies = Copies(config.near)
+        self._documents: list[TokenDocument] = []
+        self._sources: list[SourceShare] = []
+        self._refused: list[LeftOut] = []
+        self.left_out: Counter[str] = Counter()
+        self.tokens = 0
+
+    def refuse(self, name: str, reason: str, detail: str) -> None:
+        """Count a source that could not be read."""
+        self._leave_out(LeftOut(source=name, path="", reason=reason, detail=detail), listed=True)
+
+    def take(self, source: SourceFiles, on_file: Callable[[], None]) -> None:
+        """Judge a source's files; `on_file` is called for each."""
+        if not source.permissive:
+            self.refuse(source.name, "licence", source.licence)
+            return
+        before, tokens = len(self._documents), self.tokens
+        for path, data in source.files:
+            on_file()
+            if PurePosixPath(path).suffix in self._config.suffixes:
+                self._judge(source, path, data)
+        self._sources.append(
+            SourceShare(
+                name=source.name,
+                licence=source.licence,
+                sha256=source.sha256,
+                documents=len(self._documents) - before,
+                tokens=self.tokens - tokens,
+            )
+        )
+
+    def _judge(self, source: SourceFiles, path: str, data: bytes) -> None:
+        text, reason = text_of(data, self._config)
+        if reason:
+            self._leave_out(LeftOut(source=source.name, path=path, reason=reason))
+            return
+        if shared := self._tested.within(text):
+            detail = f"{shared[0]}: {shared[1]}"
+            self._leave_out(LeftOut(source=source.name, path=path, reason="tested", detail=detail), listed=True)
+            return
+        document = Document(source=source.name, path=path, licence=source.licence, text=text)
+        if self._copies.of(document):
+            self._leave_out(LeftOut(source=source.name, path=path, reason="copy"))
+            return
+        try:
+            ids = self._encode(text)
+        except BadRequest:
+            self._leave_out(LeftOut(source=source.name, path=path, reason="encoding"))
+            return
+        tokens = np.array([self._separator, *ids, self._separator], np.int32)
+        self._documents.append(TokenDocument(digest=document.digest, tokens=tokens))
+        self.tokens += len(tokens)
+
+    def _leave_out(self, what: LeftOut, *, listed: bool = False) -> None:
+        self.left_out[what.reason] += 1
+        if listed:
+            self._refused.append(what)
+
+    def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> Manifest:
+        """Write shards and manifest to a new directory, whole or not at all. `tokenizer`: the hash of its file.
+
+        Raises BadRequest if nothing is left, BadConfig for a directory that holds something.
+        """
+        check_new(out)
+        if not self._documents:
+            raise BadRequest(f"no file is left for a corpus; left out: {dict(self.left_out)}", field="source")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            shards = write_shards(self._documents, partial, self._config.shard_tokens)
+            manifest = Manifest(
+                format=FORMAT,
+                tokenizer=tokenizer,
+                vocabulary=vocabulary,
+                separator=self._separator,
+                settings=self._config,
+                against=dict(against),
+                sources=tuple(self._sources),
+                left_out=dict(sorted(self.left_out.items())),
+                refused=tuple(
+                    Refusal(source=each.source, path=each.path, reason=each.reason, detail=each.detail)
+                    for each in self._refused
+                ),
+                documents=len(self._documents),
+                tokens=self.tokens,
+                shards=shards,
+            )
+            (partial / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            partial.chmod(0o755)
+            if out.exists():
+                out.rmdir()
+            os.replace(partial, out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return manifest
+
+
+def check_new(out: Path) -> None:
+    """Raise BadConfig if the directory holds something."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadConfig(f"--out {out} is not empty; give a new directory")

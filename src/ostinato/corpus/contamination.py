@@ -1,0 +1,83 @@
+"""Whether a file holds what the model will be tested on: runs of words that both share.
+
+Source: GPT-3's 13-gram overlap (2005.14165, appendix C): lower case, words only. A file with an overlap is left out as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_WORDS = re.compile(r"\w+")
+
+
+def strings(text: str) -> Iterator[str]:
+    """The strings of a JSON or JSONL text, keys left out; a text that is neither is one string."""
+    rows: list[Any] = []
+    try:
+        rows = [json.loads(text)]
+    except (ValueError, RecursionError):
+        try:
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        except (ValueError, RecursionError):
+            rows = [text]
+    while rows:
+        row = rows.pop()
+        if isinstance(row, str):
+            yield row
+        elif isinstance(row, dict):
+            rows += row.values()
+        elif isinstance(row, list):
+            rows += row
+
+
+class OverlapIndex:
+    """The runs of words that no file may share.
+
+    Args:
+        gram: words of a run.
+        shortest: a string with fewer words than a run, but no fewer than this, counts as a whole.
+
+    Example::
+
+        tested = OverlapIndex(13, 8)
+        tested.add("held_out.jsonl", strings(text))
+        tested.within(document.text)  # ("held_out.jsonl", "def add a b return ..."), or None
+    """
+
+    def __init__(self, gram: int, shortest: int) -> None:
+        self._gram, self._shortest = gram, min(shortest, gram)
+        self._runs: dict[int, dict[str, str]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs.values()))
+
+    def add(self, name: str, texts: Iterable[str]) -> None:
+        """Learn the strings of a test of this name."""
+        for text in texts:
+            words = _words(text)
+            length = min(self._gram, len(words))
+            if length >= self._shortest:
+                runs = self._runs.setdefault(length, {})
+                for run in _runs(words, length):
+                    runs.setdefault(run, name)
+
+    def within(self, text: str) -> tuple[str, str] | None:
+        """The test and the first run of it that the text holds."""
+        words = _words(text)
+        for length in sorted(self._runs, reverse=True):
+            runs = self._runs[length]
+            for run in _runs(words, length):
+                if run in runs:
+                    return runs[run], run
+        return None
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(text.lower())
+
+
+def _runs(words: list[str], length: int) -> Iterator[str]:
+    return (" ".join(words[at : at + length]) for at in range(len(words) - length + 1))

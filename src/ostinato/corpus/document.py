@@ -1,0 +1,37 @@
+"""A file of a corpus, before it is cut into tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One text file. `source` names the package, directory or archive that it is from; `path` lies within that.
+
+    Example: ``Document(source="tabulate-0.10.0", path="tabulate/__init__.py", licence="MIT", text="...")``
+    """
+
+    source: str
+    path: str
+    licence: str
+    text: str
+
+    @property
+    def digest(self) -> int:
+        """63 bits of the text's BLAKE2b: the same text has the same one wherever it lies."""
+        return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A file or a whole source that is not in the corpus, and why; `detail` may be empty.
+
+    Example: ``LeftOut(source="gnu-thing-1.0", path="", reason="licence", detail="GPL-3.0-only")``
+    """
+
+    source: str
+    path: str
+    reason: str
+    detail: str = ""

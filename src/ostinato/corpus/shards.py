@@ -1,0 +1,134 @@
+"""Token shards: safetensors files with the tokens of many files one after the other, where each begins, and each one's digest.
+
+Data flow: documents as tokens -> `write_shards` (sorted by digest, so that every shard is a fair sample) -> `ShardSet`, which checks
+every file's hash and form once and then holds the tokens of one shard at a time. Nothing in a shard is code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from ostinato.core.errors import Corrupt
+from ostinato.corpus.manifest import Manifest, Shard, read_manifest
+
+Ints = NDArray[np.int64]
+Tokens = NDArray[np.int32]
+_FORMS = {"tokens": np.int32, "offsets": np.int64, "digests": np.int64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenDocument:
+    """A document's digest and its tokens, the separators around it included.
+
+    Example: ``TokenDocument(digest=7, tokens=np.array([0, 318, 257, 0], np.int32))``
+    """
+
+    digest: int
+    tokens: Tokens
+
+
+def write_shards(documents: Sequence[TokenDocument], directory: Path, shard_tokens: int) -> tuple[Shard, ...]:
+    """Write shards of about `shard_tokens` tokens. The same documents in any order give the same bytes."""
+    return tuple(_write(number, group, directory) for number, group in enumerate(_groups(documents, shard_tokens)))
+
+
+def _groups(documents: Sequence[TokenDocument], shard_tokens: int) -> Iterator[list[TokenDocument]]:
+    group: list[TokenDocument] = []
+    held = 0
+    for each in sorted(documents, key=lambda document: document.digest):
+        if group and held + len(each.tokens) > shard_tokens:
+            yield group
+            group, held = [], 0
+        group.append(each)
+        held += len(each.tokens)
+    if group:
+        yield group
+
+
+def _write(number: int, group: Sequence[TokenDocument], directory: Path) -> Shard:
+    name = f"shard-{number:05d}.safetensors"
+    sizes = [len(each.tokens) for each in group]
+    arrays = {
+        "tokens": np.concatenate([each.tokens for each in group]).astype(np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        "digests": np.array([each.digest for each in group], np.int64),
+    }
+    save_file(arrays, directory / name)
+    size, digest = _hashed(directory / name)
+    return Shard(file=name, bytes=size, blake3=digest, documents=len(group), tokens=sum(sizes))
+
+
+def _hashed(path: Path) -> tuple[int, str]:
+    return path.stat().st_size, blake3().update_mmap(path).hexdigest()
+
+
+class ShardSet:
+    """A corpus on disk. `sizes_D`, `digests_D`, `shards_D`: tokens, digest and shard of each document, in the order of the shards.
+
+    Raises NotFound and Corrupt: a file that is missing, is a link, or is not what the manifest promises.
+
+    Example: ``ShardSet(Path("corpus")).tokens(3, 0, 512)`` are the first 512 tokens of the fourth document.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest: Manifest = read_manifest(directory)
+        parts = [self._index(shard) for shard in self.manifest.shards]
+        self._starts = np.concatenate([offsets[:-1] for offsets, _ in parts])
+        self.sizes_D: Ints = np.concatenate([np.diff(offsets) for offsets, _ in parts])
+        self.digests_D: Ints = np.concatenate([digests for _, digests in parts])
+        self.shards_D: Ints = np.repeat(np.arange(len(parts)), [len(digests) for _, digests in parts])
+        self._open = -1
+        self._tokens = np.empty(0, np.int32)
+
+    def tokens(self, document: int, start: int, stop: int) -> Tokens:
+        """Tokens [start, stop) of a document. Another shard than the last one's takes its place in memory."""
+        shard = int(self.shards_D[document])
+        if shard != self._open:
+            self._tokens = np.empty(0, np.int32)  # the one before is let go first
+            self._tokens = _load(self.directory / self.manifest.shards[shard].file)["tokens"]
+            self._open = shard
+        first = int(self._starts[document])
+        return self._tokens[first + start : first + min(stop, int(self.sizes_D[document]))]
+
+    def _index(self, shard: Shard) -> tuple[Ints, Ints]:
+        path = self.directory / shard.file
+        again = f"build the corpus again, or fetch {shard.file} again"
+        if path.is_symlink() or not path.is_file():
+            raise Corrupt(f"{path}: missing, or not a plain file; {again}")
+        if _hashed(path) != (shard.bytes, shard.blake3):
+            raise Corrupt(f"{path}: not the bytes that {self.directory.name}'s manifest promises; {again}")
+        arrays = _load(path)
+        tokens, offsets, digests = (arrays[name] for name in _FORMS)
+        sound = (
+            len(tokens) == shard.tokens
+            and len(digests) == shard.documents == len(offsets) - 1
+            and offsets[0] == 0
+            and offsets[-1] == len(tokens)
+            and bool((np.diff(offsets) >= 2).all())
+            and bool((digests >= 0).all())
+            and int(tokens.min()) >= 0
+            and int(tokens.max()) < self.manifest.vocabulary
+        )
+        if not sound:
+            raise Corrupt(f"{path}: its documents and tokens do not fit each other or the manifest; {again}")
+        return offsets, digests
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        arrays = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise Corrupt(f"{path}: not a safetensors file: {error}") from error
+    if {name: array.dtype for name, array in arrays.items()} != _FORMS or any(a.ndim != 1 for a in arrays.values()):
+        raise Corrupt(f"{path}: not a shard of tokens; build the corpus again")
+    return arrays

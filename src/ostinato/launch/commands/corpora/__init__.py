@@ -1,0 +1,1 @@
+"""The commands that make corpora and read them."""
