@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,7 @@ def read_into(
     StorageFull.
     """
     from ostinato.model.renderer import HFRenderer
+    from ostinato.model.threads import team
     from ostinato.train import checkpoint
     from ostinato.train.trainer import PolicyTrainer
 
@@ -117,7 +118,8 @@ def read_into(
             )
         trainer.restore(found)
         losses = [(int(step), float(loss)) for step, loss in found.extra["losses"]]
-    _run(trainer, reader, course, losses, kept, identity, on_step)
+    with team(config.train.threads):
+        _run(trainer, reader, course, losses, kept, identity, on_step)
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
     write_model(
         trainer.weights().weights, target, [each for each in files if "safetensors" not in each.name], {"format": "pt"}
@@ -135,8 +137,6 @@ def _run(
     identity: str,
     on_step: Callable[[ReadingStep], None],
 ) -> None:
-    from dataclasses import replace
-
     from ostinato.train import checkpoint
 
     steps, measured = course.steps, reader.held_out(course.measured_tokens)

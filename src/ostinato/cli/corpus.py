@@ -1,4 +1,4 @@
-"""`ostinato corpus`: code to read on with, and how `ostinato train --corpus` reads it."""
+"""`ostinato corpus`: code to read on with, and how the command `train` reads it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def show(directory: Path) -> None:
 @Parameter(name="*", group="Reading a corpus")
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """How `ostinato train --corpus` reads."""
+    """How the command `train` reads corpora."""
 
     corpus: Annotated[tuple[Path, ...], Parameter(negative="")] = ()
     """A directory that `ostinato corpus build` made; may be repeated, for a mixture."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _WORDS = re.compile(r"\w+")
+_DISTINCT = 5  # words of a run: a table's row of zeros is nobody's answer
 
 
 def strings(text: str) -> Iterator[str]:
@@ -40,6 +41,8 @@ class OverlapIndex:
         gram: words of a run.
         shortest: a string with fewer words than a run, but no fewer than this, counts as a whole.
 
+    A run of fewer than five different words says nothing, and is passed over.
+
     Example::
 
         tested = OverlapIndex(13, 8)
@@ -62,7 +65,8 @@ class OverlapIndex:
             if length >= self._shortest:
                 runs = self._runs.setdefault(length, {})
                 for run in _runs(words, length):
-                    runs.setdefault(run, name)
+                    if len(set(run.split())) >= _DISTINCT:
+                        runs.setdefault(run, name)
 
     def within(self, text: str) -> tuple[str, str] | None:
         """The test and the first run of it that the text holds."""

@@ -86,6 +86,14 @@ def test_a_short_test_counts_as_a_whole_and_a_very_short_one_not_at_all():
     assert len(tested) == 1
 
 
+def test_a_row_of_zeros_is_no_test():
+    tested = OverlapIndex(13, 8)
+    tested.add("suite", ["0 " * 40, "0 1 2 3 " * 10])
+    assert len(tested) == 0
+    tested.add("suite", ["0 1 2 3 4 " * 10])
+    assert len(tested) == 5
+
+
 def test_every_string_of_a_test_file_counts_whatever_its_form():
     assert sorted(strings('{"a": ["x", {"b": "y"}], "n": 1}')) == ["x", "y"]
     assert sorted(strings('{"a": "x"}\n\n{"a": "y"}\n')) == ["x", "y"]

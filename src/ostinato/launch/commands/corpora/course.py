@@ -1,4 +1,4 @@
-"""`ostinato train --corpus DIR --out MODEL --tokens N`: continued pre-training, with a bar and a line a measurement."""
+"""`ostinato train --corpus DIR --out MODEL`: continued pre-training, with a bar and a line a measurement."""
 
 from __future__ import annotations
 
