@@ -25,8 +25,8 @@ from ostinato.worlds.fidelity.observation import Observation
 from ostinato.worlds.fidelity.probe import FEWEST, Probed, Tell, newton, with_holm
 
 Floats = NDArray[np.float64]
-FOLDS = 4
-"""Of production's groups, and of simulation's: 16 parts, each asked about by what shares no group with it."""
+FOLDS = 3
+"""Of production's groups, and of simulation's: nine parts, each asked about by what shares no group with it."""
 REPEATS = 2
 
 
@@ -56,15 +56,15 @@ def tell_pairs_apart(matched: Matched, *, seed: int = 0, penalty: float = 5.0, p
             f"{sizes[0]} groups of production and {sizes[1]} of simulation share prompts; each side needs two, and {FEWEST} to say anything"
         )
     rng = np.random.default_rng(seed)
-    won_P, known_P = _won(pairs, np.ones(half), rng, penalty, REPEATS)
-    auc = float(won_P[known_P].mean()) if known_P.any() else 0.5
+    won_P = _won(pairs, np.ones(half), rng, penalty)
+    auc = float(won_P.mean())
     error = math.sqrt(_clustered(won_P - auc, pairs)) / half
     least = min(half, *sizes)
     shrunk = (max(auc, 1.0 - auc) * least + 0.5) / (least + 1)  # an interval has a width even where all pairs agree
     error = max(error, math.sqrt(shrunk * (1.0 - shrunk) / half))
     p: float | None = None
     if permutations:
-        p, spread = _by_swapping(pairs, rng, penalty, permutations)
+        p, spread = _by_swapping(auc, pairs, rng, penalty, permutations)
         error = max(error, spread)
     return Probed(
         auc=auc,
@@ -84,10 +84,8 @@ def _numbered(side: Sequence[Observation]) -> NDArray[np.int64]:
     return number_P.astype(np.int64)
 
 
-def _won(
-    pairs: _Pairs, sign_P: Floats, rng: np.random.Generator, penalty: float, repeats: int
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """How often the classifier was right about each pair (a tie: 0.5), and of which pairs it was asked.
+def _won(pairs: _Pairs, sign_P: Floats, rng: np.random.Generator, penalty: float) -> Floats:
+    """How often the classifier was right about each pair. A tie, and a pair that it was never asked about, is a half.
 
     `sign_P` is -1 where the two sides of a pair are swapped.
     """
@@ -96,7 +94,7 @@ def _won(
     right_P, asked_P = np.zeros(count), np.zeros(count)
     ones_P = np.ones(count, dtype=np.int64)
     ridge_C = np.full(differ_PC.shape[1], penalty)
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         fold_P = deal_folds(pairs.first_P, ones_P, FOLDS, rng)
         other_P = deal_folds(pairs.second_P, ones_P, FOLDS, rng)
         for first in range(FOLDS):
@@ -110,8 +108,7 @@ def _won(
                 )
                 right_P[held_P] += 0.5 + 0.5 * np.sign(np.round(differ_PC[held_P] @ beta_C, 12))
                 asked_P[held_P] += 1
-    known_P = asked_P > 0
-    return np.where(known_P, right_P / np.maximum(asked_P, 1), 0.5), known_P
+    return np.where(asked_P > 0, right_P / np.maximum(asked_P, 1), 0.5)
 
 
 def _clustered(of_P: Floats, pairs: _Pairs) -> float:
@@ -124,17 +121,18 @@ def _clustered(of_P: Floats, pairs: _Pairs) -> float:
     return max(by_first + by_second - by_both, by_first, by_second)
 
 
-def _by_swapping(pairs: _Pairs, rng: np.random.Generator, penalty: float, permutations: int) -> tuple[float, float]:
+def _by_swapping(
+    true: float, pairs: _Pairs, rng: np.random.Generator, penalty: float, permutations: int
+) -> tuple[float, float]:
     """How often pairs whose sides are swapped at random are told apart as well as the true ones, and how far those spread.
 
     All pairs of one group are swapped together, alike for either side's groups; the odds are the larger of the two.
     """
-    true = float(_won(pairs, np.ones(len(pairs.first_P)), rng, penalty, 1)[0].mean())
     odds: list[float] = []
     spreads: list[float] = []
     for groups_P in (pairs.first_P, pairs.second_P):
         found = [
-            float(_won(pairs, rng.choice((-1.0, 1.0), int(groups_P.max()) + 1)[groups_P], rng, penalty, 1)[0].mean())
+            float(_won(pairs, rng.choice((-1.0, 1.0), int(groups_P.max()) + 1)[groups_P], rng, penalty).mean())
             for _ in range(permutations)
         ]
         odds.append((1 + sum(each >= true - 1e-12 for each in found)) / (1 + permutations))
