@@ -206,7 +206,7 @@ async def examine(
     tasks = [task for task in function_tasks().tasks if task.split is Split.TRAIN][:: sizes.every]
     rows: list[dict[str, Any]] = []
     with hold(home(config).root, "up"):
-        async with launch(config, lambda *_: None, names=("serve",)) as launched:
+        async with launch(config, lambda who, what: None, names=("serve",)) as launched:
             async with asyncio.timeout(START_S):
                 url = await launched.during(opened(config, launched))
             for phase in phases:
