@@ -116,8 +116,9 @@ class Rollouts:
         except Unavailable as error:
             logger.warning("the log cannot be read now: %s", error)
             return
-        for number in spent:
-            self._note({"kind": "spent", "n": number, "after": self._spending.cursor})
+        for number in spent:  # only with the last of them is all noted that was found up to there
+            upto = {"after": self._spending.cursor} if number == spent[-1] else {}
+            self._note({"kind": "spent", "n": number} | upto)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._under_way[asyncio.ensure_future(work)] = None
@@ -135,6 +136,8 @@ class Rollouts:
     def _note(self, event: dict[str, Any], *, sync: bool = False) -> None:
         self._journal.append(event, sync=sync)
         self.groups.apply(event)
+        if self._journal.grown:
+            self._journal.rewrite(self.groups.events())
 
     # ------------------------------------------------------------ one group
 
@@ -143,7 +146,7 @@ class Rollouts:
         task = self._tasks.get(group.task)
         if task is None:
             logger.warning("group %s is given up: the taskset has no task %r any more", group.name, group.task)
-            self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor}, sync=True)
+            self._note({"kind": "spent", "n": group.number}, sync=True)
             return
         async with asyncio.TaskGroup() as members:
             for member, slot in enumerate(group.slots):
@@ -166,7 +169,7 @@ class Rollouts:
             flat=group.flat,
         )
         if not group.turns:
-            self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor})
+            self._note({"kind": "spent", "n": group.number})
 
     async def _member(self, group: Group, member: int, task: Task) -> None:
         """One rollout, tried again where something other than the policy ended it."""
