@@ -14,12 +14,13 @@ from typing import Any
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Unavailable
 from ostinato.core.seams import Clock
+from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.groups import Group, Groups
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.telling import measured, verdicts
+from ostinato.worlds.rollout.telling import measured, shape, verdicts
 from ostinato.worlds.rollout.trying import Tried, Trying, Workshop
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
@@ -72,6 +73,7 @@ class Rollouts:
             self.groups.apply(event)
         self._places = asyncio.Semaphore(config.concurrency)
         self._under_way: dict[asyncio.Task[None], None] = {}
+        self._shapes: dict[int, list[Rollout]] = {}  # of open groups, those that ended since this worker began
         self.doing = "starting"
 
     async def run(self) -> None:
@@ -167,6 +169,7 @@ class Rollouts:
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
             flat=group.flat,
+            **shape(self._shapes.pop(group.number, [])),
         )
         if not group.turns:
             self._note({"kind": "spent", "n": group.number})
@@ -183,6 +186,7 @@ class Rollouts:
                 event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
                 self._note(event, sync=True)
                 if last:
+                    self._shapes.setdefault(group.number, []).append(tried.rollout)
                     self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)

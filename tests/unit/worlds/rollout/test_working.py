@@ -322,6 +322,26 @@ async def test_a_rollout_that_is_always_lost_in_its_middle_is_given_up(tmp_path)
     assert not [row for row in world.log.rows if isinstance(row, Reward)]
 
 
+async def test_a_groups_line_tells_how_long_its_rollouts_were_and_how_they_ended(tmp_path):
+    class Ends:
+        name, hash, spec = "single", "h", lambda self, task: None
+        left = iter([Ended.LENGTH, Ended.TIMEOUT, Ended.LENGTH, Ended.SUBMITTED])
+
+        async def run(self, task, model, sandbox):
+            ended = next(self.left)
+            turn = (await model.ask(task.messages, max_tokens=2)).turn
+            return Rollout(
+                task=task.id, harness="h", ended=ended, messages=(), turns=(turn,), effort={"tokens": float(len(ended))}
+            )
+
+    world = World(tmp_path, 0, tasks(1), CONFIG.model_copy(update={"concurrency": 1}))
+    world.harness = Ends()
+    await until_done(world, random.Random(0), kills=0)
+    (line,) = [more for kind, more in world.told if kind == "group"]
+    assert (line["tokens"], line["turns"]) == ([6, 7, 6, 9], [1, 1, 1, 1])
+    assert (line["cut"], line["timeouts"], line["failed"]) == (2, 1, 0)
+
+
 async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):
     both = taskset_of("both", [*tasks(2).tasks, replace(tasks(1).tasks[0], id="out", split=Split.HELD_OUT)])
     world = World(tmp_path, 0, both, CONFIG.model_copy(update={"measure_every": 2}))
