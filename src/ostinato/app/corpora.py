@@ -19,7 +19,7 @@ from ostinato.worlds.building.sources.fetch import fetch_sdist
 from ostinato.worlds.building.sources.unpack import unpack, without_top
 
 if TYPE_CHECKING:
-    from ostinato.corpus.manifest import Manifest
+    from ostinato.corpus.manifest import CorpusManifest
 
 _MOST_BYTES = 256 << 20
 
@@ -84,6 +84,6 @@ class CorpusDesk:
             settings, tested, renderer.encode, min(renderer.stop_ids()) if end is None else int(end)
         )
 
-    def write(self, out: Path) -> Manifest:
+    def write(self, out: Path) -> CorpusManifest:
         """The corpus, in a new directory. Raises BadRequest if nothing is left, BadConfig for a directory that holds something."""
         return self.build.write(out, tokenizer=self._hash, vocabulary=self._vocabulary, against=self._against)

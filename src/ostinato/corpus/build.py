@@ -17,10 +17,10 @@ import numpy as np
 from ostinato.core.errors import BadConfig, BadRequest
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
-from ostinato.corpus.document import Document, LeftOut
+from ostinato.corpus.document import Document
 from ostinato.corpus.duplicates import Copies
 from ostinato.corpus.filters import text_of
-from ostinato.corpus.manifest import FORMAT, MANIFEST, Manifest, Refusal, SourceShare
+from ostinato.corpus.manifest import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare
 from ostinato.corpus.shards import TokenDocument, write_shards
 from ostinato.corpus.sources import SourceFiles
 
@@ -46,13 +46,13 @@ class CorpusBuild:
         self._copies = Copies(config.near)
         self._documents: list[TokenDocument] = []
         self._sources: list[SourceShare] = []
-        self._refused: list[LeftOut] = []
+        self._refused: list[Refusal] = []
         self.left_out: Counter[str] = Counter()
         self.tokens = 0
 
     def refuse(self, name: str, reason: str, detail: str) -> None:
         """Count a source that could not be read."""
-        self._leave_out(LeftOut(source=name, path="", reason=reason, detail=detail), listed=True)
+        self._list(Refusal(source=name, path="", reason=reason, detail=detail))
 
     def take(self, source: SourceFiles, on_file: Callable[[], None]) -> None:
         """Judge a source's files; `on_file` is called for each."""
@@ -77,31 +77,30 @@ class CorpusBuild:
     def _judge(self, source: SourceFiles, path: str, data: bytes) -> None:
         text, reason = text_of(data, self._config)
         if reason:
-            self._leave_out(LeftOut(source=source.name, path=path, reason=reason))
+            self.left_out[reason] += 1
             return
         if shared := self._tested.within(text):
             detail = f"{shared[0]}: {shared[1]}"
-            self._leave_out(LeftOut(source=source.name, path=path, reason="tested", detail=detail), listed=True)
+            self._list(Refusal(source=source.name, path=path, reason="tested", detail=detail))
             return
         document = Document(source=source.name, path=path, licence=source.licence, text=text)
         if self._copies.of(document):
-            self._leave_out(LeftOut(source=source.name, path=path, reason="copy"))
+            self.left_out["copy"] += 1
             return
         try:
             ids = self._encode(text)
         except BadRequest:
-            self._leave_out(LeftOut(source=source.name, path=path, reason="encoding"))
+            self.left_out["encoding"] += 1
             return
         tokens = np.array([self._separator, *ids, self._separator], np.int32)
         self._documents.append(TokenDocument(digest=document.digest, tokens=tokens))
         self.tokens += len(tokens)
 
-    def _leave_out(self, what: LeftOut, *, listed: bool = False) -> None:
+    def _list(self, what: Refusal) -> None:
         self.left_out[what.reason] += 1
-        if listed:
-            self._refused.append(what)
+        self._refused.append(what)
 
-    def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> Manifest:
+    def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> CorpusManifest:
         """Write shards and manifest to a new directory, whole or not at all. `tokenizer`: the hash of its file.
 
         Raises BadRequest if nothing is left, BadConfig for a directory that holds something.
@@ -113,7 +112,61 @@ class CorpusBuild:
         partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         try:
             shards = write_shards(self._documents, partial, self._config.shard_tokens)
-            manifest = Manifest(
+            manifest = CorpusManifest(
+                format=FORMAT,
+                tokenizer=tokenizer,
+                vocabulary=vocabulary,
+                separator=self._separator,
+                settings=self._config,
+                against=dict(against),
+                sources=tuple(self._sources),
+                left_out=dict(sorted(self.left_out.items())),
+                refused=tuple(self._refused),
+                documents=len(self._documents) - before,
+                tokens=self.tokens - tokens,
+            )
+        )
+
+    def _judge(self, source: SourceFiles, path: str, data: bytes) -> None:
+        text, reason = text_of(data, self._config)
+        if reason:
+            self.left_out[reason] += 1
+            return
+        if shared := self._tested.within(text):
+            detail = f"{shared[0]}: {shared[1]}"
+            self._list(Refusal(source=source.name, path=path, reason="tested", detail=detail))
+            return
+        document = Document(source=source.name, path=path, licence=source.licence, text=text)
+        if self._copies.of(document):
+            self.left_out["copy"] += 1
+            return
+        try:
+            ids = self._encode(text)
+        except BadRequest:
+            self.left_out["encoding"] += 1
+            return
+        tokens = np.array([self._separator, *ids, self._separator], np.int32)
+        self._documents.append(TokenDocument(digest=document.digest, tokens=tokens))
+        self.tokens += len(tokens)
+
+    def _leave_out(self, what: LeftOut, *, listed: bool = False) -> None:
+        self.left_out[what.reason] += 1
+        if listed:
+            self._refused.append(what)
+
+    def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> CorpusManifest:
+        """Write shards and manifest to a new directory, whole or not at all. `tokenizer`: the hash of its file.
+
+        Raises BadRequest if nothing is left, BadConfig for a directory that holds something.
+        """
+        check_new(out)
+        if not self._documents:
+            raise BadRequest(f"no file is left for a corpus; left out: {dict(self.left_out)}", field="source")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            shards = write_shards(self._documents, partial, self._config.shard_tokens)
+            manifest = CorpusManifest(
                 format=FORMAT,
                 tokenizer=tokenizer,
                 vocabulary=vocabulary,

@@ -22,16 +22,3 @@ class Document:
     def digest(self) -> int:
         """63 bits of the text's BLAKE2b: the same text has the same one wherever it lies."""
         return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A file or a whole source that is not in the corpus, and why; `detail` may be empty.
-
-    Example: ``LeftOut(source="gnu-thing-1.0", path="", reason="licence", detail="GPL-3.0-only")``
-    """
-
-    source: str
-    path: str
-    reason: str
-    detail: str = ""

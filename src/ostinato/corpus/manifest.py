@@ -44,7 +44,7 @@ class Refusal(BaseModel, frozen=True, extra="forbid"):
     detail: str = Field(description="The licence, or the test and the words that both hold.")
 
 
-class Manifest(BaseModel, frozen=True, extra="forbid"):
+class CorpusManifest(BaseModel, frozen=True, extra="forbid"):
     """A corpus: its shards, and how it came about."""
 
     format: str = Field(pattern=f"^{FORMAT}$", description="Of this file.")
@@ -61,7 +61,7 @@ class Manifest(BaseModel, frozen=True, extra="forbid"):
     shards: tuple[Shard, ...] = Field(min_length=1, max_length=100_000, description="In order.")
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> CorpusManifest:
     """Raises NotFound where there is none, Corrupt where it cannot be used; both say what to do."""
     path = directory / MANIFEST
     if not path.is_file() or path.is_symlink():
@@ -71,7 +71,7 @@ def read_manifest(directory: Path) -> Manifest:
     if path.stat().st_size > _MOST_BYTES:
         raise Corrupt(f"{path} is larger than {_MOST_BYTES >> 20} MiB; build the corpus again")
     try:
-        found = Manifest.model_validate_json(path.read_bytes())
+        found = CorpusManifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -22,10 +22,10 @@ _HELD_OUT = 0x68656C64  # any number: the split must not follow the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Stretch:
     """Predictions [start, stop) of a document of a set; its tokens are [start, stop + 1).
 
-    Example: ``Piece(corpus=0, document=3, start=0, stop=511)``
+    Example: ``Stretch(corpus=0, document=3, start=0, stop=511)``
     """
 
     corpus: int
@@ -45,7 +45,7 @@ class Phase:
     share: float = 1.0
 
 
-def mixed(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
+def scrambled(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
     """Scramble 64-bit numbers (splitmix64, Steele et al. 2014): the same on every machine and with every library."""
     with np.errstate(over="ignore"):
         z = values + np.uint64(salt % 2**64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
@@ -56,7 +56,7 @@ def mixed(values: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
 
 def held_out(digests_D: Ints, share: float) -> NDArray[np.bool_]:
     """[D]: the documents that are never read, only measured on. Decided by each one's digest alone, whatever else is in the corpus."""
-    return mixed(digests_D.astype(np.uint64), _HELD_OUT) < np.uint64(int(share * (2**64 - 1)))
+    return scrambled(digests_D.astype(np.uint64), _HELD_OUT) < np.uint64(int(share * (2**64 - 1)))
 
 
 class EndlessOrder:
@@ -78,9 +78,9 @@ class EndlessOrder:
         self._epoch = -1
         self._order = self._ends = np.empty(0, np.int64)
 
-    def pieces(self, position: int, count: int) -> list[Piece]:
+    def pieces(self, position: int, count: int) -> list[Stretch]:
         """Predictions [position, position + count) of the row."""
-        found: list[Piece] = []
+        found: list[Stretch] = []
         while count:
             epoch, at = divmod(position, self.length)
             self._turn_to(epoch)
@@ -90,7 +90,7 @@ class EndlessOrder:
             start = at - (int(self._ends[place]) - size)
             taken = min(count, size - start)
             document = int(self._documents[which])
-            found.append(Piece(corpus=self._corpus, document=document, start=start, stop=start + taken))
+            found.append(Stretch(corpus=self._corpus, document=document, start=start, stop=start + taken))
             position, count = position + taken, count - taken
         return found
 
@@ -98,8 +98,8 @@ class EndlessOrder:
         if epoch == self._epoch:
             return
         salt = (self._seed << 20) + epoch
-        of_document = mixed(self._digests.astype(np.uint64), salt)
-        of_shard = mixed(self._shards.astype(np.uint64), salt)
+        of_document = scrambled(self._digests.astype(np.uint64), salt)
+        of_shard = scrambled(self._shards.astype(np.uint64), salt)
         self._order = np.lexsort((of_document, self._shards, of_shard))
         self._ends = self._predictions[self._order].cumsum()
         self._epoch = epoch
@@ -141,7 +141,7 @@ class ReadingOrder:
                 return phase.length
         return self._phases[-1].length
 
-    def windows(self, step: int) -> list[list[Piece]]:
+    def windows(self, step: int) -> list[list[Stretch]]:
         """The windows of a step."""
         if step < self._next:
             self._next, self._positions = 0, [0] * len(self._rows)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ostinato.core.errors import Corrupt
-from ostinato.corpus.manifest import Manifest, Shard, read_manifest
+from ostinato.corpus.manifest import CorpusManifest, Shard, read_manifest
 
 Ints = NDArray[np.int64]
 Tokens = NDArray[np.int32]
@@ -81,7 +81,7 @@ class ShardSet:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.manifest: Manifest = read_manifest(directory)
+        self.manifest: CorpusManifest = read_manifest(directory)
         parts = [self._index(shard) for shard in self.manifest.shards]
         self._starts = np.concatenate([offsets[:-1] for offsets, _ in parts])
         self.sizes_D: Ints = np.concatenate([np.diff(offsets) for offsets, _ in parts])

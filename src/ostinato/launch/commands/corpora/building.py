@@ -16,7 +16,7 @@ from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.corpus.build import check_new
 from ostinato.corpus.config import CorpusConfig
-from ostinato.corpus.manifest import Manifest
+from ostinato.corpus.manifest import CorpusManifest
 from ostinato.corpus.shards import ShardSet
 from ostinato.launch.views.plain import plain
 
@@ -63,7 +63,7 @@ def show_corpus(directory: Path, console: Console) -> None:
     show_manifest(ShardSet(directory).manifest, directory, console)
 
 
-def show_manifest(manifest: Manifest, directory: Path, console: Console) -> None:
+def show_manifest(manifest: CorpusManifest, directory: Path, console: Console) -> None:
     """What each source gave, what was left out and why."""
     table = Table("source", "licence", "files", "tokens", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in manifest.sources:
