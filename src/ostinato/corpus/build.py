@@ -122,63 +122,6 @@ class CorpusBuild:
                 sources=tuple(self._sources),
                 left_out=dict(sorted(self.left_out.items())),
                 refused=tuple(self._refused),
-                documents=len(self._documents) - before,
-                tokens=self.tokens - tokens,
-            )
-        )
-
-    def _judge(self, source: SourceFiles, path: str, data: bytes) -> None:
-        text, reason = text_of(data, self._config)
-        if reason:
-            self.left_out[reason] += 1
-            return
-        if shared := self._tested.within(text):
-            detail = f"{shared[0]}: {shared[1]}"
-            self._list(Refusal(source=source.name, path=path, reason="tested", detail=detail))
-            return
-        document = Document(source=source.name, path=path, licence=source.licence, text=text)
-        if self._copies.of(document):
-            self.left_out["copy"] += 1
-            return
-        try:
-            ids = self._encode(text)
-        except BadRequest:
-            self.left_out["encoding"] += 1
-            return
-        tokens = np.array([self._separator, *ids, self._separator], np.int32)
-        self._documents.append(TokenDocument(digest=document.digest, tokens=tokens))
-        self.tokens += len(tokens)
-
-    def _leave_out(self, what: LeftOut, *, listed: bool = False) -> None:
-        self.left_out[what.reason] += 1
-        if listed:
-            self._refused.append(what)
-
-    def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> CorpusManifest:
-        """Write shards and manifest to a new directory, whole or not at all. `tokenizer`: the hash of its file.
-
-        Raises BadRequest if nothing is left, BadConfig for a directory that holds something.
-        """
-        check_new(out)
-        if not self._documents:
-            raise BadRequest(f"no file is left for a corpus; left out: {dict(self.left_out)}", field="source")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-        try:
-            shards = write_shards(self._documents, partial, self._config.shard_tokens)
-            manifest = CorpusManifest(
-                format=FORMAT,
-                tokenizer=tokenizer,
-                vocabulary=vocabulary,
-                separator=self._separator,
-                settings=self._config,
-                against=dict(against),
-                sources=tuple(self._sources),
-                left_out=dict(sorted(self.left_out.items())),
-                refused=tuple(
-                    Refusal(source=each.source, path=each.path, reason=each.reason, detail=each.detail)
-                    for each in self._refused
-                ),
                 documents=len(self._documents),
                 tokens=self.tokens,
                 shards=shards,

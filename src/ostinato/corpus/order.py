@@ -22,10 +22,10 @@ _HELD_OUT = 0x68656C64  # any number: the split must not follow the order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class ReadPiece:
     """Predictions [start, stop) of a document of a set; its tokens are [start, stop + 1).
 
-    Example: ``Stretch(corpus=0, document=3, start=0, stop=511)``
+    Example: ``ReadPiece(corpus=0, document=3, start=0, stop=511)``
     """
 
     corpus: int
@@ -78,9 +78,9 @@ class EndlessOrder:
         self._epoch = -1
         self._order = self._ends = np.empty(0, np.int64)
 
-    def pieces(self, position: int, count: int) -> list[Stretch]:
+    def pieces(self, position: int, count: int) -> list[ReadPiece]:
         """Predictions [position, position + count) of the row."""
-        found: list[Stretch] = []
+        found: list[ReadPiece] = []
         while count:
             epoch, at = divmod(position, self.length)
             self._turn_to(epoch)
@@ -90,7 +90,7 @@ class EndlessOrder:
             start = at - (int(self._ends[place]) - size)
             taken = min(count, size - start)
             document = int(self._documents[which])
-            found.append(Stretch(corpus=self._corpus, document=document, start=start, stop=start + taken))
+            found.append(ReadPiece(corpus=self._corpus, document=document, start=start, stop=start + taken))
             position, count = position + taken, count - taken
         return found
 
@@ -141,7 +141,7 @@ class ReadingOrder:
                 return phase.length
         return self._phases[-1].length
 
-    def windows(self, step: int) -> list[list[Stretch]]:
+    def windows(self, step: int) -> list[list[ReadPiece]]:
         """The windows of a step."""
         if step < self._next:
             self._next, self._positions = 0, [0] * len(self._rows)
