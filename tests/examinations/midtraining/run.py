@@ -1,6 +1,6 @@
 """Continued pre-training at three log-spaced budgets: is the held-out loss log-linear in compute?
 
-    python -m tests.examinations.midtraining.run --corpus DIR [--work DIR] [--budgets 131072 524288 2097152] [--source smollm2]
+    python -m tests.examinations.midtraining.run --corpus DIR [--work DIR] [--budgets 65536 262144 1048576] [--source smollm2]
 
 DIR is what `ostinato corpus build stdlib PACKAGES... --out DIR --against SUITES...` made. Each budget is a course of its own from
 the same start, with a schedule of its own, so that each ends at its lowest learning rate. Compute is 6 x parameters x tokens (Kaplan et
@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("runs/midtraining"))
-    parser.add_argument("--budgets", type=int, nargs="+", default=[131_072, 524_288, 2_097_152])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[65_536, 262_144, 1_048_576])
     parser.add_argument("--source", default="smollm2")
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
