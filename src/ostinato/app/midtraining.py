@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -120,12 +121,21 @@ def read_into(
         losses = [(int(step), float(loss)) for step, loss in found.extra["losses"]]
     with team(config.train.threads):
         _run(trainer, reader, course, losses, kept, identity, on_step)
-    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
-    write_model(
-        trainer.weights().weights, target, [each for each in files if "safetensors" not in each.name], {"format": "pt"}
-    )
+    _write(trainer, source, target)
     shutil.rmtree(kept, ignore_errors=True)
     return losses
+
+
+def _write(trainer: PolicyTrainer, source: Path, target: Path) -> None:
+    """The model directory, whole or not at all: a half-written one would stand in the way of the command that goes on."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
+    kept = [path for path in files if "safetensors" not in path.name]
+    write_model(trainer.weights().weights, partial, kept, {"format": "pt"})
+    if target.exists():
+        target.rmdir()
+    os.replace(partial, target)
 
 
 def _run(

@@ -79,6 +79,26 @@ def test_it_learns_what_it_has_not_read_and_the_outcome_is_a_model_directory(pla
         read_into(settings(place), a_course(place), tmp_path / "out", told.append)
 
 
+def test_killed_while_the_model_is_written_it_can_go_on(place, corpus, tmp_path, monkeypatch):
+    from ostinato.app import midtraining
+
+    write = midtraining.write_model
+
+    def killed(weights, directory, files, notes):
+        write({}, directory, files, notes)
+        raise Enough
+
+    monkeypatch.setattr(midtraining, "write_model", killed)
+    with pytest.raises(Enough):
+        read_into(settings(place), a_course(place), tmp_path / "out", lambda _: None)
+    monkeypatch.undo()
+    seen = []
+    read_into(settings(place), a_course(place), tmp_path / "out", seen.append)
+    assert seen[0].step == 7, "from the newest checkpoint on"
+    PolicyTrainer(tmp_path / "out", TrainConfig(compute="fp32", publish="fp32"))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 class Enough(Exception):
     pass
 
