@@ -170,6 +170,19 @@ async def test_a_solution_that_does_not_pass_is_named(grader):
         await grader.grade(task(solution={"calc.py": BROKEN}), wrote())
 
 
+async def test_a_few_tests_beside_that_fail_with_the_solution_are_left_out(grader):
+    more = "".join(f"\n\ndef test_more_{n}():\n    assert double({n}) == {2 * n}\n" for n in range(10))
+    more += "\n\ndef test_memory():\n    assert double(1) == 3\n"
+    beside = tuple(f"test_calc.py::test_more_{n}" for n in (0, 2)) + tuple(
+        f"test_calc.py::test_more_{n}" for n in range(3, 10)
+    )
+    busy = task(fail_to_pass=FAIL, pass_to_pass=(*beside, PASS[0], "test_calc.py::test_memory"))
+    sealed = dataclasses.replace(busy.grading, hidden={"test_calc.py": (TESTS + more).encode()})
+    grade = await grader.grade(dataclasses.replace(busy, grading=sealed), wrote(("calc.py", RIGHT)))
+    assert grade.solved
+    assert "1 listed tests cannot be graded" in grade.why
+
+
 @pytest.mark.examination
 async def test_tests_that_hang_on_the_hash_seed_are_found(grader):
     flaky = TESTS + "\n\ndef test_order():\n    assert list({'a', 'b', 'c', 'd'})[0] in 'ab'\n"

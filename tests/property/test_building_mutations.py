@@ -107,3 +107,9 @@ def test_a_fault_is_called_what_it_is():
 def test_a_signature_tells_its_decorators():
     (function,) = functions_of("a.py", "class C:\n    @property\n    def f(self):\n        return 1\n")
     assert function.signature.split() == ["@property", "def", "f(self):"]
+
+
+def test_nobody_passes_the_object_in_another_place_and_assertions_are_left_alone():
+    block = "def f(self, a, b):\n    assert a < b and g(a, b)\n    return g(self, a) + g(a, b)\n"
+    kinds = [fault.kind for fault in faults(block)]
+    assert sorted(kinds) == ["argument order", "arithmetic"]

@@ -48,6 +48,34 @@ def test_a_copy_of_the_answer_is_found_and_the_function_itself_is_none():
     assert Elsewhere({**files, "docs/how.rst": MODULE.encode()}).leaks(CLAMP, MODULE)
 
 
+TWINS = """
+class Parser:
+    def force_list(self, path, key):
+        if self.lists is None:
+            return False
+        # whoever is asked
+        return key in self.lists or path[-1] == "list"
+
+    def force_text(self, way, name):
+        if self.texts is None:
+            return False
+        return name in self.texts or way[-1] == "text"
+
+    def other(self, way, name):
+        if self.texts is None:
+            return False
+        return way in self.texts or way[-1] == "text"
+"""
+
+
+def test_a_twin_under_other_names_gives_the_answer_away():
+    first, second, other = functions_of("p.py", TWINS)
+    elsewhere = Elsewhere({"p.py": TWINS.encode()})
+    assert elsewhere.leaks(first, TWINS)
+    assert elsewhere.leaks(second, TWINS)
+    assert not elsewhere.leaks(other, TWINS)
+
+
 @pytest.mark.parametrize("kind", list(TaskKind))
 def test_the_words_say_what_and_name_tests_and_give_no_line_away(kind):
     words = instruct(kind, CLAMP, "tiny-counts", [f"tests/t.py::test_{n}" for n in range(10)])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
+import tokenize
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ostinato.worlds.building.mutations.functions import Function
+from ostinato.worlds.building.mutations.functions import Function, functions_of
 from ostinato.worlds.building.trying.runs import SuiteRun
 
 _WINDOW = 3  # lines in a row
@@ -80,20 +83,26 @@ def _windows(lines: Iterable[str]) -> list[str]:
 
 
 class Elsewhere:
-    """Where lines of a package stand a second time: another copy of a function, its text in the documentation.
+    """Where lines of a package stand a second time: another copy of a function, under other names too, its text in the documentation.
 
     Example: ``Elsewhere(files).leaks(function, text)``
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self.counts: dict[str, int] = {}
-        for data in files.values():
+        self.shapes: Counter[str] = Counter()
+        for path, data in files.items():
             if b"\0" not in data[:4096]:
-                for window in _windows(data.decode("utf-8", "replace").splitlines()):
+                text = data.decode("utf-8", "replace")
+                for window in _windows(text.splitlines()):
                     self.counts[window] = self.counts.get(window, 0) + 1
+                if path.endswith(".py"):
+                    self.shapes.update(shape_of(each, text) for each in functions_of(path, text))
 
     def leaks(self, function: Function, text: str) -> bool:
-        """True if half of the function's body, or more, stands somewhere else, too."""
+        """True if half of the function's body, or more, stands somewhere else, too, or all of it under other names."""
+        if function.code_lines >= _WINDOW and self.shapes[shape_of(function, text)] > 1:
+            return True
         windows = _windows(body_lines(function, text))
         return bool(windows) and 2 * sum(
             self.counts.get(window, 0) > windows.count(window) for window in windows
@@ -105,6 +114,23 @@ def body_lines(function: Function, text: str) -> list[str]:
     lines = function.block(text).splitlines()
     code = [at for at, line in enumerate(lines) if line.strip() and not line.strip().startswith("#")]
     return lines[code[-function.code_lines] :] if function.code_lines else []
+
+
+def shape_of(function: Function, text: str) -> str:
+    """A function's body with its names, texts and numbers called by the order in which they come first."""
+    called: dict[str, str] = {}
+    shape: list[str] = []
+    lines = iter([*body_lines(function, text), ""])
+    try:
+        for token in tokenize.generate_tokens(lambda: next(lines) + "\n"):
+            named = token.type == tokenize.NAME and not keyword.iskeyword(token.string)
+            if named or token.type in (tokenize.STRING, tokenize.NUMBER):
+                shape.append(called.setdefault(token.string, f"${len(called)}"))
+            elif token.type != tokenize.COMMENT:
+                shape.append(token.string.strip())
+    except (tokenize.TokenError, SyntaxError, StopIteration):
+        return f"{function.key} cannot be read"
+    return " ".join(filter(None, shape))
 
 
 def gives_away(function: Function, text: str, words: str) -> bool:

@@ -61,7 +61,9 @@ class PytestGrader:
         """A task's rehearsal: begun by whoever comes first, forgotten if it fails."""
         key = sha256(repr((task.id, task.spec, asked, sorted(task.grading.hidden.items()))).encode()).hexdigest()
         if key not in self._rehearsals:
-            self._rehearsals[key] = asyncio.get_running_loop().create_task(rehearse(self._apart, task, asked))
+            begun = asyncio.get_running_loop().create_task(rehearse(self._apart, task, asked))
+            begun.add_done_callback(_heard)
+            self._rehearsals[key] = begun
             while len(self._rehearsals) > _KNOWN:
                 self._rehearsals.popitem(last=False)
         self._rehearsals.move_to_end(key)
@@ -72,6 +74,12 @@ class PytestGrader:
         except BaseException:
             self._rehearsals.pop(key, None)
             raise
+
+
+def _heard(ended: asyncio.Task[Rehearsal]) -> None:
+    """Take note of a failure that nobody waits for any more: whoever did was told to stop."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def _texts(filtered: FilteredChanges) -> Mapping[str, str | None]:

@@ -75,6 +75,11 @@ def _operators(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
         yield "negation", node.expression
 
 
+def _is_self(arg: cst.Arg) -> bool:
+    """Nobody passes the object in another's place: such a fault is seen without looking for it."""
+    return isinstance(arg.value, cst.Name) and arg.value.value in ("self", "cls")
+
+
 def _values(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
     if isinstance(node, cst.Integer) and node.value.isdecimal() and len(node.value) < 4:
         yield "constant", node.with_changes(value=str(int(node.value) + 1))
@@ -84,7 +89,7 @@ def _values(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
         isinstance(node, cst.Call) and len(node.args) > 1 and not any(arg.star or arg.keyword for arg in node.args[:2])
     ):
         one, two, *rest = node.args
-        if not one.value.deep_equals(two.value):
+        if not (_is_self(one) or _is_self(two) or one.value.deep_equals(two.value)):
             swapped = [one.with_changes(value=two.value), two.with_changes(value=one.value), *rest]
             yield "argument order", node.with_changes(args=swapped)
     elif isinstance(node, cst.IfExp):
@@ -120,18 +125,24 @@ def _missing(statement: cst.BaseStatement) -> str:
 _RULES: tuple[Callable[[cst.CSTNode], Iterator[tuple[str, cst.CSTNode]]], ...] = (_operators, _values, _statements)
 
 
+_LEFT_ALONE = (cst.Annotation, cst.Decorator, cst.Assert)
+
+
 class _Planting(cst.CSTTransformer):
-    """Walks a function and puts in the fault number `wanted`; counts them all on the way. Annotations and decorators are left alone."""
+    """Walks a function and puts in the fault number `wanted`; counts them all on the way.
+
+    Annotations and decorators are left alone, and so are assertions: a fault in one is mended by deleting it.
+    """
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.kinds: list[str] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return not isinstance(node, cst.Annotation | cst.Decorator)
+        return not isinstance(node, _LEFT_ALONE)
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if isinstance(original_node, cst.Annotation | cst.Decorator):
+        if isinstance(original_node, _LEFT_ALONE):
             return updated_node
         for rule in _RULES:
             for kind, changed in rule(original_node):
