@@ -27,9 +27,12 @@ def binaries() -> Path | None:
 class PostgresServer:
     """One cluster. `url` names its database `postgres`; many tests share it, each in a schema of its own."""
 
-    def __init__(self, bin: Path) -> None:
+    def __init__(self, bin: Path, place: Path | None = None) -> None:
+        """`place`: the directory to make the cluster in; None: in memory, if the system has such a place."""
         self._bin = bin
-        self.directory = Path(tempfile.mkdtemp(prefix="ostpg-", dir="/tmp"))  # a socket's path must be short
+        memory = Path("/dev/shm")
+        place = place or (memory if os.access(memory, os.W_OK) else Path("/tmp"))  # a socket's path must be short
+        self.directory = Path(tempfile.mkdtemp(prefix="ostpg-", dir=place))
         self._user: dict[str, Any] = {}
         self.owner = pwd.getpwuid(os.getuid()).pw_name
         if os.getuid() == 0:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 from uuid import UUID
@@ -42,7 +42,7 @@ class Server:
 
     name: str
     namespace: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any] = field(repr=False)
     wait_s: float
 
     @classmethod
