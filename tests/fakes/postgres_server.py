@@ -47,6 +47,7 @@ class PostgresServer:
     def start(self) -> None:
         """Returns when clients may come; recovers first after a kill."""
         settings = {"listen_addresses": "", "unix_socket_directories": str(self.directory), "max_connections": "60"}
+        settings["dynamic_shared_memory_type"] = "mmap"  # nothing stays behind outside of the directory after a kill
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         log = (self.directory / "log").open("ab")
         command = [self._bin / "postgres", "-D", "data", *options]

@@ -199,14 +199,14 @@ class Appender:
             self._head = None
 
 
-def first_segment(directory: LogDirectory, clock: Clock) -> None:
-    """Make the log's first segment if it has none, and refuse a log that is not this code's to append to.
+def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
+    """Make the log's first segment if it has none, with this first row, and refuse a log that is not this code's to append to.
 
     Raises BadConfig, Corrupt, StorageFull, the driver's errors.
     """
     try:
         if not directory.listing().firsts:
-            schema.create(directory.segment(1), 1, clock())
+            schema.create(directory.segment(first), first, clock())
         with suppress(SegmentGone):
             Segment(directory.segment(directory.listing().firsts[-1]), None).close()
     except OSError as error:

@@ -7,17 +7,19 @@ one thread commits for all callers (`writer.py`). Readers never block a writer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from ostinato.core.clock import wall_clock
+from ostinato.core.records import Row
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record import sqlite
 from ostinato.record.appender import Appender, first_segment
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.keys import KeyRing
 from ostinato.record.reader import LogReader
-from ostinato.record.retention import drop_segments
+from ostinato.record.retention import drop_segments, keep_rows
 from ostinato.record.rowlog import RowLog
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
@@ -42,8 +44,10 @@ class SqlLog(RowLog):
         super().__init__(reader, Appender(directory, config, clock, ring, sealed), ring, config)
 
     @classmethod
-    def open(cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None) -> Self:
-        """Open or create the log in the directory `path`.
+    def open(
+        cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None, *, first: Cursor = 1
+    ) -> Self:
+        """Open or create the log in the directory `path`. `first`: the place of the first row of a log that is created.
 
         `clock` says how old a segment is; order never depends on it. Keys, if there are any, lie beside the directory, in
         ``<path>-keys.db``, so that a copy of the log alone cannot be read.
@@ -58,12 +62,15 @@ class SqlLog(RowLog):
         directory = LogDirectory(path)
         directory.prepare()
         try:
-            first_segment(directory, clock)
+            first_segment(directory, clock, first)
             return cls(directory, clock, config or RecordConfig())
         except driver.Error as error:
             raise translate(error, path) from error
 
     # ------------------------------------------------------------ what is not kept
+
+    async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
+        await asyncio.to_thread(keep_rows, self._directory, rows)
 
     async def drop_old(self, now: float, keep_after: Cursor) -> int:
         """Drop what is older than `record.retain_days`, in whole segments; how many. To be called now and then by a worker.

@@ -131,6 +131,15 @@ class RowLog(ABC):
 
     # ------------------------------------------------------------ what is not kept
 
+    @property
+    def encrypted(self) -> bool:
+        """True if there are keys that rows may lie under."""
+        return self._ring is not None
+
+    @abstractmethod
+    async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
+        """Take in rows that stay for ever, each at its place below the horizon, of a log that is copied. Those that are there stay."""
+
     @abstractmethod
     async def drop_old(self, now: float, keep_after: Cursor) -> int:
         """Drop what is older than `record.retain_days`, in whole segments; how many. To be called now and then by a worker.

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import psycopg
 from psycopg import sql
 
+from ostinato.core.records import Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import FOR_EVER, Kind
 from ostinato.record.codec.rows import prepare
 from ostinato.record.postgres.kept import KeptRows
 from ostinato.record.postgres.schema import NUMBERS, table_of
 from ostinato.record.postgres.segment import PostgresSegment
-from ostinato.record.postgres.server import Connection, Server
+from ostinato.record.postgres.server import Connection, Server, digest_of
 from ostinato.record.reader import PAGE
 from ostinato.record.retention import DAY_S, closed_at
 
@@ -69,3 +70,16 @@ def _copy_out(segment: PostgresSegment, kept: KeptRows, last: Cursor) -> None:
         while rows := segment.fetch_kinds([kind], after, last, PAGE):
             after = rows[-1][1][0]
             kept.keep([(kind, stored[0], prepare(segment.decode(kind, stored)).body) for _, stored in rows])
+
+
+def keep_copied(server: Server, rows: Sequence[tuple[Cursor, Row]]) -> None:
+    """Take in rows that stay for ever, with their identities, each at its place. Raises StorageFull, Unavailable."""
+    try:
+        with server.dial_patiently() as connection, connection.transaction():
+            ready = [(prepare(row), seq) for seq, row in rows]
+            KeptRows(connection, server.name).keep([(each.kind, seq, each.body) for each, seq in ready])
+            places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
+            with connection.cursor() as cursor:
+                cursor.executemany("INSERT INTO identities VALUES (%s, %s) ON CONFLICT DO NOTHING", places)
+    except psycopg.Error as error:
+        raise server.refusal(error) from error

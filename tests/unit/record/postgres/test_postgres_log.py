@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from tests.contract.test_log import BATCH, EVENT, KINDS, ROWS, SIGNAL, TURN, read
 
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
 from ostinato.core.records import Batch, Signal, Source, Turn
 from ostinato.record.config import Encrypt, RecordConfig
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.server import Server
-from tests.contract.test_log import BATCH, EVENT, KINDS, ROWS, SIGNAL, TURN, read
 
 DAY = 86_400.0
 
@@ -81,7 +81,9 @@ async def test_turns_lean_on_each_other_and_texts_are_spelt_by_tokens_as_in_sqli
             other.derive_text(lambda _: "x")
             await other.append(after)
         assert [row for _, row in await read(log)] == [first, after]
-    (one, spelt, said), (two, *_) = sql(config, "SELECT length(tokens), spelt, said FROM rows_0000000000000001 ORDER BY seq")
+    (one, spelt, said), (two, *_) = sql(
+        config, "SELECT length(tokens), spelt, said FROM rows_0000000000000001 ORDER BY seq"
+    )
     assert two < one
     assert (spelt, said) == (None, None)
 
@@ -115,7 +117,13 @@ async def test_old_segments_go_and_what_stays_for_ever_stays_in_its_place(in_pos
         assert await log.drop_old(now[0], keep_after=3) == 0
         assert await log.drop_old(now[0], keep_after=7) == 1
         assert await reader.horizon() == 4
-        assert await read(reader) == [(2, BATCH), (3, EVENT), *half[4:], (9, signals(1, 20)[0]), (10, signals(1, 21)[0])]
+        assert await read(reader) == [
+            (2, BATCH),
+            (3, EVENT),
+            *half[4:],
+            (9, signals(1, 20)[0]),
+            (10, signals(1, 21)[0]),
+        ]
         assert await reader.find(Turn, [("r:0",)]) == []
         assert await reader.find(Batch, [(1,)]) == [BATCH]
         assert await reader.places(Batch, [(1,)]) == [2]
@@ -195,7 +203,9 @@ async def test_a_connection_that_dies_at_any_statement_loses_and_doubles_nothing
 
 
 def _at_insert(self, statement, *rest, **options):
-    hit = not self.broken and "INSERT INTO {rows}" in repr(statement) or not self.broken and "SELECT identity" in repr(statement)
+    hit = (not self.broken and "INSERT INTO {rows}" in repr(statement)) or (
+        not self.broken and "SELECT identity" in repr(statement)
+    )
     if hit:
         self.broken = True
         if self._after:
@@ -239,7 +249,9 @@ async def test_on_a_full_disk_what_fits_is_kept_and_the_others_are_told(in_postg
             "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN IF length(NEW.body) > 500 THEN "
             "RAISE EXCEPTION 'no space left' USING ERRCODE = '53100'; END IF; RETURN NEW; END$$",
         )
-        sql(config, "CREATE TRIGGER planted BEFORE INSERT ON rows_0000000000000001 FOR EACH ROW EXECUTE FUNCTION fail()")
+        sql(
+            config, "CREATE TRIGGER planted BEFORE INSERT ON rows_0000000000000001 FOR EACH ROW EXECUTE FUNCTION fail()"
+        )
         big = replace(BATCH, turns=tuple(f"{i * 7919:x}" for i in range(900)))
         small = signals(20, 100)
         answers = await asyncio.gather(log.append(big), *map(log.append, small), return_exceptions=True)
