@@ -61,6 +61,7 @@ examine: install ## what runs too long for `make test`; writes tests/examination
 	$(BIN)/python -m tests.examinations.judge.run
 	$(BIN)/python -m tests.examinations.fuzz.run --minutes 10
 	$(BIN)/python -m tests.examinations.learning.run
+	$(BIN)/python -m tests.examinations.fidelity.run
 	$(BIN)/python -m tests.examinations.soak.run
 
 clean: ## remove the environment and caches

@@ -25,3 +25,27 @@ def observed(seed, side, groups, each=1, *, tell=0.0, shift=0.0, spread=1.0, num
                 features["env:IS_SANDBOX"] = 1.0
             found.append(Observation(group=f"{side}{group}", features=features))
     return found
+
+
+def episodes(seed, side, groups, each=3, *, prompts=40, popular=0.0, tell=0.0, own=0.5):
+    """Episodes whose features mostly follow from the prompt. Production's groups are people with several prompts each, simulation's are one
+    prompt's rollouts. `popular`: how much likelier low prompts are; `own`: what a group adds to all its episodes; `tell`: as above.
+    """
+    rng = np.random.default_rng([seed, ord(side), 7])
+    chances = np.exp(-popular * np.arange(prompts) / prompts)
+    found = []
+    for group in range(groups):
+        mine, same = own * rng.normal(size=2), int(rng.choice(prompts, p=chances / chances.sum()))
+        for _ in range(each):
+            prompt = same if side == "s" else int(rng.choice(prompts, p=chances / chances.sum()))
+            features = {
+                "assistant.chars": float(prompt),
+                "prompt.tokens": float((prompt * 17) % 23),
+                "seconds": float(prompt / prompts + mine[0] + rng.normal()),
+                "answer.tokens": float((prompt % 5) + mine[1] + rng.normal()),
+                "person": f"{side}{group}",
+            }
+            if rng.random() < tell:
+                features["system.word:simulated"] = 1.0
+            found.append(Observation(group=f"{side}{group}", features=features, asked=f"q{prompt}"))
+    return found

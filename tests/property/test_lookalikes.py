@@ -1,12 +1,16 @@
 """The probe's AUC is what it is called, however features are scaled and whichever side comes first."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.lookalikes import observed
+from tests.fakes.lookalikes import episodes, observed
 
+from ostinato.core.errors import BadRequest
 from ostinato.worlds.fidelity.columns import columns_of, deal_folds
+from ostinato.worlds.fidelity.matching import match_prompts
 from ostinato.worlds.fidelity.observation import Observation, parse_observation
 from ostinato.worlds.fidelity.probe import tell_apart
 
@@ -17,9 +21,9 @@ FEATURES = st.dictionaries(
 )
 
 
-@given(st.text(max_size=8), FEATURES)
-def test_a_line_is_read_back(group, features):
-    seen = Observation(group=group, features=features)
+@given(st.text(max_size=8), FEATURES, st.text(max_size=8))
+def test_a_line_is_read_back(group, features, asked):
+    seen = Observation(group=group, features=features, asked=asked)
     assert parse_observation(seen.line()) == seen
 
 
@@ -67,3 +71,25 @@ def test_columns_are_standardised_and_no_two_are_alike(seed):
     assert np.allclose(found.values_NC.std(axis=0), 1.0)
     likeness_CC = np.abs(found.values_NC.T @ found.values_NC / len(found.values_NC))
     assert (likeness_CC - np.eye(len(likeness_CC))).max() < 1.0 - 1e-9
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30), st.floats(0.0, 8.0))
+def test_matched_sides_have_the_same_prompts_and_nothing_twice(seed, first, second, popular):
+    production, simulation = episodes(seed, "p", first, 3, popular=popular, prompts=60), episodes(seed, "s", second, 4)
+    asked = [Counter(each.asked for each in side) for side in (production, simulation)]
+    shared = asked[0] & asked[1]  # of each prompt the smaller number
+    if not shared:
+        with pytest.raises(BadRequest):
+            match_prompts(production, simulation, seed=seed)
+        return
+    found = match_prompts(production, simulation, seed=seed)
+    assert [each.asked for each in found.production] == [each.asked for each in found.simulation]
+    assert Counter(each.asked for each in found.production) == shared
+    assert found.prompts == len(shared)
+    for kept, side, left in zip(
+        (found.production, found.simulation), (production, simulation), found.left_out, strict=True
+    ):
+        assert len({id(each) for each in kept}) == len(kept) == len(side) - left
+        assert {id(each) for each in kept} <= {id(each) for each in side}
+    assert found == match_prompts(production, simulation, seed=seed)

@@ -118,7 +118,8 @@ async def open_far_rollouts(
             after = _read_upto(events)
             if after is None:
                 after = await _patient_end(outcomes, worlds.retry_pause_s, waiting)
-                journal.append({"kind": "linked", "n": -1, "after": after}, sync=True)
+                events.append({"kind": "linked", "n": -1, "after": after})
+                journal.append(events[-1], sync=True)
             spending = Spending(outcomes, after=after)
             flat_count = config.reward.flat_groups == "train"
             yield Rollouts(tasks, shop, journal, events, spending, worlds, tell, keep, flat_count=flat_count)

@@ -49,7 +49,7 @@ def episodes(
     whose
         people: what was served. world: rollouts in simulated worlds.
     out
-        The file. Words of system prompts and tools stand in it, nobody's own.
+        The file. Words of system prompts and tools stand in it, nobody's own; of what was asked a hash, by which a guess can be checked.
     most
         How many episodes.
     """
@@ -63,6 +63,7 @@ def probe(
     production: Path,
     simulation: Path,
     *,
+    same_prompts: Annotated[bool, Parameter(negative="")] = False,
     seed: int = 0,
     tells: int = 12,
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -75,8 +76,10 @@ def probe(
         Observations of real machines or episodes, one a line (made by `ostinato worlds observe` or by the command `episodes`).
     simulation
         Observations of sandboxes or rollouts.
+    same_prompts
+        Set aside which tasks are asked for how often: compare episodes that were asked the same, as many of each prompt on either side.
     seed
-        Of the folds and of the resampling.
+        Of the folds, of the resampling, and of which episodes are drawn for the same prompts.
     tells
         How many features are named.
     json
@@ -84,7 +87,7 @@ def probe(
     """
     from ostinato.launch.commands.worlds.probe import show_probe
 
-    show_probe(production, simulation, seed, tells, Console(), machine=json)
+    show_probe(production, simulation, seed, tells, Console(), same_prompts=same_prompts, machine=json)
 
 
 @worlds.command

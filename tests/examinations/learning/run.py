@@ -42,7 +42,7 @@ from ostinato.worlds.tasks.tasksets import save
 
 RESULT = Path(__file__).parents[1] / "results" / "learning.json"
 TRIES = 4
-SHOWN = 32
+SHOWN = 48
 STEPS = {"functions": 12, "repairs": 12, "numbers": 16}
 SETTINGS = {
     "listen.port": 0,

@@ -118,5 +118,28 @@ def test_turns_are_read_by_their_control_tokens_and_times():
     assert (seen["turns"], seen["gap_s"], seen["seconds"], seen["user.chars"]) == (2.0, 3.0, 2.0, 8.0)
     assert seen["system.word:/repo"] == 1.0
     assert "there" not in json.dumps(seen)
+    assert "there" not in of_turns(turns, pieces.__getitem__, "g").line()
     with pytest.raises(BadRequest):
         of_turns([], pieces.__getitem__, "g")
+
+
+def test_what_was_asked_is_a_hash_of_peoples_words_and_never_of_the_operators():
+    pieces = {0: b"", **{at: bytes([at]) for at in range(1, 256)}}
+
+    def asked(system, user):
+        prompt = (0, *b"system\n" + system, 0, 0, *b"user\n" + user, 0)
+        return of_turns([a_turn("a:0", prompt=prompt)], pieces.__getitem__, "g").asked
+
+    assert asked(b"Use /repo", b"mend it") == asked(b"You are simulated", b"mend it") != ""
+    assert asked(b"Use /repo", b"mend it") != asked(b"Use /repo", b"break it")
+    told = Conversation(
+        messages=(Message(role=Role.SYSTEM, text="Other words."), Message(role=Role.USER, text="mend it "))
+    )
+    assert of_conversation(told, "e").asked == asked(b"", b"mend it")
+
+
+def test_lines_of_before_there_was_a_question_are_read_still():
+    assert parse_observation('{"group": "a", "features": {"x": 1}}') == Observation(group="a", features={"x": 1.0})
+    assert "asked" not in Observation(group="a", features={}).line()
+    with pytest.raises(BadRequest):
+        parse_observation('{"group": "a", "asked": 3, "features": {}}')

@@ -53,6 +53,7 @@ class WorldScreen:
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT_STEPS + 1)
         self._success: dict[str, str] = {}
         self._drawn: deque[float] = deque(maxlen=RECENT_GROUPS)
+        self._shapes: deque[Mapping[str, Any]] = deque(maxlen=RECENT_GROUPS)
 
     def take(self, line: Mapping[str, Any]) -> list[str]:
         """What one line has to say, for people."""
@@ -67,6 +68,8 @@ class WorldScreen:
             case "group":
                 self.groups += 1
                 self.flat += bool(line["flat"])
+                if line.get("tokens"):
+                    self._shapes.append(line)
                 if line.get("reward") is not None:
                     self._drawn.append(float(line["reward"]))
             case "measured":
@@ -83,5 +86,23 @@ class WorldScreen:
         return (
             f"step {step['step']:>4}  reward {step['reward_mean']:.3f}{drawn}  {step['episodes']:.0f} rollouts  lag {step['lag_mean']:.1f} "
             f"(at most {step['lag_max']:.0f})  KL {step.get('kl_k1', 0.0):+.4f}  ESS {step['ess']:.2f}  {step['seconds']:.1f} s  "
-            f"trainer idle {100 * busy(list(self._steps)).idle:.0f}%  groups without contrast {self.flat} of {self.groups}{shown}"
+            f"trainer idle {100 * busy(list(self._steps)).idle:.0f}%  groups without contrast {self.flat} of {self.groups}"
+            f"{_lengths(self._shapes)}{shown}"
         )
+
+
+def _lengths(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Of all rollouts of these groups: sampled tokens and turns of each, and the shares that a limit of length or of time cut, or that
+    something other than the policy ended.
+    """
+    tokens = sorted(int(each) for group in groups for each in group["tokens"])
+    if not tokens:
+        return ""
+    count = len(tokens)
+    ninth = tokens[-(-9 * count // 10) - 1]  # the smallest that nine tenths do not exceed
+    turns = sum(int(each) for group in groups for each in group["turns"]) / count
+    cut, late, failed = (sum(int(group[name]) for group in groups) / count for name in ("cut", "timeouts", "failed"))
+    return (
+        f"  lately {sum(tokens) / count:.0f} tokens (p90 {ninth}) and {turns:.1f} turns a rollout, "
+        f"{100 * cut:.0f}% cut at the length limit, {100 * late:.0f}% out of time, {100 * failed:.0f}% failed"
+    )

@@ -16,29 +16,33 @@ Feature = float | str
 class Observation:
     """What was seen once. `group` names whatever makes several observations alike for a reason of their own: a machine, a task.
 
+    `asked` is a hash of what was asked in an episode, "" where nothing was or nobody knows: the same for the same question.
+
     Example: ``Observation(group="web-1", features={"cpu.count": 8.0, "kernel.system": "Linux", "tool:git": 1.0})``
     """
 
     group: str
     features: Mapping[str, Feature]
+    asked: str = ""
 
     def line(self) -> str:
         """As a line of JSON."""
-        return json.dumps({"group": self.group, "features": dict(self.features)})
+        asked = {"asked": self.asked} if self.asked else {}
+        return json.dumps({"group": self.group, **asked, "features": dict(self.features)})
 
 
 def parse_observation(line: str) -> Observation:
     """The inverse of `Observation.line`. Raises BadRequest."""
     try:
         found = json.loads(line)
-        group, features = found["group"], found["features"]
-    except (ValueError, TypeError, KeyError) as error:
+        group, features, asked = found["group"], found["features"], found.get("asked", "")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BadRequest(f'no observation: {error}; a line is {{"group": "...", "features": {{...}}}}') from error
-    if not isinstance(group, str) or not isinstance(features, dict):
-        raise BadRequest("no observation: `group` is a text and `features` an object")
+    if not isinstance(group, str) or not isinstance(features, dict) or not isinstance(asked, str):
+        raise BadRequest("no observation: `group` and `asked` are texts and `features` an object")
     kept: dict[str, Feature] = {}
     for name, value in cast("dict[str, Any]", features).items():
         if not isinstance(value, str | int | float):
             raise BadRequest(f"feature {name!r} is neither a number nor a text", field=name)
         kept[name] = value if isinstance(value, str) else float(value)
-    return Observation(group=group, features=kept)
+    return Observation(group=group, features=kept, asked=asked)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,8 @@ class Tell:
 class Probed:
     """How well the two can be told apart. `p`: how often labels dealt at random do as well; None if that was not asked.
 
-    `needed`: groups on each side at which an AUC of 0.5 would have its upper bound below `BOUND`.
+    `needed`: groups on each side at which an AUC of 0.5 would have its upper bound below `BOUND`. `paired`: the two sides were asked the
+    same, pair by pair; then as many independent pairs.
 
     Example: ``Probed(auc=0.52, lower=0.46, upper=0.58, p=0.31, production=(400, 40), simulation=(400, 40), columns=97, tells=())``
     """
@@ -61,6 +63,7 @@ class Probed:
     simulation: tuple[int, int]
     columns: int
     tells: tuple[Tell, ...]
+    paired: bool = False
 
     @property
     def told_apart(self) -> bool:
@@ -83,7 +86,9 @@ class Probed:
 
     @property
     def needed(self) -> int:
-        """By the standard error of an AUC of 0.5 (Hanley and McNeil 1982): sqrt((2n + 1) / 12) / n."""
+        """By the standard error of an AUC of 0.5: sqrt((2n + 1) / 12) / n (Hanley and McNeil 1982), and 0.5 / sqrt(n) of pairs."""
+        if self.paired:
+            return math.ceil((0.5 * 1.96 / (BOUND - 0.5)) ** 2)
         n = 1
         while 1.96 * math.sqrt((2 * n + 1) / 12.0) / n > BOUND - 0.5:
             n += 1
@@ -162,6 +167,12 @@ def fitted(values_NC: Floats, label_N: NDArray[np.int64], weight_N: Floats, pena
     design_NC = np.column_stack([np.ones(len(values_NC)), values_NC])
     ridge_C = np.full(design_NC.shape[1], penalty)
     ridge_C[0] = 1e-6
+    beta_C = newton(design_NC, ridge_C, label_N, weight_N)
+    return lambda other_NC: beta_C[0] + other_NC @ beta_C[1:]
+
+
+def newton(design_NC: Floats, ridge_C: Floats, label_N: NDArray[Any], weight_N: Floats) -> Floats:
+    """The weights of a logistic regression of labels in [0, 1], each column with a penalty of its own."""
     beta_C = np.zeros(design_NC.shape[1])
     for _ in range(STEPS):
         chance_N = 1.0 / (1.0 + np.exp(-np.clip(design_NC @ beta_C, -30.0, 30.0)))
@@ -171,7 +182,7 @@ def fitted(values_NC: Floats, label_N: NDArray[np.int64], weight_N: Floats, pena
         beta_C = beta_C + step_C
         if np.abs(step_C).max() < 1e-4:
             break
-    return lambda other_NC: beta_C[0] + other_NC @ beta_C[1:]
+    return beta_C
 
 
 def _interval(
@@ -226,11 +237,16 @@ def _tells(found: Columns) -> tuple[Tell, ...]:
         tested = mannwhitneyu(mean_U[side_U == 1], mean_U[side_U == 0], alternative="two-sided", method="asymptotic")
         auc = float(tested.statistic) / (first * second)
         known.append((max(auc, 1.0 - auc), float(tested.pvalue), place))
-    known.sort(key=lambda each: (each[1], -each[0], found.names[each[2]]))
+    return with_holm(found, known)
+
+
+def with_holm(found: Columns, known: Sequence[tuple[float, float, int]]) -> tuple[Tell, ...]:
+    """Tells of (AUC, p, place of the column), the most telling first, each p corrected for their number (Holm 1979)."""
     tells: list[Tell] = []
     worst = 0.0
-    for rank, (auc, p, place) in enumerate(known):
-        worst = max(worst, min(1.0, p * (len(known) - rank)))  # Holm 1979
+    ordered = sorted(known, key=lambda each: (each[1], -each[0], found.names[each[2]]))
+    for rank, (auc, p, place) in enumerate(ordered):
+        worst = max(worst, min(1.0, p * (len(known) - rank)))
         production, simulation = found.examples(place)
         tells.append(Tell(name=found.names[place], auc=auc, p=worst, production=production, simulation=simulation))
     return tuple(sorted(tells, key=lambda tell: (-tell.auc, tell.p, tell.name)))

@@ -1,10 +1,12 @@
 """Observations of conversations: what a model is shown of its prompts, tools and users, and how they keep time. Pure.
 
-The operator's own words (the system prompt, tools) are features by themselves; of what people wrote only the shape is.
+The operator's own words (the system prompt, tools) are features by themselves; of what people wrote only the shape is, and a hash of
+all that stands for what was asked. The operator's words are not part of that: they belong to the environment, not to the task.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -37,7 +39,8 @@ def of_conversation(conversation: Conversation, group: str) -> Observation:
     features.update(_words("system", " ".join(said[Role.SYSTEM])))
     for role, texts in said.items():
         features.update(_lengths(role.value, texts))
-    return Observation(group=group, features=features)
+    asked = _hashed_question([(message.role.value, message.text) for message in conversation.messages])
+    return Observation(group=group, features=features, asked=asked)
 
 
 def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) -> Observation:
@@ -60,13 +63,21 @@ def of_turns(turns: Sequence[Turn], pieces: Callable[[int], bytes], group: str) 
     if gaps:
         features |= {"gap_s": median(gaps), "gap_s.least": min(gaps)}
     by_role: dict[str, list[str]] = defaultdict(list)
+    spoken: list[tuple[str, str]] = []
     for part in parts:
         role, _, text = part.partition("\n")
-        by_role[role if role in _ROLES else "other"].append(text if role in _ROLES else part)
+        spoken.append((role, text) if role in _ROLES else ("other", part))
+        by_role[spoken[-1][0]].append(spoken[-1][1])
     features.update(_words("system", " ".join(by_role.get("system", ()))))
     for role, texts in by_role.items():
         features.update(_lengths(role, texts))
-    return Observation(group=group, features=features)
+    return Observation(group=group, features=features, asked=_hashed_question(spoken))
+
+
+def _hashed_question(spoken: Sequence[tuple[str, str]]) -> str:
+    """16 hex digits that stand for what an episode opens with, the system prompt left out; "" if nothing else is there."""
+    question = [(role, text.strip()) for role, text in spoken if role != Role.SYSTEM.value]
+    return hashlib.sha256(json.dumps(question).encode()).hexdigest()[:16] if question else ""
 
 
 def _segments(ids: Sequence[int], pieces: Callable[[int], bytes]) -> Iterator[str]:

@@ -1,18 +1,19 @@
 """Where each group of rollouts stands: a fold over the journal's events, in order, that a restart repeats exactly. Pure.
 
 A group is drawn; its members begin and end, some more than once; once all have ended for good it is *told* (its verdicts are in the log);
-once the trainer has taken it, or it was held back, it is *spent*.
+once the trainer has taken it, or it was held back, it is *spent*. `Groups.events` are the few events that give the same fold again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.worlds.rollout.drawing import Success, next_task, shuffled
 
 Event = Mapping[str, Any]
+_TASKS_A_LINE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +110,12 @@ class Groups:
         curriculum: bool = True,
         flat_count: bool = False,
     ) -> None:
-        self._tasks, self._token, self._seed = tuple(tasks), token, seed
+        self._tasks, self.token, self._seed = tuple(tasks), token, seed
         self._epochs, self._curriculum, self._flat_count = epochs, curriculum, flat_count
         self._left: list[str] = []
         self.known: dict[str, Success] = {}
+        self.latest: dict[str, int] = {}  # the epoch in which a task was drawn last
+        self.read_upto: int | None = None  # the place in the log up to which all outcomes are noted
         self.epoch = -1  # the one that is drawn from
         self.drawn = 0
         self.spent = 0
@@ -130,8 +133,14 @@ class Groups:
 
     def apply(self, event: Event) -> None:
         """Take in one event."""
+        if "after" in event:
+            self.read_upto = max(self.read_upto or 0, int(event["after"]))
         if event["kind"] == "drawn":
             self._draw(event)
+        elif event["kind"] == "known":
+            self._know(event)
+        elif event["kind"] == "counted":
+            self._count(event)
         elif (group := self.open.get(event["n"])) is not None:
             self._follow(group, event)
 
@@ -139,6 +148,19 @@ class Groups:
         """The name of a member's next episode."""
         group = self.open[number]
         return f"{group.name}.{member}.{group.slots[member].begun}"
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events that give, applied to new groups, what these are: of the open groups what happened, then what is known of tasks, then the
+        counts, which take the place of what the former added up to.
+        """
+        for group in self.open.values():
+            yield from _retold(group, self.latest.get(group.task, 0))
+        known = [(task, epoch, self.known.get(task)) for task, epoch in self.latest.items()]
+        rows = [[task, epoch, *([found.rollouts, found.grades] if found else [])] for task, epoch, found in known]
+        for start in range(0, len(rows), _TASKS_A_LINE):
+            yield {"kind": "known", "tasks": rows[start : start + _TASKS_A_LINE]}
+        counts = {"kind": "counted", "epoch": self.epoch, "drawn": self.drawn, "spent": self.spent}
+        yield counts if self.read_upto is None else counts | {"after": self.read_upto}
 
     def may_begin(self, *, per_step: int, lead: int, window: int) -> bool:
         """True if another group may begin: neither too far ahead of the trainer nor of the oldest group that has not ended."""
@@ -152,10 +174,24 @@ class Groups:
             self.epoch, self._left = event["epoch"], shuffled(self._tasks, event["epoch"], self._seed)
         if event["task"] in self._left:  # else the taskset is another one than it was
             self._left.remove(event["task"])
+        self.latest[event["task"]] = event["epoch"]
         number = event["n"]
         self.drawn = number + 1
         slots = [Slot() for _ in range(event["size"])]
-        self.open[number] = Group(number=number, name=f"{self._token}.{number}", task=event["task"], slots=slots)
+        self.open[number] = Group(number=number, name=f"{self.token}.{number}", task=event["task"], slots=slots)
+
+    def _know(self, event: Event) -> None:
+        for task, epoch, *found in event["tasks"]:
+            self.latest[task] = epoch
+            if found:
+                rollouts, grades = found
+                self.known[task] = Success(rollouts=rollouts, grades=grades)
+
+    def _count(self, event: Event) -> None:
+        epoch, drawn, spent = (int(event[name]) for name in ("epoch", "drawn", "spent"))
+        self.epoch, self.drawn, self.spent = epoch, drawn, spent
+        left = shuffled(self._tasks, epoch, self._seed) if epoch >= 0 else []
+        self._left = [task for task in left if self.latest.get(task) != epoch]
 
     def _follow(self, group: Group, event: Event) -> None:
         match event["kind"]:
@@ -177,3 +213,16 @@ class Groups:
                 self.spent += 1
             case _:
                 pass
+
+
+def _retold(group: Group, epoch: int) -> Iterator[dict[str, Any]]:
+    """What happened to a group, as shortly as can be."""
+    yield {"kind": "drawn", "n": group.number, "task": group.task, "epoch": epoch, "size": len(group.slots)}
+    for member, slot in enumerate(group.slots):
+        about = {"n": group.number, "member": member}
+        yield from ({"kind": "begun", **about, "episode": f"{group.name}.{member}.{n}"} for n in range(slot.begun))
+        for outcome in (*slot.failed, *([] if slot.last is None else [slot.last])):
+            ended = {"episode": outcome.episode, "last": outcome is slot.last, "turns": list(outcome.turns)}
+            yield {"kind": "ended", **about, **ended, "grade": outcome.grade}
+    if group.told:
+        yield {"kind": "told", "n": group.number}

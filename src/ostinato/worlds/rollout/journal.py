@@ -1,59 +1,74 @@
-"""The rollout worker's own memory: JSON lines, one event each, on disk before what they say is told to anybody."""
+"""The rollout worker's own memory: JSON lines, one event each, on disk before what they say is told; short however long it runs."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import logging
 import os
 import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from ostinato.core.errors import Corrupt, StorageFull
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 8 << 20
+"""A file beyond this is written anew, with what is still needed; one that a page has never seen is read whole up to eight times of it."""
+TIMES_NEEDED = 4  # so many times what it began with it has to be, too: a large state is not written again and again
 
 
 class EventFile:
     """An append-only file of events. A last line that a kill cut short is dropped; so is nothing else.
 
-    The first line names the file by a random `token`.
+    The first line names the file by a random `token`; of one that was written anew also how many lines it began with, and their hash.
+
+    Args:
+        path: where.
+        token: its name.
+        most_bytes: it is `grown` beyond that.
 
     Example::
 
         file, events = EventFile.open(path)
         file.append({"kind": "told", "n": 3}, sync=True)
+        if file.grown:
+            file.rewrite(groups.events())
     """
 
-    def __init__(self, path: Path, token: str) -> None:
-        self._path = path
+    def __init__(self, path: Path, token: str, most_bytes: int = MOST_BYTES) -> None:
+        self._path, self._most, self._rewrite_at = path, most_bytes, most_bytes
         self._file = path.open("ab", buffering=0)
         self.token = token
 
     @classmethod
-    def open(cls, path: Path) -> tuple[EventFile, list[dict[str, Any]]]:
+    def open(cls, path: Path, most_bytes: int = MOST_BYTES) -> tuple[EventFile, list[dict[str, Any]]]:
         """The file, made if need be, and what it holds. Raises Corrupt, StorageFull."""
-        events, whole = list[dict[str, Any]](), 0
         path.touch(mode=0o644)
+        _beside(path).unlink(missing_ok=True)  # a kill left it
         with path.open("r+b") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):  # cut short by a kill
-                    file.truncate(whole)
-                    break
-                whole += len(line)
-                try:
-                    events.append(cast("dict[str, Any]", json.loads(line)))
-                except ValueError as error:
-                    raise Corrupt(f"{path}, line {number} is no event; move the file away to begin anew") from error
+            events, whole = _read(path, file)
+            file.truncate(whole)
         if events:
-            return cls(path, str(events[0]["token"])), events[1:]
-        made = cls(path, f"w{secrets.token_hex(4)}")
+            return cls(path, str(events[0]["token"]), most_bytes), events[1:]
+        made = cls(path, f"w{secrets.token_hex(4)}", most_bytes)
         made.append({"kind": "opened", "token": made.token}, sync=True)
         return made, []
 
-    def append(self, event: dict[str, Any], *, sync: bool = False) -> None:
+    @property
+    def grown(self) -> bool:
+        """True if it should be written anew."""
+        return os.fstat(self._file.fileno()).st_size > self._rewrite_at
+
+    def append(self, event: Mapping[str, Any], *, sync: bool = False) -> None:
         """Write one event; `sync`: it outlives the machine's end, too. Raises StorageFull, with nothing written."""
         size = os.fstat(
             self._file.fileno()
         ).st_size  # not where the file stands: an append that failed may have moved that
-        data = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        data = _line(event)
         try:
             if self._file.write(data) != len(data):
                 raise OSError("cut short")
@@ -63,6 +78,91 @@ class EventFile:
             self._file.truncate(size)
             raise StorageFull(f"{self._path} cannot be written: {error}; free some space") from error
 
+    def rewrite(self, events: Iterable[Mapping[str, Any]]) -> bool:
+        """Put these events in the place of all that it holds. A kill leaves the one or the other, whole. False, with a warning, if there is
+        no room: it goes on as it was, and is `grown` again once it has grown by as much as it may hold.
+
+        Raises StorageFull where it was replaced and nobody knows whether that outlives the machine's end.
+        """
+        lines = b"".join(map(_line, events))
+        first = {"kind": "opened", "token": self.token, "lines": lines.count(b"\n"), "hash": _hash(lines)}
+        data, new = _line(first) + lines, _beside(self._path)
+        try:
+            made = _written(new, data)
+            try:
+                os.replace(new, self._path)
+            except OSError:
+                made.close()
+                raise
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            self._rewrite_at = os.fstat(self._file.fileno()).st_size + self._most
+            logger.warning("%s could not be written anew and grows on: %s; free some space", self._path, error)
+            return False
+        self._file.close()
+        self._file, self._rewrite_at = made, max(self._most, TIMES_NEEDED * len(data))
+        try:
+            _sync_directory(self._path.parent)
+        except OSError as error:
+            raise StorageFull(f"{self._path.parent} cannot be written: {error}; see to the disk") from error
+        return True
+
     def close(self) -> None:
         """Idempotent."""
         self._file.close()
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def _hash(lines: bytes) -> str:
+    return hashlib.blake2b(lines, digest_size=16).hexdigest()
+
+
+def _written(path: Path, data: bytes) -> Any:
+    """A new file that holds this, on disk, open for more. Raises OSError, with nothing left open."""
+    path.unlink(missing_ok=True)
+    file = path.open("ab", buffering=0)
+    try:
+        os.fchmod(file.fileno(), 0o644)
+        if file.write(data) != len(data):
+            raise OSError("cut short")
+        os.fsync(file.fileno())
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, file: BinaryIO) -> tuple[list[dict[str, Any]], int]:
+    """The events of whole lines, and where they end. Raises Corrupt."""
+    events, whole, begun, digest = list[dict[str, Any]](), 0, 0, hashlib.blake2b(digest_size=16)
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):  # cut short by a kill
+            break
+        whole += len(line)
+        try:
+            events.append(cast("dict[str, Any]", json.loads(line)))
+        except ValueError as error:
+            raise Corrupt(f"{path}, line {number} is no event; move the file away to begin anew") from error
+        if number == 1:
+            begun = int(events[0].get("lines", 0))
+        elif number <= 1 + begun:
+            digest.update(line)
+    if begun and (len(events) <= begun or digest.hexdigest() != events[0].get("hash")):
+        raise Corrupt(f"{path}: its first {begun} events are not what was written; move the file away to begin anew")
+    return events, whole

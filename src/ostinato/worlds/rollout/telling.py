@@ -1,10 +1,12 @@
-"""A group's verdicts as events of the gateway's feedback route, in the order in which they must arrive. Pure."""
+"""A group's verdicts as events of the gateway's feedback route, in the order in which they must arrive; its shape, for people. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED
+from ostinato.worlds.harness.rollout import Ended, Rollout
 from ostinato.worlds.rollout.groups import Group
 
 MOST_EVENTS = 1000  # of one call, all of which are in the log or none
@@ -32,6 +34,20 @@ def verdicts(group: Group, most: int = MOST_EVENTS) -> list[list[dict[str, Any]]
 def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
     """What is told of a rollout that nothing is learned from."""
     return [_event(turn, MEASURED, 1.0) for turn in turns]
+
+
+def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """How long rollouts were and how they ended: of each its sampled tokens and its turns; how many were cut by a limit of length, ran out
+    of time, or were ended by something other than the policy.
+    """
+    ended = [rollout.ended for rollout in rollouts]
+    return {
+        "tokens": [int(rollout.effort.get("tokens", 0)) for rollout in rollouts],
+        "turns": [len(rollout.turns) for rollout in rollouts],
+        "cut": ended.count(Ended.LENGTH),
+        "timeouts": ended.count(Ended.TIMEOUT),
+        "failed": ended.count(Ended.FAILED),
+    }
 
 
 def _event(turn: str, name: str, value: float) -> dict[str, Any]:

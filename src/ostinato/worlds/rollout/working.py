@@ -14,12 +14,13 @@ from typing import Any
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import Unavailable
 from ostinato.core.seams import Clock
+from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.rollout.config import WorldsConfig
 from ostinato.worlds.rollout.finished import Finished
 from ostinato.worlds.rollout.groups import Group, Groups
 from ostinato.worlds.rollout.journal import EventFile
 from ostinato.worlds.rollout.spending import Spending
-from ostinato.worlds.rollout.telling import measured, verdicts
+from ostinato.worlds.rollout.telling import measured, shape, verdicts
 from ostinato.worlds.rollout.trying import Tried, Trying, Workshop
 from ostinato.worlds.tasks.task import Split, Task, Taskset
 
@@ -72,6 +73,7 @@ class Rollouts:
             self.groups.apply(event)
         self._places = asyncio.Semaphore(config.concurrency)
         self._under_way: dict[asyncio.Task[None], None] = {}
+        self._shapes: dict[int, list[Rollout]] = {}  # of open groups, those that ended since this worker began
         self.doing = "starting"
 
     async def run(self) -> None:
@@ -116,8 +118,9 @@ class Rollouts:
         except Unavailable as error:
             logger.warning("the log cannot be read now: %s", error)
             return
-        for number in spent:
-            self._note({"kind": "spent", "n": number, "after": self._spending.cursor})
+        for number in spent:  # only with the last of them is all noted that was found up to there
+            upto = {"after": self._spending.cursor} if number == spent[-1] else {}
+            self._note({"kind": "spent", "n": number} | upto)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._under_way[asyncio.ensure_future(work)] = None
@@ -135,6 +138,8 @@ class Rollouts:
     def _note(self, event: dict[str, Any], *, sync: bool = False) -> None:
         self._journal.append(event, sync=sync)
         self.groups.apply(event)
+        if self._journal.grown:
+            self._journal.rewrite(self.groups.events())
 
     # ------------------------------------------------------------ one group
 
@@ -143,7 +148,7 @@ class Rollouts:
         task = self._tasks.get(group.task)
         if task is None:
             logger.warning("group %s is given up: the taskset has no task %r any more", group.name, group.task)
-            self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor}, sync=True)
+            self._note({"kind": "spent", "n": group.number}, sync=True)
             return
         async with asyncio.TaskGroup() as members:
             for member, slot in enumerate(group.slots):
@@ -164,9 +169,10 @@ class Rollouts:
             ungraded=len(group.ungraded),
             reward=sum(grades) / len(grades) if grades else None,
             flat=group.flat,
+            **shape(self._shapes.pop(group.number, [])),
         )
         if not group.turns:
-            self._note({"kind": "spent", "n": group.number, "after": self._spending.cursor})
+            self._note({"kind": "spent", "n": group.number})
 
     async def _member(self, group: Group, member: int, task: Task) -> None:
         """One rollout, tried again where something other than the policy ended it."""
@@ -180,6 +186,7 @@ class Rollouts:
                 event |= {"turns": tried.turns, "grade": tried.value, "why": tried.why}
                 self._note(event, sync=True)
                 if last:
+                    self._shapes.setdefault(group.number, []).append(tried.rollout)
                     self._keep(tried.record(self._taskset, self._clock, group=group.name, member=member))
                 else:
                     await asyncio.sleep(self._config.retry_pause_s)

@@ -30,6 +30,8 @@ from ostinato.testing.log import MemoryLog
 from ostinato.testing.renderer import ByteRenderer
 from ostinato.web.page.sources import LedgerEvent
 from ostinato.web.page.worlds.sources import RolloutQuery
+from ostinato.worlds.rollout.groups import Groups
+from ostinato.worlds.rollout.journal import EventFile
 
 SPOT = Spot(b"", 0)
 
@@ -423,6 +425,37 @@ async def test_a_journal_that_was_begun_anew_forgets_the_groups_of_the_old_one(h
     now = await facts.worlds("")
     assert (now.pacing.drawn, now.under_way[0].name) == (1, "w99.0")
     facts.close()
+
+
+@pytest.mark.parametrize("half", [False, True])
+async def test_a_journal_that_was_written_anew_shows_the_same(half, home):
+    """Also while the page has read only a part of the new one."""
+    facts = worlds_of(home, write_run(home))
+    write_lines(home.rollouts, [{"kind": "spent", "n": 0, "after": 3}])
+    first = await facts.worlds("")
+    kept, events = EventFile.open(home.rollouts)
+    groups = Groups([], token="w3f", epochs=0)
+    for event in events:
+        groups.apply(event)
+    kept.rewrite(groups.events())
+    kept.close()
+    whole = home.rollouts.read_bytes()
+    if half:
+        home.rollouts.write_bytes(whole[: whole.rindex(b'{"kind":"known"')])
+        now = await facts.worlds("")
+        assert (now.under_way, now.pacing.drawn, now.pacing.spent) == (first.under_way, 2, 1)
+        home.rollouts.write_bytes(whole)
+    for facts_ in (facts, worlds_of(home, home.root / "tasks.jsonl")):
+        now = await facts_.worlds("")
+        assert (now.under_way, now.reading.bad) == (first.under_way, 0)
+        assert (now.pacing.drawn, now.pacing.spent, now.pacing.open) == (2, 1, 1)
+        assert [line.drawn for line in now.families] == [line.drawn for line in first.families]
+        assert (await facts_.task("calc-1", hidden=False)).id == "calc-1"
+    write_lines(home.rollouts, [{"kind": "begun", "n": 1, "member": 3, "episode": "w3f.1.3.0"}])
+    (group,) = (await facts.worlds("")).under_way
+    assert group.members[3].ended == "under way"
+    facts.close()
+    facts_.close()
 
 
 async def test_rollouts_are_listed_a_page_at_a_time(home):

@@ -23,7 +23,7 @@ from ostinato.testing.records import a_turn
 from ostinato.worlds.grading.grade import Grade
 from ostinato.worlds.harness.rollout import Answered, Ended, Rollout
 from ostinato.worlds.rollout.config import WorldsConfig
-from ostinato.worlds.rollout.journal import EventFile
+from ostinato.worlds.rollout.journal import MOST_BYTES, EventFile
 from ostinato.worlds.rollout.spending import Spending
 from ostinato.worlds.rollout.trying import Workshop
 from ostinato.worlds.rollout.working import Rollouts
@@ -125,7 +125,9 @@ class Contrast(Coin):
 class World:
     """What outlives the worker: the log and the journal's file."""
 
-    def __init__(self, directory, seed: int, taskset, config=CONFIG, *, away=0.0, failing=0.0) -> None:
+    def __init__(
+        self, directory, seed: int, taskset, config=CONFIG, *, away=0.0, failing=0.0, most_bytes=MOST_BYTES
+    ) -> None:
         chance = random.Random(seed)
         self.log, self.path, self.config, self.taskset = MemoryLog(), directory / "rollouts.jsonl", config, taskset
         self.gateway = FakeGateway(self.log, chance)
@@ -139,7 +141,7 @@ class World:
             RewardConfig(world_staleness=10**6),
             taught=Taught(people=False, groups=config.groups),
         )
-        self.journal = None
+        self.journal, self.most_bytes = None, most_bytes
 
     def close(self) -> None:
         if self.journal is not None:
@@ -147,7 +149,7 @@ class World:
 
     def worker(self) -> Rollouts:
         self.close()
-        self.journal, events = EventFile.open(self.path)
+        self.journal, events = EventFile.open(self.path, self.most_bytes)
         shop = Workshop(harnesses={"single": self.harness}, backend=None, grader=self.grader, gateway=self.gateway)
         spending = Spending(self.log, after=max((event.get("after", 0) for event in events), default=0))
         return Rollouts(
@@ -205,8 +207,9 @@ async def until_done(world: World, chance: random.Random, kills: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 async def test_kills_at_any_instant_part_no_group_and_reward_nothing_twice(seed: int, tmp_path):
     chance = random.Random(seed)
-    world = World(tmp_path, seed, tasks(8), away=0.05, failing=0.05)
+    world = World(tmp_path, seed, tasks(8), away=0.05, failing=0.05, most_bytes=800 if seed % 2 else MOST_BYTES)
     await until_done(world, chance, kills=10)
+    assert ("lines" in json.loads(world.path.read_text().splitlines()[0])) == (seed % 2 == 1), "it was written anew"
     log = world.log
     batches = [row for row in log.rows if isinstance(row, Batch)]
     rewards = Counter(row.turn for row in log.rows if isinstance(row, Reward))
@@ -252,6 +255,22 @@ async def test_a_group_that_was_told_as_the_worker_was_killed_is_found_in_the_ba
     async with asyncio.timeout(20):
         await worker.run()
     assert not worker.groups.open
+    world.close()
+
+
+async def test_killed_between_two_groups_that_one_look_found_it_finds_the_second_again(tmp_path):
+    world = World(tmp_path, 0, tasks(2))
+    world.grader = Contrast()
+    await until_done(world, random.Random(0), kills=0)
+    lines = world.path.read_text().splitlines(keepends=True)
+    spent = [place for place, line in enumerate(lines) if '"spent"' in line]
+    assert len(spent) == 2, "one batch held both"
+    world.path.write_text("".join(lines[: spent[1]]))
+    world.config = CONFIG.model_copy(update={"groups": 1})  # it ends when none is left
+    worker = world.worker()
+    assert len(worker.groups.open) == 1
+    async with asyncio.timeout(20):
+        await worker.run()
     world.close()
 
 
@@ -301,6 +320,26 @@ async def test_a_rollout_that_is_always_lost_in_its_middle_is_given_up(tmp_path)
     assert {record.value for record in world.finished} == {None}
     assert {record.why[:18] for record in world.finished} == {"lost in its middle"}
     assert not [row for row in world.log.rows if isinstance(row, Reward)]
+
+
+async def test_a_groups_line_tells_how_long_its_rollouts_were_and_how_they_ended(tmp_path):
+    class Ends:
+        name, hash, spec = "single", "h", lambda self, task: None
+        left = iter([Ended.LENGTH, Ended.TIMEOUT, Ended.LENGTH, Ended.SUBMITTED])
+
+        async def run(self, task, model, sandbox):
+            ended = next(self.left)
+            turn = (await model.ask(task.messages, max_tokens=2)).turn
+            return Rollout(
+                task=task.id, harness="h", ended=ended, messages=(), turns=(turn,), effort={"tokens": float(len(ended))}
+            )
+
+    world = World(tmp_path, 0, tasks(1), CONFIG.model_copy(update={"concurrency": 1}))
+    world.harness = Ends()
+    await until_done(world, random.Random(0), kills=0)
+    (line,) = [more for kind, more in world.told if kind == "group"]
+    assert (line["tokens"], line["turns"]) == ([6, 7, 6, 9], [1, 1, 1, 1])
+    assert (line["cut"], line["timeouts"], line["failed"]) == (2, 1, 0)
 
 
 async def test_held_out_tasks_are_measured_and_teach_nothing(tmp_path):

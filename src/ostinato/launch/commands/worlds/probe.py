@@ -11,18 +11,41 @@ from rich.table import Table
 from rich.text import Text
 
 from ostinato.launch.views.plain import plain
+from ostinato.worlds.fidelity.matching import match_prompts
 from ostinato.worlds.fidelity.observe import read_observations
+from ostinato.worlds.fidelity.paired import tell_pairs_apart
 from ostinato.worlds.fidelity.probe import BOUND, FEWEST, Probed, tell_apart
 
 _SURE = 0.05
 
 
-def show_probe(production: Path, simulation: Path, seed: int, tells: int, console: Console, *, machine: bool) -> None:
-    """Print what was found. Raises NotFound, BadRequest."""
-    found = tell_apart(read_observations(production), read_observations(simulation), seed=seed)
+def show_probe(
+    production: Path,
+    simulation: Path,
+    seed: int,
+    tells: int,
+    console: Console,
+    *,
+    same_prompts: bool = False,
+    machine: bool,
+) -> None:
+    """Print what was found. `same_prompts`: only where both were asked the same. Raises NotFound, BadRequest."""
+    matched, first, second = None, read_observations(production), read_observations(simulation)
+    if same_prompts:
+        matched = match_prompts(first, second, seed=seed)
+        found = tell_pairs_apart(matched, seed=seed)
+    else:
+        found = tell_apart(first, second, seed=seed)
     if machine:
-        console.out(json.dumps({**asdict(found), "verdict": verdict(found)}, allow_nan=False), highlight=False)
+        shared = None if matched is None else {"shared": matched.prompts, "left_out": matched.left_out}
+        told = {**asdict(found), "verdict": verdict(found), "prompts": shared}
+        console.out(json.dumps(told, allow_nan=False), highlight=False)
         return
+    if matched is not None:
+        out = f"{matched.left_out[0]} of production and {matched.left_out[1]} of simulation left out"
+        console.print(
+            Text(f"{matched.prompts} prompts are shared, {len(matched.production)} pairs drawn; {out}", "dim")
+        )
     sides = f"{_counted(found.production)} of production, {_counted(found.simulation)} of simulation, {found.columns} columns"
     console.print(Text(sides, "dim"))
     chance = "" if found.p is None else f", p = {found.p:.2g} by labels dealt anew"
@@ -40,13 +63,17 @@ def show_probe(production: Path, simulation: Path, seed: int, tells: int, consol
 
 def verdict(found: Probed) -> str:
     """What an operator is told."""
+    units = "independent pairs" if found.paired else "groups on each side"
+    aside = ", the task mix set aside" if found.paired else ""
     if found.too_few:
-        return f"too few groups to say anything: at least {FEWEST} on each side, {found.needed} to rule an AUC of {BOUND:g} out"
+        return f"too few groups to say anything: at least {FEWEST} on each side, {found.needed} {units} to rule an AUC of {BOUND:g} out"
     if found.told_apart:
-        return "told apart: a model can know that it is being simulated, by what stands below"
+        return f"told apart{aside}: a model can know that it is being simulated, by what stands below"
     if found.faithful:
-        return f"an AUC above {BOUND:g} is ruled out by these features"
-    return f"not told apart, and not ruled out either: {found.needed} groups on each side would rule an AUC above {BOUND:g} out"
+        return f"an AUC above {BOUND:g} is ruled out by these features{aside}"
+    return (
+        f"not told apart{aside}, and not ruled out either: {found.needed} {units} would rule an AUC above {BOUND:g} out"
+    )
 
 
 def _counted(counts: tuple[int, int]) -> str:

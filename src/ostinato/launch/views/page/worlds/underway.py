@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,15 +75,25 @@ class UnderWay:
 
     def _begin(self, name: bytes, token: str) -> None:
         self._name = name
-        self._groups = Groups([], token=token, epochs=0)
-        self.tasks: Counter[str] = Counter()
+        self._groups = self._next = Groups([], token=token, epochs=0)
+
+    @property
+    def tasks(self) -> Collection[str]:
+        """Those that were ever drawn."""
+        return self._groups.latest
 
     def _apply(self, spot: Spot, line: bytes) -> bool:
         event = _event(line)
         if event is None:
             return False
         if spot.name != self._name:  # another journal: this one's groups are no more
-            self._begin(spot.name, str(event.get("token", ""))[:64])
+            token = str(event.get("token", ""))[:64]
+            if (
+                token == self._groups.token and "lines" in event
+            ):  # written anew: what is known is shown until that is read
+                self._name, self._next = spot.name, Groups([], token=token, epochs=0)
+            else:
+                self._begin(spot.name, token)
         try:
             if event["kind"] == "opened":
                 return True
@@ -92,8 +101,9 @@ class UnderWay:
                 if not (isinstance(event["task"], str) and 0 < event["size"] <= _MOST_MEMBERS):
                     return False
                 event["task"] = event["task"][:_LONGEST_NAME]
-                self.tasks[event["task"]] += 1
-            self._groups.apply(event)
+            self._next.apply(event)
+            if event["kind"] == "counted":
+                self._groups = self._next
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             return False
         return True
