@@ -1,5 +1,6 @@
 """What several tests need to know of the machine that they run on."""
 
+import itertools
 import os
 
 os.environ.setdefault(
@@ -9,6 +10,7 @@ os.environ.setdefault(
 import pytest
 import torch
 from hypothesis import settings
+from tests.fakes.postgres_server import MISSING, PostgresServer, binaries
 
 settings.register_profile("ours", deadline=None)  # how long a case takes says something about the machine only
 settings.load_profile("ours")
@@ -36,3 +38,29 @@ def row_rule():
         return verdict.rows
 
     return rule
+
+
+@pytest.fixture(scope="session")
+def postgres_server():
+    """A running server of this test process's own."""
+    found = binaries()
+    if found is None:
+        pytest.skip(MISSING)
+    server = PostgresServer(found)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+_SCHEMAS = itertools.count()
+
+
+@pytest.fixture
+def in_postgres(postgres_server):
+    """The configuration of a log of the test's own: ``in_postgres(segment_rows=3)``; the same log at each call."""
+    from ostinato.record.config import RecordConfig
+
+    namespace = f"log_{next(_SCHEMAS)}"
+    return lambda **settings: RecordConfig(url=postgres_server.url, namespace=namespace, **settings)

@@ -24,14 +24,14 @@ from ostinato.app.numerics import training
 from ostinato.app.storage import model_path, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import PolicyVersion, Turn
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.follower import Follower
 
 RESULT = RESULTS / "mismatch.json"
 
 
-async def chosen(log: SqlLog, count: int) -> dict[PolicyVersion, list[Turn]]:
+async def chosen(log: RowLog, count: int) -> dict[PolicyVersion, list[Turn]]:
     """`count` turns of one version each, evenly spread over the log, by version."""
     whole = [
         row

@@ -28,7 +28,7 @@ from ostinato.core.records import Identity, Row, Turn
 from ostinato.core.seams import Cursor, R
 from ostinato.launch.commands.status import show_status
 from ostinato.launch.views import summary
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.release.outcome_config import OutcomeConfig
 from ostinato.release.outcomes import Outcomes
@@ -110,7 +110,7 @@ READERS: Mapping[str, Callable[[Config], Coroutine[Any, Any, None]]] = {
 class _Since:
     """A log as retention would leave it that dropped all up to a row; what is read from it goes into a summary too."""
 
-    def __init__(self, log: SqlLog, horizon: Cursor, seen: Callable[[int], None]) -> None:
+    def __init__(self, log: RowLog, horizon: Cursor, seen: Callable[[int], None]) -> None:
         self.summary = summary.Summary(cursor=horizon)
         self._log = log
         self._horizon = horizon

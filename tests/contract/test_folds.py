@@ -8,11 +8,23 @@ from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.record.folds import FileFolds
 from ostinato.testing.log import MemoryFolds
 
+
+def postgres_folds(config):
+    from ostinato.record.postgres.folds import PostgresFolds
+    from ostinato.record.postgres.log import PostgresLog
+    from ostinato.record.postgres.server import Server
+
+    PostgresLog.open(config).close()
+    return PostgresFolds(Server.of(config))
+
+
 STATE = {"open": [["a:0", 1.5, None]], "baseline": {"total": 0.1 + 0.2}, "naïve 🎵": True}
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "postgres", "memory"])
 def folds(request, tmp_path):
+    if request.param == "postgres":
+        return postgres_folds(request.getfixturevalue("in_postgres")())
     return FileFolds(tmp_path / "folds") if request.param == "file" else MemoryFolds()
 
 

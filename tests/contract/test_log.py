@@ -65,10 +65,15 @@ ROWS: list[Row] = [TURN, SENT, SIGNAL, REWARD, LOST, HELD, BATCH, EVENT, STAMP, 
 KINDS: set[type] = {type(row) for row in ROWS}
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
     if request.param == "memory":
         yield MemoryLog()
+    elif request.param == "postgres":
+        from ostinato.record.postgres.log import PostgresLog
+
+        with PostgresLog.open(request.getfixturevalue("in_postgres")()) as opened:
+            yield opened
     else:
         with SqlLog.open(tmp_path / "log") as opened:
             yield opened
@@ -163,7 +168,6 @@ async def test_two_tenants_may_use_one_id(log: Log):
 async def test_where_the_newest_of_a_kind_begin(log: Log, kind: type[Row]):
     for i in range(6):
         await log.append(replace(TURN, id=f"t{i}:0"), *(replace(SIGNAL, id=f"s{i}/{j}") for j in range(i % 3)))
-    assert isinstance(log, SqlLog | MemoryLog)
     places = [place for place, _ in await read(log, 0, {kind})]
     for count in range(1, 9):
         place = await log.before_last(count, kind)

@@ -11,14 +11,14 @@ from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.records import Batch, PolicyVersion, ReleaseEvent, Turn
 from ostinato.core.seams import Cursor, Log
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.reward.reading import needed_above
 from ostinato.weights.keep.gc import Collected, OnStep, collect
 
 _LIVE = ("shipped", "rolled_back")  # the actions after which the event's version is before users
 
 
-async def needed(log: SqlLog, config: Config) -> list[str]:
+async def needed(log: RowLog, config: Config) -> list[str]:
     """The roots that a collection must keep for this run."""
     released = await _released(log, config.collect.releases)
     return list(dict.fromkeys(policy.hash for policy in (*released, *_retaken(log, config))))
@@ -39,13 +39,13 @@ async def _released(log: Log, count: int) -> list[PolicyVersion]:
     return list(found)[::-1][:count]
 
 
-def _retaken(log: SqlLog, config: Config) -> list[PolicyVersion]:
+def _retaken(log: RowLog, config: Config) -> list[PolicyVersion]:
     """What the steps were measured against, and went back to, that a trainer takes again."""
     batches = _batches(log, config)
     return [policy for batch in batches for policy in (batch.reference, batch.base) if policy is not None]
 
 
-def _batches(log: SqlLog, config: Config) -> list[Batch]:
+def _batches(log: RowLog, config: Config) -> list[Batch]:
     """The steps that a trainer takes again from its oldest checkpoint."""
     steps = config.learn.checkpoint_every * (config.learn.keep_checkpoints + 1)
     return [row for _, row in log.tail(steps, {Batch}) if isinstance(row, Batch)]

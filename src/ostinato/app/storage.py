@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import StorageFull
+from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.core.records import Arm
+from ostinato.core.seams import Cursor
+from ostinato.record.config import RecordConfig
 from ostinato.record.lock import hold
 
 if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor, must not load what opens them
-    from ostinato.record.folds import FileFolds
-    from ostinato.record.log import SqlLog
+    from ostinato.core.seams import Folds
+    from ostinato.record.postgres.log import PostgresLog
+    from ostinato.record.rowlog import RowLog
     from ostinato.weights.follow.follower import Follower
     from ostinato.weights.store.interface import KeptStore, RefStore
 
 EVALUATION_REF = "evaluation"
+MARK = "postgres"
 BEST_EVALUATION_REF = "evaluation-best"
 SERVED_REFS = ("live", "control", "canary", "previous", EVALUATION_REF, BEST_EVALUATION_REF)
 
@@ -46,6 +50,11 @@ class Home:
     def log(self) -> Path:
         """The append-only log: a directory of segments."""
         return self.root / "log"
+
+    @property
+    def elsewhere(self) -> Path:
+        """Says the name of the log in Postgres, where the log lies there."""
+        return self.log / MARK
 
     @property
     def folds(self) -> Path:
@@ -144,18 +153,99 @@ def home(config: Config) -> Home:
     return Home(place)
 
 
-def open_log(config: Config) -> SqlLog:
-    """The run's log. Raises BadConfig for one that this version does not read."""
+def open_log(config: Config) -> RowLog:
+    """The run's log: in its directory, or at `record.url`. Raises BadConfig for one that this version does not read.
+
+    Where the log lies elsewhere the directory says so in a file, by which other commands find the run, and which keeps it from going
+    on with another log.
+    """
     from ostinato.record.log import SqlLog
 
-    return SqlLog.open(home(config).log, wall_clock, config.record)
+    place = home(config)
+    if config.record.url:
+        return _open_elsewhere(config, place)
+    if place.elsewhere.exists():
+        raise BadConfig(
+            f"the log of the run in {place.root} lies in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
+        )
+    return SqlLog.open(place.log, wall_clock, config.record)
 
 
-def open_folds(config: Config) -> FileFolds:
-    """What was folded from the run's log."""
+def _open_elsewhere(config: Config, place: Home) -> RowLog:
+    if any(place.log.glob("*.db")):
+        raise BadConfig(
+            f"the run in {place.root} has a log of its own in {place.log}; leave record.url empty, or move it with `ostinato log copy`"
+        )
+    log = _postgres().open(config.record, wall_clock)
+    try:
+        place.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known = place.elsewhere.read_text().strip() if place.elsewhere.exists() else ""
+        if known and known != log.name:
+            raise BadConfig(
+                f"the run in {place.root} belongs to the log {known}, and record.url names {log.name}; name the right database and "
+                "schema, or another run.directory"
+            )
+        if not known:
+            partial = place.elsewhere.with_name(f".{os.getpid()}.partial")
+            partial.write_text(f"{log.name}\n")
+            partial.replace(place.elsewhere)
+    except BaseException:
+        log.close()
+        raise
+    return log
+
+
+LogPlace = Path | RecordConfig
+"""A directory of segments, or a schema of a Postgres database."""
+
+
+def named_log(config: Config, place: str) -> LogPlace:
+    """The log that is named by a run's directory, or by the URL of a Postgres database."""
+    if place.startswith(("postgresql://", "postgres://")):
+        return config.record.model_copy(update={"url": place})
+    return Home(Path(place).expanduser()).log
+
+
+async def copy_rows_of(
+    config: Config, source: LogPlace, target: LogPlace, on_row: Callable[[Cursor, Cursor], None]
+) -> Cursor:
+    """Copy a log to another place. Raises as `record.copying.copy_log`."""
+    from ostinato.record.copying import copy_log
+
+    if isinstance(target, Path) and (target / MARK).exists():
+        raise BadConfig(
+            f"{target} says that its run's log lies in Postgres; name another directory, and move the run's files there"
+        )
+    with _open_place(config, source, 1) as opened:
+        return await copy_log(opened, lambda first: _open_place(config, target, first), on_row)
+
+
+def _open_place(config: Config, place: LogPlace, first: Cursor) -> RowLog:
+    if isinstance(place, Path):
+        from ostinato.record.log import SqlLog
+
+        return SqlLog.open(place, wall_clock, config.record, first=first)
+    return _postgres().open(place, wall_clock, first=first)
+
+
+def _postgres() -> type[PostgresLog]:
+    try:
+        from ostinato.record.postgres.log import PostgresLog
+    except ImportError as error:
+        raise BadConfig(f"record.url needs psycopg ({error}): pip install 'ostinato[postgres]'") from error
+    return PostgresLog
+
+
+def open_folds(config: Config) -> Folds:
+    """What was folded from the run's log; it lies where the log lies."""
     from ostinato.record.folds import FileFolds
 
-    return FileFolds(home(config).folds)
+    if not config.record.url:
+        return FileFolds(home(config).folds)
+    from ostinato.record.postgres.folds import PostgresFolds
+    from ostinato.record.postgres.server import Server
+
+    return PostgresFolds(Server.of(config.record))
 
 
 def open_store(config: Config) -> KeptStore:
@@ -204,8 +294,8 @@ class Run:
 
     config: Config
     home: Home
-    log: SqlLog
-    folds: FileFolds
+    log: RowLog
+    folds: Folds
     store: KeptStore
     follower: Follower
 

@@ -223,7 +223,13 @@ def report(directory: Path | None = None, *, out: Path = Path("report.html"), co
     asyncio.run(write_report(options.of_run(directory), out, Console()))
 
 
-@app.command(name="log")
+log = App(
+    name="log", help="The newest rows of the append-only log; `ostinato log copy` moves a log to or from Postgres."
+)
+app.command(log)
+
+
+@log.default
 def show_log(
     *,
     kind: Literal[
@@ -244,6 +250,22 @@ def show_log(
     from ostinato.launch.commands.log import print_log
 
     asyncio.run(print_log((common or Common()).of_run(), kind, last, Console()))
+
+
+@log.command(name="copy")
+def copy_rows(source: str, target: str, *, common: Common | None = None) -> None:
+    """Copy a log, row for row, each to its place. Stop the run's workers before; killed, it goes on where it stood.
+
+    Parameters
+    ----------
+    source
+        A run's directory, or the URL of a Postgres database.
+    target
+        Likewise. The log is made if it is not there; the schema is `record.namespace`.
+    """
+    from ostinato.launch.commands.copying import copy_between
+
+    asyncio.run(copy_between((common or Common()).load(), source, target, Console()))
 
 
 @app.command(name="auto")

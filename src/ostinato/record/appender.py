@@ -9,23 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import cast
 
-from ostinato.core.errors import StorageFull
-from ostinato.core.records import Signal, Turn
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.seams import Clock, Cursor
-from ostinato.record.codec.kinds import KINDS, SIGNALS
+from ostinato.record.codec.kinds import KINDS
 from ostinato.record.codec.rows import Ready
-from ostinato.record.config import Encrypt, RecordConfig
+from ostinato.record.config import RecordConfig
 from ostinato.record.head import Head, TokenText
-from ostinato.record.keys import KeyRing, Scope
+from ostinato.record.keys import KeyRing
+from ostinato.record.owners import assign
 from ostinato.record.reader import LogReader
 from ostinato.record.segments import schema
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys, build
 from ostinato.record.segments.opened import OpenSegments
 from ostinato.record.segments.segment import KEYS, Segment, SegmentGone
-from ostinato.record.sqlite import driver, is_busy
+from ostinato.record.sqlite import driver, is_busy, translate
 
 
 class Appender:
@@ -37,6 +36,7 @@ class Appender:
     def __init__(
         self, directory: LogDirectory, config: RecordConfig, clock: Clock, ring: KeyRing | None, sealed: SealedKeys
     ) -> None:
+        self.name = str(directory.path)
         self.token_text: TokenText | None = None
         self._directory = directory
         self._config = config
@@ -44,7 +44,7 @@ class Appender:
         self._ring = ring
         self._closed = OpenSegments(directory, ring, sealed)
         self._reader = LogReader(directory, ring, sealed)
-        self._head: Head | None = None
+        self._head: Head[Segment] | None = None
         self._texts: dict[int, str] = {}
 
     def close(self) -> None:
@@ -55,23 +55,11 @@ class Appender:
 
     def assign_keys(self, rows: Sequence[Ready]) -> None:
         """Say under which key each row's text is to lie; new keys are on the disk when it returns. Before the transaction."""
-        mode = self._config.encrypt
-        if mode is Encrypt.NONE or self._ring is None:
-            return
-        self._ring.refresh()
-        owners = self._owners(rows) if mode is Encrypt.USER else {}
-        scopes: list[tuple[Ready, Scope]] = []
-        for row in rows:
-            if isinstance(row.row, Turn):
-                scopes.append((row, Scope(row.row.tenant, row.row.user if mode is Encrypt.USER else None)))
-            elif row.kind is SIGNALS and row.said is not None:
-                scopes.append((row, _scope(mode, cast("Signal", row.row), owners)))
-        numbers = self._ring.numbers(scope for _, scope in scopes)
-        for row, scope in scopes:
-            row.secret = numbers[scope]
+        if self._ring is not None:
+            assign(rows, self._config.encrypt, self._ring, self._reader.owners)
 
     @contextmanager
-    def transaction(self) -> Generator[Head]:
+    def transaction(self) -> Generator[Head[Segment]]:
         """The open segment under the write lock; committed at the end, rolled back on an error. Closes segments that are full.
 
         A busy error (`sqlite.is_busy`) is raised only before anything was written.
@@ -89,7 +77,7 @@ class Appender:
             self._forget_head()  # its connection, which rolls back, and what it remembers of rows that are not there
             raise
 
-    def write(self, head: Head, rows: Sequence[Ready]) -> Cursor:
+    def write(self, head: Head[Segment], rows: Sequence[Ready]) -> Cursor:
         """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
         newest = head.segment.newest()
         fresh = self._unseen(head, rows)
@@ -97,9 +85,21 @@ class Appender:
             head.insert(fresh, newest, self.token_text)
         return newest + len(fresh)
 
+    def waits(self, error: Exception) -> bool:
+        """True if another process holds the lock."""
+        return is_busy(error)
+
+    def refusal(self, error: Exception) -> OstinatoError:
+        """The project's error for one that a transaction met."""
+        if isinstance(error, driver.Error):
+            return translate(error, self._directory.path)
+        if isinstance(error, OSError):
+            return StorageFull(f"nothing was written to {self.name}: {error}; free space, then try again")
+        return Unavailable(f"rows could not be written to {self.name}: {error!r}")
+
     # ------------------------------------------------------------ what is there already
 
-    def _unseen(self, head: Head, rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
+    def _unseen(self, head: Head[Segment], rows: Sequence[Ready]) -> list[tuple[Ready, int]]:
         """The rows whose identity is neither in the log nor earlier in the list, with the keys that they get."""
         keys = [row.key for row in rows]
         taken, closed = head.segment.known(keys), self._closed.sealed.holding(keys)
@@ -133,7 +133,7 @@ class Appender:
 
     # ------------------------------------------------------------ the open segment
 
-    def _begin(self) -> Head:
+    def _begin(self) -> Head[Segment]:
         while True:
             try:
                 head = self._head or self._open_newest()
@@ -148,7 +148,7 @@ class Appender:
             else:
                 return head
 
-    def _open_newest(self) -> Head:
+    def _open_newest(self) -> Head[Segment]:
         listing = self._directory.listing()
         if not listing.firsts:
             schema.create(self._directory.segment(1), 1, self._clock())
@@ -159,7 +159,7 @@ class Appender:
         self._head = head
         return head
 
-    def _is_full(self, head: Head) -> bool:
+    def _is_full(self, head: Head[Segment]) -> bool:
         db, config = head.segment.db, self._config
         rows = head.segment.newest() - head.segment.first + 1
         if rows == 0:
@@ -173,7 +173,7 @@ class Appender:
             or head.segment.version != schema.FORMAT
         )
 
-    def _close(self, head: Head) -> None:
+    def _close(self, head: Head[Segment]) -> None:
         """Seal the segment, for good, and go on to the next."""
         db = head.segment.db
         tables = [kind.table for kind in KINDS if db.execute(f"SELECT 1 FROM {kind.table} LIMIT 1").fetchone()]
@@ -185,7 +185,7 @@ class Appender:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._leave(head)
 
-    def _leave(self, head: Head) -> None:
+    def _leave(self, head: Head[Segment]) -> None:
         """Go on from a closed segment: to those that follow, or to a new one if none does."""
         seal = head.segment.seal()
         assert seal is not None
@@ -198,32 +198,15 @@ class Appender:
             self._head.segment.close()
             self._head = None
 
-    # ------------------------------------------------------------ whose key
 
-    def _owners(self, rows: Sequence[Ready]) -> dict[str, tuple[str, str]]:
-        """By turn, the tenant and the user of every turn that a signal with text is about, as far as the turn is known."""
-        fresh = {row.row.id: (row.row.tenant, row.row.user) for row in rows if isinstance(row.row, Turn)}
-        told = dict.fromkeys(row.row.turn for row in rows if isinstance(row.row, Signal) and row.said is not None)
-        older = [turn for turn in told if turn not in fresh]
-        return fresh | (self._reader.owners(older) if older else {})
-
-
-def _scope(mode: Encrypt, signal: Signal, owners: Mapping[str, tuple[str, str]]) -> Scope:
-    """The scope of a signal's text: its turn's user. Where the turn is not known yet, the turn has a key of its own."""
-    if mode is Encrypt.TENANT:
-        return Scope(signal.tenant)
-    tenant, user = owners.get(signal.turn, (None, None))
-    return Scope(signal.tenant, user=user) if tenant == signal.tenant else Scope(signal.tenant, turn=signal.turn)
-
-
-def first_segment(directory: LogDirectory, clock: Clock) -> None:
-    """Make the log's first segment if it has none, and refuse a log that is not this code's to append to.
+def first_segment(directory: LogDirectory, clock: Clock, first: Cursor) -> None:
+    """Make the log's first segment if it has none, with this first row, and refuse a log that is not this code's to append to.
 
     Raises BadConfig, Corrupt, StorageFull, the driver's errors.
     """
     try:
         if not directory.listing().firsts:
-            schema.create(directory.segment(1), 1, clock())
+            schema.create(directory.segment(first), first, clock())
         with suppress(SegmentGone):
             Segment(directory.segment(directory.listing().firsts[-1]), None).close()
     except OSError as error:

@@ -22,6 +22,19 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
     Example: ``RecordConfig(retain_days=30, encrypt="user")``
     """
 
+    url: str = Field(
+        default="",
+        description="postgresql://user@host/database: the log lies there, for workers on several machines; empty: in the run's directory.",
+    )
+    password_env: str = Field(
+        default="",
+        description="The environment variable that holds the password for record.url; empty: none, or libpq's own ways.",
+    )
+    namespace: str = Field(
+        default="ostinato",
+        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
+        description="The schema of the database that this run's log lies in: one for each run.",
+    )
     retain_days: float | None = Field(
         default=None, gt=0, description="Turns, signals and rewards are dropped so many days later; unset: never."
     )

@@ -24,6 +24,32 @@ _FORMAT = "ostinato-fold@1"
 _LONGEST = 1 << 30  # bytes of a fold, decompressed
 
 
+def pack_fold(cursor: Cursor, state: Mapping[str, Any]) -> bytes:
+    """A fold as it is kept: compressed JSON behind its hash."""
+    plain = json.dumps({"format": _FORMAT, "cursor": cursor, "state": state}, separators=(",", ":")).encode()
+    return blake3(plain).digest() + zstandard.ZstdCompressor(level=3).compress(plain)
+
+
+def unpack_fold(data: bytes) -> tuple[Cursor, dict[str, Any]]:
+    """The inverse of `pack_fold`. Raises ValueError for damaged bytes, or those of another version."""
+    try:
+        plain = zstandard.ZstdDecompressor().decompress(data[32:], max_output_size=_LONGEST)
+        if blake3(plain).digest() != data[:32]:
+            raise ValueError("it does not have its promised hash")
+        found = json.loads(plain)
+        if found["format"] != _FORMAT:
+            raise ValueError(f"its format is {found['format']!r}, not {_FORMAT!r}")
+        return int(found["cursor"]), dict(found["state"])
+    except (KeyError, TypeError, zstandard.ZstdError) as error:
+        raise ValueError(str(error)) from error
+
+
+def check_fold_name(name: str) -> None:
+    """Raises BadConfig for what is no plain lower-case name."""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
+        raise BadConfig(f"fold {name!r} must be a plain lower-case name")
+
+
 class FileFolds:
     """`core.seams.Folds` in a directory. One writer per name.
 
@@ -35,38 +61,30 @@ class FileFolds:
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
         """Durable when it returns. Raises StorageFull; what was kept before stays."""
-        body = json.dumps({"format": _FORMAT, "cursor": cursor, "state": state}, separators=(",", ":"))
-        await asyncio.to_thread(self._write, self._path(name), body.encode())
+        await asyncio.to_thread(self._write, self._path(name), pack_fold(cursor, state))
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
         """What was saved last. A damaged file, or one of another version, is reported and counts as none."""
         path = self._path(name)
         try:
             data = await asyncio.to_thread(path.read_bytes)
-            plain = zstandard.ZstdDecompressor().decompress(data[32:], max_output_size=_LONGEST)
-            if blake3(plain).digest() != data[:32]:
-                raise ValueError("it does not have its promised hash")
-            found = json.loads(plain)
-            if found["format"] != _FORMAT:
-                raise ValueError(f"its format is {found['format']!r}, not {_FORMAT!r}")
-            return int(found["cursor"]), dict(found["state"])
+            return unpack_fold(data)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("%s cannot be used, the log is read instead: %s", path, error)
             return None
 
     def _path(self, name: str) -> Path:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
-            raise BadConfig(f"fold {name!r} must be a plain lower-case name")
+        check_fold_name(name)
         return self._directory / f"{name}.fold"
 
-    def _write(self, path: Path, plain: bytes) -> None:
+    def _write(self, path: Path, packed: bytes) -> None:
         partial = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(blake3(plain).digest() + zstandard.ZstdCompressor(level=3).compress(plain))
+                file.write(packed)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)

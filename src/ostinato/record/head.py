@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from ostinato.core.records import PolicyVersion, Turn
 from ostinato.core.seams import Cursor
@@ -15,18 +14,20 @@ from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Training, Use
 from ostinato.record.codec.tokens import Packed, narrow, unflat
 from ostinato.record.codec.turns import Forgotten, Held
-from ostinato.record.segments.segment import Segment
+from ostinato.record.segments.packed import PackedRows
 
 TokenText = Callable[[int], str]
 """The text of one token, such that the texts of a turn's tokens, one after the other, mostly are its text."""
 
+S = TypeVar("S", bound=PackedRows)
 
-class Head:
+
+class Head(Generic[S]):
     """Rows into one segment. When a transaction fails, close this and open another: what it remembers may not be there."""
 
-    def __init__(self, segment: Segment, texts: dict[int, str]) -> None:
+    def __init__(self, segment: S, texts: dict[int, str]) -> None:
         self.segment = segment
-        self.made_at: float = segment.db.execute("SELECT made_at FROM segment").fetchone()[0]
+        self.made_at = segment.made_at()
         self._texts = texts
         self._bases = Bases()
         self._training = Training()
@@ -37,14 +38,11 @@ class Head:
     def insert(self, rows: Sequence[tuple[Ready, int]], newest: Cursor, token_text: TokenText | None) -> None:
         """Write rows under their keys, in this order, after the newest. Raises the driver's error."""
         self._use_dictionaries()
-        tables: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        for seq, (row, _) in enumerate(rows, newest + 1):
-            tables[row.kind.table].append(self._turn(row, seq, token_text) if row.turn else self._small(row, seq))
-        places = [(key, seq) for seq, (_, key) in enumerate(rows, newest + 1)]
-        self.segment.db.executemany("INSERT INTO identities VALUES (?, ?)", places)
-        for table, values in tables.items():
-            marks = ", ".join("?" * len(values[0]))
-            self.segment.db.executemany(f"INSERT INTO {table} VALUES ({marks})", values)
+        values = [
+            self._turn(row, seq, token_text) if row.turn else self._small(row, seq)
+            for seq, (row, _) in enumerate(rows, newest + 1)
+        ]
+        self.segment.put(rows, values)
 
     # ------------------------------------------------------------ one row
 
@@ -126,7 +124,7 @@ class Head:
             for token in fresh:
                 del pieces[token]
             return None
-        added = self.segment.db.executemany("INSERT OR IGNORE INTO pieces VALUES (?, ?)", rows).rowcount
+        added = self.segment.put_pieces(rows)
         if added < len(rows):  # another process was quicker with some of them, and may have had another tokenizer
             self.segment.read_all_pieces()
             spelt = "".join(map(pieces.__getitem__, tokens))
@@ -135,13 +133,7 @@ class Head:
     def _number(self, policy: PolicyVersion) -> int:
         """What the segment calls a policy version."""
         if policy not in self._numbers:
-            db = self.segment.db
-            query = "SELECT id FROM policies WHERE number = ? AND hash = ?"
-            found = db.execute(query, (policy.number, policy.hash)).fetchone()
-            if found is None:
-                insert = "INSERT INTO policies (number, hash) VALUES (?, ?)"
-                found = (db.execute(insert, (policy.number, policy.hash)).lastrowid,)
-            self._numbers[policy] = found[0]
+            self._numbers[policy] = self.segment.put_policy(policy)
         return self._numbers[policy]
 
     # ------------------------------------------------------------ dictionaries
@@ -157,13 +149,13 @@ class Head:
 
     def _use_dictionaries(self) -> None:
         """Use what other processes trained; write down what this one did, where they did not."""
-        db, shrinker = self.segment.db, self.segment.shrinker
-        (newest,) = db.execute("SELECT ifnull(max(id), 1) FROM dictionaries").fetchone()
+        shrinker = self.segment.shrinker
+        newest = self.segment.newest_dictionary()
         if newest != self._dictionaries:
             shrinker.refresh()
         for use, body in self._training.take().items():
             if not shrinker.has(use):
                 newest += 1
-                db.execute("INSERT INTO dictionaries VALUES (?, ?, ?)", (newest, use, body))
+                self.segment.put_dictionary(newest, use, body)
                 shrinker.refresh()
         self._dictionaries = newest

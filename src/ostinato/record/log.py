@@ -7,32 +7,26 @@ one thread commits for all callers (`writer.py`). Readers never block a writer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Self, TypeVar, cast
+from typing import Self
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig
-from ostinato.core.records import Identity, Row, Turn
-from ostinato.core.seams import Clock, Cursor, R
+from ostinato.core.records import Row
+from ostinato.core.seams import Clock, Cursor
 from ostinato.record import sqlite
 from ostinato.record.appender import Appender, first_segment
-from ostinato.record.codec.kinds import kind_of
 from ostinato.record.config import Encrypt, RecordConfig
-from ostinato.record.head import TokenText
-from ostinato.record.keys import KeyRing, Scope
+from ostinato.record.keys import KeyRing
 from ostinato.record.reader import LogReader
-from ostinato.record.retention import drop_segments
+from ostinato.record.retention import drop_segments, keep_rows
+from ostinato.record.rowlog import RowLog
 from ostinato.record.segments.directory import LogDirectory
 from ostinato.record.segments.filters import SealedKeys
 from ostinato.record.sqlite import driver, translate
-from ostinato.record.writer import GroupWriter
-
-T = TypeVar("T")
 
 
-class SqlLog:
+class SqlLog(RowLog):
     """The `Log` seam on a directory of SQLite files. Use `open`; call `close` when done, or use it as a context manager.
 
     Example::
@@ -45,17 +39,15 @@ class SqlLog:
 
     def __init__(self, directory: LogDirectory, clock: Clock, config: RecordConfig) -> None:
         self._directory = directory
-        self._config = config
-        self._ring = _open_ring(directory.path, config, clock)
-        sealed = SealedKeys()
-        self._reader = LogReader(directory, self._ring, sealed)
-        self._appender = Appender(directory, config, clock, self._ring, sealed)
-        self._writer = GroupWriter(self._appender, directory.path, config.append_s)
-        self._asking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-reader")
+        ring, sealed = _open_ring(directory.path, config, clock), SealedKeys()
+        reader = LogReader(directory, ring, sealed)
+        super().__init__(reader, Appender(directory, config, clock, ring, sealed), ring, config)
 
     @classmethod
-    def open(cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None) -> Self:
-        """Open or create the log in the directory `path`.
+    def open(
+        cls, path: Path, clock: Clock = wall_clock, config: RecordConfig | None = None, *, first: Cursor = 1
+    ) -> Self:
+        """Open or create the log in the directory `path`. `first`: the place of the first row of a log that is created.
 
         `clock` says how old a segment is; order never depends on it. Keys, if there are any, lie beside the directory, in
         ``<path>-keys.db``, so that a copy of the log alone cannot be read.
@@ -70,88 +62,15 @@ class SqlLog:
         directory = LogDirectory(path)
         directory.prepare()
         try:
-            first_segment(directory, clock)
+            first_segment(directory, clock, first)
             return cls(directory, clock, config or RecordConfig())
         except driver.Error as error:
             raise translate(error, path) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Commit what is waiting and let go of the files."""
-        self._writer.close()
-        self._asking.shutdown()
-        self._reader.close()
-        if self._ring is not None:
-            self._ring.close()
-
-    def derive_text(self, token_text: TokenText) -> None:
-        """From now on, do not store the text of a turn whose tokens spell it. `token_text`: the text of one token.
-
-        Whether they do is looked at each time, and what tokens spell is stored with the turns, so the log can be read without a
-        tokenizer.
-
-        Example: ``log.derive_text(lambda token: renderer.decode([token]))``
-        """
-        self._appender.token_text = token_text
-
-    # ------------------------------------------------------------ the seam
-
-    async def append(self, *rows: Row) -> Cursor:
-        """Write all rows or none; durable when it returns the newest sequence number. A repeated identity is ignored.
-
-        It takes no longer than `record.append_s`. Where a slow disk leaves open whether the rows are kept, Unavailable says so:
-        appending them again is safe.
-
-        Raises:
-            BadRequest: a field cannot be stored (NaN, a lone surrogate, a negative token id); `field` names it.
-            StorageFull: the disk refused; nothing of this call was kept, and the log works again once there is room.
-            Unavailable: the log is closed, or the disk or another process was not ready in time.
-        """
-        return await self._writer.submit(rows) if rows else await self._ask(self.newest)
-
-    async def read(self, after: Cursor, kinds: set[type]) -> AsyncIterator[tuple[Cursor, Row]]:
-        """Rows of the given kinds above `after`, oldest first, up to what was committed when reading began."""
-        chosen = [kind_of(kind) for kind in kinds]
-        end = await self._ask(self.newest)
-        while after < end and chosen:
-            page, after = await self._ask(lambda after=after: self._reader.page(chosen, after, end))
-            for item in page:
-                yield item
-
-    async def find(self, kind: type[R], identities: Sequence[Identity]) -> list[R]:
-        """The rows of one kind with these identities, in the order asked for; unknown ones are left out."""
-        found = await self._ask(lambda: self._reader.find(kind_of(kind), identities))
-        return [cast(R, found[each]) for each in identities if each in found]
-
-    async def places(self, kind: type[Row], identities: Sequence[Identity]) -> list[Cursor]:
-        """Where the rows of one kind with these identities stand; unknown ones are left out."""
-        found = await self._ask(lambda: self._reader.places(kind_of(kind), identities))
-        return [found[each] for each in identities if each in found]
-
-    async def horizon(self) -> Cursor:
-        """Rows up to here may have been dropped, by retention; 0 while none has. Batches, releases, stamps and alarms stay."""
-        return await self._ask(self._reader.horizon)
-
-    async def before_last(self, count: int, kind: type[Row]) -> Cursor:
-        """The place above which the newest `count` rows of a kind lie, and no more of them; 0 if there are not so many."""
-        return await self._ask(lambda: self._reader.before_last(count, kind_of(kind))) if count > 0 else 0
-
-    # ------------------------------------------------------------ people's questions
-
-    def newest(self) -> Cursor:
-        """The sequence number of the newest row; 0 for an empty log."""
-        return self._reader.newest()
-
-    def tail(self, n: int, kinds: set[type]) -> list[tuple[Cursor, Row]]:
-        """The newest `n` rows of the given kinds, oldest of them first."""
-        return self._reader.tail(n, [kind_of(kind) for kind in kinds]) if n > 0 else []
-
     # ------------------------------------------------------------ what is not kept
+
+    async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
+        await asyncio.to_thread(keep_rows, self._directory, rows)
 
     async def drop_old(self, now: float, keep_after: Cursor) -> int:
         """Drop what is older than `record.retain_days`, in whole segments; how many. To be called now and then by a worker.
@@ -164,38 +83,6 @@ class SqlLog:
             return 0
         await self._writer.submit(())
         return await asyncio.to_thread(drop_segments, self._directory, now, days, keep_after)
-
-    async def forget(self, tenant: str, user: str | None = None) -> Cursor:
-        """Make what a tenant's user wrote, or everybody of a tenant, unreadable for ever, by destroying the keys.
-
-        Their turns stay as redacted ones (`Turn.redacted`), their signals without correction and comment. Covers what was written
-        while `record.encrypt` was on, and for a user alone what was written while it was 'user'. Returns the newest place in the
-        log: a model that was trained on turns up to there may still know them; only training again without them takes them out.
-
-        Raises:
-            BadConfig: nothing is encrypted, or not per user.
-            StorageFull, Unavailable: call it again.
-        """
-        ring = self._ring
-        if ring is None:
-            raise BadConfig(
-                "record.encrypt is 'none': nothing can be forgotten; set it to 'tenant' or 'user' beforehand"
-            )
-        if user is not None and self._config.encrypt is not Encrypt.USER:
-            raise BadConfig(
-                f"record.encrypt is {self._config.encrypt.value!r}: set it to 'user' to forget a user alone"
-            )
-        scopes: list[Scope] | None = None
-        if user is not None:
-            early = await self._ask(lambda: ring.waiting_turns(tenant))
-            turns = await self.find(Turn, [(turn,) for turn in early])
-            theirs = [turn.id for turn in turns if (turn.tenant, turn.user) == (tenant, user)]
-            scopes = [Scope(tenant, user), *(Scope(tenant, turn=turn) for turn in theirs)]
-        await self._ask(lambda: ring.forget(tenant, scopes))
-        return await self._ask(self.newest)
-
-    async def _ask(self, question: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._asking, question)
 
 
 def _open_ring(path: Path, config: RecordConfig, clock: Clock) -> KeyRing | None:

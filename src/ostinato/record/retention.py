@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.core.records import Row
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import FOR_EVER, Kind
 from ostinato.record.codec.rows import prepare
@@ -133,24 +134,27 @@ def _put_away(segment: Segment) -> bool:
 
 
 def _copy(directory: LogDirectory, segment: Segment, kinds: list[Kind], last: Cursor) -> None:
-    """Bring the rows that stay for ever into the file of such rows, each in its place. Those that are there stay as they are."""
-    if not kinds:
-        return
+    """Bring the rows that stay for ever into the file of such rows, each in its place."""
+    for kind in kinds:
+        after = 0
+        while rows := segment.fetch(kind, after, last, PAGE):
+            after = rows[-1][0]
+            keep_rows(directory, [(stored[0], segment.decode(kind, stored)) for stored in rows])
+
+
+def keep_rows(directory: LogDirectory, rows: Sequence[tuple[Cursor, Row]]) -> None:
+    """Write rows into the file of those that stay for ever, each in its place. Those that are there stay as they are."""
     schema.create(directory.kept, 0, 0.0)
     kept = Segment(directory.kept, None, write=True)
     try:
         kept.db.execute("BEGIN IMMEDIATE")
-        for kind in kinds:
-            after = 0
-            while rows := segment.fetch(kind, after, last, PAGE):
-                after = rows[-1][0]
-                for stored in rows:
-                    ready = prepare(segment.decode(kind, stored))
-                    place, key = kept.place(kind, ready.identity, ready.key)
-                    if place is None:
-                        body = kept.shrinker.pack(Use.ROWS, ready.body)
-                        kept.db.execute("INSERT INTO identities VALUES (?, ?)", (key, stored[0]))
-                        kept.db.execute(f"INSERT INTO {kind.table} VALUES (?, ?)", (stored[0], body))
+        for seq, row in rows:
+            ready = prepare(row)
+            place, key = kept.place(ready.kind, ready.identity, ready.key)
+            if place is None:
+                body = kept.shrinker.pack(Use.ROWS, ready.body)
+                kept.db.execute("INSERT INTO identities VALUES (?, ?)", (key, seq))
+                kept.db.execute(f"INSERT INTO {ready.kind.table} VALUES (?, ?)", (seq, body))
         kept.db.execute("COMMIT")
         with suppress(driver.Error):
             kept.db.execute("PRAGMA wal_checkpoint(PASSIVE)")

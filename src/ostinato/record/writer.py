@@ -14,18 +14,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import copy
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
 from ostinato.core.records import Row
 from ostinato.core.seams import Cursor
-from ostinato.record.appender import Appender
 from ostinato.record.codec.rows import Ready, prepare
-from ostinato.record.sqlite import driver, is_busy, translate
+from ostinato.record.head import TokenText
 
 GROUP = 512  # callers per transaction
 BACKLOG = 20_000  # callers that may wait
@@ -105,7 +103,7 @@ class _Job:
             self.begun = not self._answered
             return self.begun
 
-    def expire(self, path: Path) -> None:
+    def expire(self, name: str) -> None:
         """The deadline has come. On its event loop."""
         with self._gate:
             if self._answered:
@@ -115,7 +113,7 @@ class _Job:
                 self._let_go()
         kept = "it may still be kept: sending it again is safe" if self.begun else "nothing of it was kept"
         self.settle(
-            Unavailable(f"the log at {path} could not be written in time; {kept}. See what holds its disk or file")
+            Unavailable(f"the log at {name} could not be written in time; {kept}. See what holds its disk or file")
         )
 
     def answer(self) -> bool:
@@ -148,12 +146,47 @@ class _Job:
         self._taken = 0
 
 
+H = TypeVar("H")
+
+
+class Appending(Protocol[H]):
+    """What puts rows into one kind of database, in transactions. Used by one thread."""
+
+    name: str
+    """Where the log lies, for messages."""
+    token_text: TokenText | None
+    """The text of one token, where texts that tokens spell are to be left out."""
+
+    def close(self) -> None:
+        """Let go of the database."""
+        ...
+
+    def assign_keys(self, rows: Sequence[Ready]) -> None:
+        """Say under which key each row's text is to lie. Before the transaction."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[H]:
+        """No other process writes inside it. Committed at the end, rolled back on an error."""
+        ...
+
+    def write(self, head: H, rows: Sequence[Ready]) -> Cursor:
+        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
+        ...
+
+    def waits(self, error: Exception) -> bool:
+        """True if the transaction may be tried again until the callers' deadlines."""
+        ...
+
+    def refusal(self, error: Exception) -> OstinatoError:
+        """The project's error for one that a transaction met."""
+        ...
+
+
 class GroupWriter:
     """The only writer of one process. Thread-safe; `submit` is called on an event loop."""
 
-    def __init__(self, appender: Appender, path: Path, wait_s: float) -> None:
+    def __init__(self, appender: Appending[Any], wait_s: float) -> None:
         self._appender = appender
-        self._path = path
         self._wait_s = wait_s
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._gate = threading.Lock()  # nothing may follow the closing mark into the queue
@@ -170,12 +203,12 @@ class GroupWriter:
         job = _Job(rows, self._wait_s, self._room)
         with self._gate:
             if self._closed:
-                raise Unavailable(f"the log at {self._path} is closed")
+                raise Unavailable(f"the log at {self._appender.name} is closed")
             if self._queue.qsize() >= BACKLOG:
                 raise self._behind(f"{BACKLOG} appends")
             if not job.enter():
                 raise self._behind(f"{BACKLOG_BYTES >> 20} MiB")
-            job.timer = job.loop.call_later(self._wait_s, job.expire, self._path)
+            job.timer = job.loop.call_later(self._wait_s, job.expire, self._appender.name)
             self._queue.put(job)
         return await job.outcome()
 
@@ -188,7 +221,7 @@ class GroupWriter:
         self._thread.join()
 
     def _behind(self, how_far: str) -> Unavailable:
-        return Unavailable(f"the log at {self._path} is {how_far} behind; nothing was kept, send less")
+        return Unavailable(f"the log at {self._appender.name} is {how_far} behind; nothing was kept, send less")
 
     # ------------------------------------------------------------ the thread
 
@@ -255,7 +288,7 @@ class GroupWriter:
             if job.deadline <= now:
                 job.leave()
                 with suppress(RuntimeError):
-                    job.loop.call_soon_threadsafe(job.expire, self._path)
+                    job.loop.call_soon_threadsafe(job.expire, self._appender.name)
         return [job for job in jobs if job.deadline > now]
 
     def _try(self, jobs: list[_Job]) -> Answer | None:
@@ -266,16 +299,12 @@ class GroupWriter:
                 rows = [row for job in jobs if job.begin() for row in job.ready]
                 return self._appender.write(head, rows)
         except Exception as error:  # noqa: BLE001 - the thread must outlive any one caller's rows
-            return None if is_busy(error) else self._error(error)
+            return None if self._appender.waits(error) else self._error(error)
 
     def _error(self, error: Exception) -> OstinatoError:
         if isinstance(error, OstinatoError):
             return error
-        if isinstance(error, driver.Error):
-            return translate(error, self._path)
-        if isinstance(error, OSError):
-            return StorageFull(f"nothing was written to {self._path}: {error}; free space, then try again")
-        return Unavailable(f"rows could not be written to {self._path}: {error!r}")
+        return self._appender.refusal(error)
 
 
 def _memory(value: Any) -> int:

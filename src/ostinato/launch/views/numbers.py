@@ -15,7 +15,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.core.notices import Alarm, AlarmState
 from ostinato.launch.placing.board import read_board
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 
 _LOOK_S = 5.0
 
@@ -58,7 +58,7 @@ class RunNumbers(Collector):
         yield from (running, troubled, doing, restarts)
 
 
-async def watch_alarms(log: SqlLog, standing: set[str]) -> None:
+async def watch_alarms(log: RowLog, standing: set[str]) -> None:
     """Until cancelled, keep in `standing` the names of the alarms that stand. A log that cannot be read now is read later."""
     cursor = 0
     while True:

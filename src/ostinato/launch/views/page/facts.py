@@ -22,7 +22,7 @@ from ostinato.launch.views.page.running import Running
 from ostinato.launch.views.page.threads import Threads
 from ostinato.launch.views.page.trained import TrainLines, followers
 from ostinato.record.config import Encrypt
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.release.monitors.accepting import acceptable
 from ostinato.reward.functions import parts_of
 from ostinato.web.page.sources import (
@@ -63,7 +63,7 @@ class RunFacts:
     def __init__(
         self,
         run: Run,
-        log: SqlLog,
+        log: RowLog,
         pieces: Callable[[int], bytes],
         clock: Clock = wall_clock,
         *,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ostinato.core.records import Row
 from ostinato.core.seams import Cursor
 from ostinato.launch.views.page.index import DECIDED, SERVED, PageIndex, is_damaged, is_expected
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _LOOK_S = 1.0
 class Feed:
     """Keeps one index up with one log. `watched` says whether somebody looks."""
 
-    def __init__(self, log: SqlLog, index: PageIndex, watched: Callable[[], bool]) -> None:
+    def __init__(self, log: RowLog, index: PageIndex, watched: Callable[[], bool]) -> None:
         self._log = log
         self._index = index
         self._watched = watched

@@ -12,7 +12,7 @@ from ostinato.core.seams import Renderer
 from ostinato.launch.views.page.acts import RunActs
 from ostinato.launch.views.page.facts import RunFacts
 from ostinato.launch.views.page.worlds.facts import RunWorlds
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.serve.gateway import Page
 from ostinato.web.page.app import Pages
 
@@ -20,7 +20,7 @@ from ostinato.web.page.app import Pages
 class RunPage:
     """What the serving worker has of the page: its routes, what keeps its index up with the log, and its end."""
 
-    def __init__(self, run: Run, log: SqlLog) -> None:
+    def __init__(self, run: Run, log: RowLog) -> None:
         self._run, self._log = run, log
         self._facts: RunFacts | None = None
         self._worlds: RunWorlds | None = None

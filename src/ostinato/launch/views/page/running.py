@@ -23,7 +23,7 @@ from ostinato.launch.views.page.windows import windows
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.releasing import releasing
 from ostinato.launch.views.summary import Summary
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger
 from ostinato.reward.accounting import Accounting, of_ledger
 from ostinato.reward.reading import Reading
@@ -40,7 +40,7 @@ _MINUTE_S = 60.0
 class Running:
     """Answers `Facts.now` for everybody: one look at most a second, whoever asks."""
 
-    def __init__(self, run: Run, log: SqlLog, questions: Questions, clock: Clock, ask: Ask) -> None:
+    def __init__(self, run: Run, log: RowLog, questions: Questions, clock: Clock, ask: Ask) -> None:
         self._run, self._log, self._questions, self._clock, self._ask = run, log, questions, clock, ask
         self._lock = asyncio.Lock()
         self._ledger = ReleaseLedger(log, clock)

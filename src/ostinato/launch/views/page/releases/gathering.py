@@ -16,7 +16,7 @@ from ostinato.launch.views.page.releases.lines import last_report, trial_looks
 from ostinato.launch.views.page.releases.sent import sent_between
 from ostinato.launch.views.page.releases.shifts import shifts
 from ostinato.launch.views.page.threads import Ask
-from ostinato.record.log import SqlLog
+from ostinato.record.rowlog import RowLog
 from ostinato.web.page.releases.evidence import RateShift, ReleaseEvidence, SamePrompt, TrialRules
 from ostinato.web.page.sources import LedgerEvent, TooWide
 from ostinato.weights.version.chain import Manifests
@@ -39,7 +39,7 @@ class Gathering:
     """Answers for one run. `pieces` gives the bytes of a token."""
 
     def __init__(
-        self, run: Run, log: SqlLog, questions: Questions, pieces: Callable[[int], bytes], clock: Clock, ask: Ask
+        self, run: Run, log: RowLog, questions: Questions, pieces: Callable[[int], bytes], clock: Clock, ask: Ask
     ) -> None:
         self._answered = ask
         self._run, self._log, self._questions, self._pieces, self._clock = run, log, questions, pieces, clock

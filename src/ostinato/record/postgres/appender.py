@@ -1,0 +1,151 @@
+"""The transaction that appends rows in Postgres: one writer of the whole log at a time, places without a gap.
+
+Every writer holds the same advisory lock from before it looks for the newest row until its rows are committed. So places are given in
+the order of commits, and no reader passes a row by that comes later with a lower place. A connection that is lost, even in
+the middle of COMMIT, is no answer: the rows are tried again, and those that were kept are known by their identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import LiteralString
+from uuid import UUID
+
+import psycopg
+
+from ostinato.core.errors import OstinatoError
+from ostinato.core.seams import Clock, Cursor
+from ostinato.record.codec.rows import Ready
+from ostinato.record.config import RecordConfig
+from ostinato.record.head import Head, TokenText
+from ostinato.record.keys import KeyRing
+from ostinato.record.owners import assign
+from ostinato.record.postgres.reader import PostgresReader
+from ostinato.record.postgres.schema import add_segment
+from ostinato.record.postgres.segment import PostgresSegment
+from ostinato.record.postgres.server import Connection, Server, digest_of, passes
+
+Open = Head[PostgresSegment]
+
+
+class PostgresAppender:
+    """Appends rows. Used by one thread. Raises psycopg's errors; after one, the next transaction begins with a fresh connection."""
+
+    def __init__(self, server: Server, config: RecordConfig, clock: Clock, ring: KeyRing | None) -> None:
+        self.name = server.name
+        self.token_text: TokenText | None = None
+        self._server = server
+        self._config = config
+        self._clock = clock
+        self._ring = ring
+        self._reader = PostgresReader(server, ring)
+        self._connection: Connection | None = None
+        self._head: Open | None = None
+        self._texts: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._leave()
+        self._reader.close()
+
+    def assign_keys(self, rows: Sequence[Ready]) -> None:
+        """Say under which key each row's text is to lie; new keys are kept when it returns. Before the transaction."""
+        if self._ring is not None:
+            assign(rows, self._config.encrypt, self._ring, self._reader.owners)
+
+    @contextmanager
+    def transaction(self) -> Generator[Open]:
+        """The open segment, under the log's lock; committed at the end, rolled back on an error. Closes segments that are full."""
+        try:
+            head = self._begin()
+            yield head
+            head.segment.connection.execute("COMMIT")
+        except BaseException:
+            self._leave()  # its connection, which rolls back, and what it remembers of rows that are not there
+            raise
+
+    def write(self, head: Open, rows: Sequence[Ready]) -> Cursor:
+        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
+        segment = head.segment
+        asked: dict[UUID, Ready] = {}
+        for row in rows:
+            asked.setdefault(digest_of(row.kind, row.identity), row)
+        query: LiteralString = "SELECT identity FROM identities WHERE identity = ANY(%s::uuid[])"
+        there = {identity for (identity,) in segment.ask(query, (list(asked),))} if asked else set[UUID]()
+        fresh = [(row, digest.int) for digest, row in asked.items() if digest not in there]
+        newest = segment.newest
+        if fresh:
+            head.insert(fresh, newest, self.token_text)
+        return newest + len(fresh)
+
+    def waits(self, error: Exception) -> bool:
+        """True if the transaction may be tried again: nothing of it was kept, or what was will be known again."""
+        return passes(error)
+
+    def refusal(self, error: Exception) -> OstinatoError:
+        """The project's error for one that a transaction met."""
+        return self._server.refusal(error)
+
+    # ------------------------------------------------------------ the open segment
+
+    def _begin(self) -> Open:
+        while True:
+            head = self._head or self._open_newest()
+            segment = head.segment
+            if not self._look(segment):  # another process went on to the next
+                segment.connection.execute("ROLLBACK")
+                self._head = None
+            elif self._is_full(head):
+                self._go_on(segment)
+            else:
+                return head
+
+    def _open_newest(self) -> Open:
+        connection = self._connection = self._connection or self._server.dial()
+        (first,) = connection.execute("SELECT max(first) FROM segments").fetchone() or (1,)
+        head = self._head = Head(PostgresSegment(connection, self._server.name, first, self._ring), self._texts)
+        return head
+
+    def _look(self, segment: PostgresSegment) -> bool:
+        """Take the log's lock, and see where the segment stands now; False if it is not the newest any more. One round trip."""
+        connection = segment.connection
+        with connection.pipeline():
+            connection.execute("BEGIN")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._server.lock,))
+            newest = connection.execute("SELECT max(first) FROM segments")
+            query: LiteralString = "SELECT max(id) FROM dictionaries WHERE segment = %s"
+            dictionaries = connection.execute(query, (segment.first,))
+        found = newest.fetchone()
+        if found is None or found[0] != segment.first:
+            return False
+        segment.dictionaries = (dictionaries.fetchone() or (None,))[0] or 1
+        segment.newest, segment.size = segment.standing()
+        return True
+
+    def _is_full(self, head: Open) -> bool:
+        segment, config = head.segment, self._config
+        rows = segment.newest - segment.first + 1
+        age = self._clock() - head.made_at
+        return rows > 0 and (
+            rows >= config.segment_rows
+            or segment.size >= config.segment_mb * 1e6
+            or not 0 <= age < 3600 * config.segment_hours
+        )
+
+    def _go_on(self, segment: PostgresSegment) -> None:
+        """Close the segment, for good, and make the next."""
+        connection, now = segment.connection, self._clock()
+        connection.execute(
+            "UPDATE segments SET last = %s, at = %s WHERE first = %s", (segment.newest, now, segment.first)
+        )
+        add_segment(connection, segment.newest + 1, now)
+        connection.execute("COMMIT")
+        self._head = None
+
+    def _leave(self) -> None:
+        self._head = None
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None

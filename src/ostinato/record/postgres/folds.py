@@ -1,0 +1,50 @@
+"""Folds of the log in the database that holds the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, LiteralString
+
+import psycopg
+
+from ostinato.core.seams import Cursor
+from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
+from ostinato.record.postgres.server import Server
+
+logger = logging.getLogger(__name__)
+
+
+class PostgresFolds:
+    """`core.seams.Folds` in a log's schema, which must be there. One writer per name; a connection for each call.
+
+    Example: ``await PostgresFolds(Server.of(config.record)).save("desk", 812, {"open": []})``
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
+        """Durable when it returns. Raises StorageFull, Unavailable; what was kept before stays."""
+        check_fold_name(name)
+        insert = "INSERT INTO folds VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
+        await asyncio.to_thread(self._asked, insert, (name, pack_fold(cursor, state)))
+
+    async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
+        """What was saved last. A damaged one, or one of another version, is reported and counts as none. Raises Unavailable."""
+        check_fold_name(name)
+        found = await asyncio.to_thread(self._asked, "SELECT body FROM folds WHERE name = %s", (name,))
+        try:
+            return unpack_fold(bytes(found[0][0])) if found else None
+        except ValueError as error:
+            logger.warning("fold %s in %s cannot be used, the log is read instead: %s", name, self._server.name, error)
+            return None
+
+    def _asked(self, query: LiteralString, values: tuple[Any, ...]) -> list[Any]:
+        with self._server.dial_patiently() as connection:
+            try:
+                cursor = connection.execute(query, values, binary=True)
+                return cursor.fetchall() if cursor.description else []
+            except psycopg.Error as error:
+                raise self._server.refusal(error) from error

@@ -1,0 +1,63 @@
+"""The log on Postgres: several machines' workers append to it and read it, in one order, durable when `append` returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self
+
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import BadConfig
+from ostinato.core.records import Row
+from ostinato.core.seams import Clock, Cursor
+from ostinato.record.config import Encrypt, RecordConfig
+from ostinato.record.postgres.appender import PostgresAppender
+from ostinato.record.postgres.reader import PostgresReader
+from ostinato.record.postgres.retention import drop_tables, keep_copied
+from ostinato.record.postgres.schema import ready_schema
+from ostinato.record.postgres.server import Server
+from ostinato.record.rowlog import RowLog
+
+
+class PostgresLog(RowLog):
+    """The `Log` seam on a schema of a Postgres database. Use `open`.
+
+    Example::
+
+        with PostgresLog.open(RecordConfig(url="postgresql://ann@db.example/loop")) as log:
+            await log.append(turn, signal)
+    """
+
+    def __init__(self, server: Server, name: str, clock: Clock, config: RecordConfig) -> None:
+        self.name = name
+        self._server = server
+        super().__init__(PostgresReader(server, None), PostgresAppender(server, config, clock, None), None, config)
+
+    @classmethod
+    def open(cls, config: RecordConfig, clock: Clock = wall_clock, *, first: Cursor = 1) -> Self:
+        """Open or create the log at `record.url`, in the schema `record.namespace`. Waits `record.append_s` for a server that starts.
+
+        `first`: the place of the first row of a log that is created.
+
+        Raises:
+            BadConfig: the URL is none, the server is too old or not durable, or the schema is another program's or version's.
+            Unavailable: no server answers that can be written to.
+        """
+        if config.encrypt is not Encrypt.NONE:
+            raise BadConfig(
+                "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
+            )
+        server = Server.of(config)
+        with server.dial_patiently() as connection:
+            name = ready_schema(connection, server, clock(), first)
+        return cls(server, name, clock, config)
+
+    async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
+        await asyncio.to_thread(keep_copied, self._server, rows)
+
+    async def drop_old(self, now: float, keep_after: Cursor) -> int:
+        days = self._config.retain_days
+        if days is None:
+            return 0
+        await self._writer.submit(())
+        return await asyncio.to_thread(drop_tables, self._server, now, days, keep_after)

@@ -1,0 +1,186 @@
+"""Reading a log in Postgres, from wherever a cursor stands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, LiteralString, TypeVar, cast
+
+import psycopg
+
+from ostinato.core.records import Identity, Row, Turn
+from ostinato.core.seams import Cursor
+from ostinato.record.codec.kinds import TURNS, Kind
+from ostinato.record.keys import KeyRing
+from ostinato.record.postgres.kept import KeptRows
+from ostinato.record.postgres.segment import PostgresSegment
+from ostinato.record.postgres.server import Connection, Server, digest_of, passes
+from ostinato.record.reader import PAGE, Found
+
+_OPEN = 6
+T = TypeVar("T")
+
+
+class PostgresReader:
+    """Answers from the log as it is, each question from one snapshot. Thread-safe; one question at a time. Never blocks a writer."""
+
+    def __init__(self, server: Server, ring: KeyRing | None) -> None:
+        self._server = server
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._segments: OrderedDict[Cursor, PostgresSegment] = OrderedDict()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with self._lock:
+            self._leave()
+
+    def newest(self) -> Cursor:
+        """The place of the newest row; the horizon where there is none above it."""
+        return self._ask(lambda firsts: self._segment(firsts[-1]).standing()[0])
+
+    def horizon(self) -> Cursor:
+        """The last row that retention has dropped, or passed by; 0 while there is none."""
+        return self._ask(lambda firsts: firsts[0] - 1)
+
+    def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
+        """The next rows above `after` of these kinds, in order, and how far they reach: no unread row lies up to there."""
+        return self._ask(lambda firsts: self._page(firsts, kinds, after, end))
+
+    def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+        """The rows with these identities, as far as there are any."""
+        return self._ask(lambda firsts: self._find(firsts, kind, identities))
+
+    def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
+        """Where the rows with these identities stand, as far as there are any."""
+        return self._ask(lambda _: self._places(kind, identities))
+
+    def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """The tenant and the user of each of these turns, as far as there are any."""
+        found = cast("dict[Identity, Turn]", self.find(TURNS, [(turn,) for turn in turns]))
+        return {turn.id: (turn.tenant, turn.user) for turn in found.values()}
+
+    def tail(self, n: int, kinds: Collection[Kind]) -> Found:
+        """The newest `n` rows of these kinds, oldest of them first."""
+        return self._ask(lambda firsts: self._tail(firsts, n, kinds))
+
+    def before_last(self, count: int, kind: Kind) -> Cursor:
+        """The place above which the newest `count` rows of a kind lie, from 1 up; 0 if there are not so many."""
+        return self._ask(lambda firsts: self._before_last(firsts, count, kind))
+
+    # ------------------------------------------------------------ one question
+
+    def _ask(self, question: Callable[[list[Cursor]], T]) -> T:
+        """Ask, and ask again where a segment has gone meanwhile or the connection is lost. `question` gets the segments' first rows."""
+        deadline = time.monotonic() + self._server.wait_s
+        with self._lock:
+            while True:
+                try:
+                    if self._ring is not None:
+                        self._ring.refresh()
+                    return self._ask_once(question)
+                except psycopg.Error as error:
+                    self._leave()
+                    dropped = isinstance(error, psycopg.errors.UndefinedTable)
+                    if not (dropped or passes(error)) or time.monotonic() > deadline:
+                        raise self._server.refusal(error) from error
+                except BaseException:
+                    self._leave()
+                    raise
+
+    def _ask_once(self, question: Callable[[list[Cursor]], T]) -> T:
+        connection = self._connection = self._connection or self._server.dial()
+        with connection.pipeline():
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            listing = connection.execute("SELECT first FROM segments ORDER BY first")
+        answer = question([first for (first,) in listing.fetchall()])
+        connection.execute("COMMIT")
+        return answer
+
+    def _leave(self) -> None:
+        self._segments.clear()
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _asked(self, query: LiteralString, values: Sequence[Any]) -> list[Any]:
+        assert self._connection is not None
+        return self._connection.execute(query, values, binary=True).fetchall()
+
+    def _segment(self, first: Cursor) -> PostgresSegment:
+        assert self._connection is not None
+        segment = self._segments.pop(first, None)
+        segment = segment or PostgresSegment(self._connection, self._server.name, first, self._ring)
+        self._segments[first] = segment
+        if len(self._segments) > _OPEN:
+            self._segments.popitem(last=False)
+        return segment
+
+    def _kept(self) -> KeptRows:
+        assert self._connection is not None
+        return KeptRows(self._connection, self._server.name)
+
+    def _page(self, firsts: list[Cursor], kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
+        index = bisect_right(firsts, after + 1) - 1
+        if index < 0:
+            upto = min(end, firsts[0] - 1)
+            rows = self._kept().fetch_kinds([kind for kind in kinds if kind.for_ever], after, upto, PAGE)
+            decode = self._kept().decode
+        else:
+            following = firsts[index + 1 : index + 2]
+            upto = min(end, following[0] - 1) if following else end
+            segment = self._segment(firsts[index])
+            rows, decode = segment.fetch_kinds(kinds, after, upto, PAGE), segment.decode
+        by_kind: dict[str, list[Cursor]] = defaultdict(list)
+        for kind, stored in rows:
+            by_kind[kind.table].append(stored[0])
+        upto = min([upto, *(places[-1] for places in by_kind.values() if len(places) == PAGE)])
+        return [(stored[0], decode(kind, stored)) for kind, stored in rows if stored[0] <= upto], upto
+
+    def _places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
+        digests = {digest_of(kind, identity): identity for identity in identities}
+        query: LiteralString = "SELECT identity, seq FROM identities WHERE identity = ANY(%s::uuid[])"
+        return {digests[digest]: seq for digest, seq in self._asked(query, (list(digests),))} if digests else {}
+
+    def _find(self, firsts: list[Cursor], kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+        places = self._places(kind, identities)
+        by_segment: dict[int, list[Cursor]] = defaultdict(list)
+        for seq in sorted(places.values()):
+            by_segment[bisect_right(firsts, seq) - 1].append(seq)
+        found: dict[Cursor, Row] = {}
+        for index, seqs in by_segment.items():
+            home = self._segment(firsts[index]) if index >= 0 else self._kept()
+            found |= {stored[0]: home.decode(kind, stored) for kind, stored in home.fetch_places(seqs)}
+        return {identity: found[seq] for identity, seq in places.items() if seq in found}
+
+    def _tail(self, firsts: list[Cursor], n: int, kinds: Collection[Kind]) -> Found:
+        found: Found = []
+        for first in reversed(firsts):
+            if len(found) >= n:
+                break
+            segment = self._segment(first)
+            rows = segment.fetch_kinds(kinds, 0, _END, n - len(found), newest_first=True)
+            found += [(stored[0], segment.decode(kind, stored)) for kind, stored in rows[: n - len(found)]]
+        if len(found) < n:
+            older, kept = [kind for kind in kinds if kind.for_ever], self._kept()
+            rows = kept.fetch_kinds(older, 0, _END, n - len(found), newest_first=True)[: n - len(found)]
+            found += [(stored[0], kept.decode(kind, stored)) for kind, stored in rows]
+        return sorted(found, key=lambda item: item[0])
+
+    def _before_last(self, firsts: list[Cursor], count: int, kind: Kind) -> Cursor:
+        homes = [lambda first=first: self._segment(first) for first in reversed(firsts)]
+        for home in (*homes, self._kept):
+            place, found = home().before_last(count, kind)
+            if place is not None:
+                return place
+            count -= found
+        return 0
+
+
+_END = (1 << 63) - 1

@@ -1,0 +1,134 @@
+"""The tables of a log in Postgres, and how they come to be. A segment is a table of its own, named by its first row.
+
+Rows are what they are in SQLite's segments, byte for byte, in one table with their kind's number. A segment's policies, token texts and
+dictionaries go with it; identities lie in one table for the whole log. Triggers refuse UPDATE and DELETE of rows.
+"""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from ostinato.core.errors import BadConfig
+from ostinato.core.seams import Cursor
+from ostinato.record.codec.kinds import KINDS, Kind
+from ostinato.record.postgres.server import Connection, Server, passes
+
+LAYOUT = 1
+"""The version of these tables."""
+
+NUMBERS = {
+    "turns": 1,
+    "signals": 2,
+    "deliveries": 3,
+    "rewards": 4,
+    "quarantines": 5,
+    "holdbacks": 6,
+    "batches": 7,
+    "releases": 8,
+    "stamps": 9,
+    "alarms": 10,
+}
+"""What a kind is called in a row; never changed."""
+
+NUMBERED: dict[int, Kind] = {NUMBERS[kind.table]: kind for kind in KINDS}
+
+_TABLES = (
+    "CREATE TABLE log (id int PRIMARY KEY CHECK (id = 1), layout int NOT NULL, name text NOT NULL)",
+    "CREATE TABLE segments (first bigint PRIMARY KEY, made_at float8 NOT NULL, last bigint, at float8)",
+    "CREATE TABLE identities (identity uuid PRIMARY KEY, seq bigint NOT NULL)",
+    "CREATE TABLE policies (segment bigint, id int, number bigint NOT NULL, hash bytea NOT NULL, PRIMARY KEY (segment, id))",
+    "CREATE TABLE pieces (segment bigint, token bigint, text bytea NOT NULL, PRIMARY KEY (segment, token))",
+    "CREATE TABLE dictionaries (segment bigint, id int, use text NOT NULL, body bytea NOT NULL, PRIMARY KEY (segment, id))",
+    "CREATE TABLE kept (seq bigint PRIMARY KEY, kind smallint NOT NULL, body bytea NOT NULL)",
+    "CREATE INDEX kept_kinds ON kept (kind, seq)",
+    "CREATE TABLE folds (name text PRIMARY KEY, body bytea NOT NULL)",
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$BEGIN RAISE EXCEPTION 'the log is append-only'; END$$",
+)
+
+_SEGMENT = (
+    "CREATE TABLE {rows} (seq bigint PRIMARY KEY, kind smallint NOT NULL, identity uuid NOT NULL, secret bigint, "
+    "body bytea NOT NULL, said bytea, spelt int, tokens bytea, logprobs bytea, routes bytea)",
+    "CREATE INDEX ON {rows} (kind, seq)",
+    # they are packed already
+    "ALTER TABLE {rows} ALTER body SET STORAGE EXTERNAL, ALTER said SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL, "
+    "ALTER logprobs SET STORAGE EXTERNAL, ALTER routes SET STORAGE EXTERNAL",
+    "CREATE TRIGGER no_change BEFORE UPDATE OR DELETE ON {rows} FOR EACH ROW EXECUTE FUNCTION refuse()",
+    "CREATE TRIGGER no_emptying BEFORE TRUNCATE ON {rows} EXECUTE FUNCTION refuse()",
+)
+
+
+def table_of(first: Cursor) -> sql.Identifier:
+    """The table of the segment that begins with this row."""
+    return sql.Identifier(f"rows_{first:016d}")
+
+
+def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
+    """Make the segment whose first row has this place. Inside a transaction that holds the log's lock."""
+    for statement in _SEGMENT:
+        connection.execute(sql.SQL(statement).format(rows=table_of(first)))
+    connection.execute("INSERT INTO segments VALUES (%s, %s)", (first, made_at))
+
+
+def ready_schema(connection: Connection, server: Server, made_at: float, first: Cursor = 1) -> str:
+    """Make the log's tables, and its first segment, unless they are there; the name that it was given when it was made.
+
+    Any number of processes may do this at once. Raises BadConfig for a schema that is another program's, newer or older.
+    """
+    found = _layout(connection, server)
+    if found is None:
+        try:
+            with connection.transaction():
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
+                found = _layout(connection, server)
+                if found is None:
+                    found = _make(connection, server, made_at, first)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise BadConfig(
+                f"{server.name} cannot be made: {error}; let the database's owner run CREATE SCHEMA {server.namespace} "
+                "AUTHORIZATION the user of record.url"
+            ) from error
+        except psycopg.Error as error:
+            if passes(error):
+                raise
+            raise server.refusal(error) from error
+    layout, name = found
+    if layout != LAYOUT:
+        raise BadConfig(
+            f"{server.name} has layout {layout}, this Ostinato reads {LAYOUT}; use the Ostinato that wrote it, or name another "
+            "schema in record.namespace"
+        )
+    return name
+
+
+def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
+    """The log's layout and name; None if there is no such schema or it is empty."""
+    query = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
+    names = {name for name, _ in connection.execute(query, (f'"{server.namespace}"',)).fetchall()}
+    if not names:
+        return None
+    strange = BadConfig(
+        f"{server.name} holds tables that are no log of Ostinato's; name another schema in record.namespace"
+    )
+    if not {"log", "segments", "identities"} <= names:
+        raise strange
+    try:
+        found = connection.execute("SELECT layout, name FROM log").fetchone()
+    except psycopg.errors.UndefinedColumn as error:
+        raise strange from error
+    if found is None:
+        raise strange
+    return found
+
+
+def _make(connection: Connection, server: Server, made_at: float, first: Cursor) -> tuple[int, str]:
+    connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(server.namespace)))
+    for statement in _TABLES:
+        connection.execute(statement)  # pyright: ignore[reportArgumentType,reportCallIssue]
+    name = uuid4().hex
+    connection.execute("INSERT INTO log VALUES (1, %s, %s)", (LAYOUT, name))
+    add_segment(connection, first, made_at)
+    return LAYOUT, name

@@ -1,0 +1,160 @@
+"""One segment of a log in Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg import sql
+
+from ostinato.core.records import Identity, PolicyVersion
+from ostinato.core.seams import Cursor
+from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind
+from ostinato.record.codec.rows import Ready
+from ostinato.record.codec.shrink import Dictionaries, Use
+from ostinato.record.keys import KeyRing
+from ostinato.record.postgres.schema import NUMBERED, NUMBERS, table_of
+from ostinato.record.postgres.server import Connection, digest_of
+from ostinato.record.segments.packed import PackedRows
+
+_TURN = NUMBERS[TURNS.table]
+COLUMNS: LiteralString = "seq, kind, body, secret, said, spelt, tokens, logprobs, routes"
+
+Stored = tuple[Kind, tuple[Any, ...]]
+"""A row as `PackedRows.decode` takes it, and its kind."""
+
+
+class PostgresSegment(PackedRows):
+    """A segment, over a connection that others hold. Used by one thread at a time. Raises psycopg's errors, Corrupt."""
+
+    def __init__(self, connection: Connection, name: str, first: Cursor, ring: KeyRing | None) -> None:
+        self.connection = connection
+        self.first = first
+        self.newest = first - 1
+        self.size = 0  # bytes
+        self.dictionaries = 1
+        self._table = table_of(first)
+        super().__init__(f"{name}, segment {first}", ring)
+
+    def ask(self, query: LiteralString, values: Sequence[Any] = ()) -> list[Any]:
+        """The answer to a query, in which `{rows}` is this segment's table."""
+        composed = sql.SQL(query).format(rows=self._table)
+        return self.connection.execute(composed, values, binary=True).fetchall()
+
+    def standing(self) -> tuple[Cursor, int]:
+        """The place of its newest row, the one before its first if it has none; and its bytes."""
+        query = "SELECT coalesce(max(seq), %s), pg_total_relation_size(%s::regclass) FROM {rows}"
+        return self.ask(query, (self.first - 1, self._table.as_string()))[0]
+
+    # ------------------------------------------------------------ rows
+
+    def fetch_kinds(
+        self, kinds: Collection[Kind], after: Cursor, end: Cursor, limit: int, *, newest_first: bool = False
+    ) -> list[Stored]:
+        """Rows of these kinds as they are stored, `after` < place <= `end`, no more than `limit` of each, in order."""
+        tail: LiteralString = "DESC" if newest_first else "ASC"
+        query: LiteralString = (
+            f"SELECT {COLUMNS} FROM unnest(%s::smallint[]) AS wanted(number) CROSS JOIN LATERAL (SELECT * FROM {{rows}} "
+            f"WHERE kind = wanted.number AND seq > %s AND seq <= %s ORDER BY seq {tail} LIMIT %s) AS found ORDER BY seq {tail}"
+        )
+        numbers = [NUMBERS[kind.table] for kind in kinds]
+        return [as_stored(row) for row in self.ask(query, (numbers, after, end, limit))]
+
+    def fetch_places(self, places: Sequence[Cursor]) -> list[Stored]:
+        """The rows at these places, as far as there are any."""
+        query: LiteralString = f"SELECT {COLUMNS} FROM {{rows}} WHERE seq = ANY(%s::bigint[])"
+        return [as_stored(row) for row in self.ask(query, (list(places),))]
+
+    def before_last(self, count: int, kind: Kind) -> tuple[Cursor | None, int]:
+        """The place before the newest `count` rows of one kind, if there are so many here; and how many there are, if not."""
+        number = NUMBERS[kind.table]
+        query = "SELECT seq FROM {rows} WHERE kind = %s ORDER BY seq DESC LIMIT 1 OFFSET %s"
+        if found := self.ask(query, (number, count - 1)):
+            return found[0][0] - 1, count
+        return None, self.ask("SELECT count(*) FROM {rows} WHERE kind = %s", (number,))[0][0]
+
+    def locate(self, kind: Kind, identity: Identity) -> Cursor | None:
+        query = "SELECT seq FROM identities WHERE identity = %s AND seq >= %s"
+        found = self.ask(query, (digest_of(kind, identity), self.first))
+        return found[0][0] if found else None
+
+    # ------------------------------------------------------------ what rows are packed with
+
+    def stored_tokens(self, seq: Cursor) -> tuple[int | None, bytes] | None:
+        found = self.ask("SELECT secret, tokens FROM {rows} WHERE seq = %s AND tokens IS NOT NULL", (seq,))
+        return found[0] if found else None
+
+    def stored_policies(self) -> Iterable[tuple[int, int, str]]:
+        found = self.ask("SELECT id, number, hash FROM policies WHERE segment = %s", (self.first,))
+        return [(place, number, bytes(digest).decode()) for place, number, digest in found]
+
+    def stored_pieces(self, tokens: Collection[int] | None) -> Sequence[tuple[int, str]]:
+        query = (
+            "SELECT token, text FROM pieces WHERE segment = %s AND (%s::bigint[] IS NULL OR token = ANY(%s::bigint[]))"
+        )
+        wanted = None if tokens is None else list(tokens)
+        return [(token, bytes(text).decode()) for token, text in self.ask(query, (self.first, wanted, wanted))]
+
+    def stored_dictionaries(self) -> Dictionaries:
+        found = self.ask("SELECT id, use, body FROM dictionaries WHERE segment = %s", (self.first,))
+        return {number: (Use(use), bytes(body)) for number, use, body in found}
+
+    # ------------------------------------------------------------ writing, in a transaction that others began
+
+    def made_at(self) -> float:
+        return self.ask("SELECT made_at FROM segments WHERE first = %s", (self.first,))[0][0]
+
+    def put(self, rows: Sequence[tuple[Ready, int]], values: Sequence[tuple[Any, ...]]) -> None:
+        stored = [_as_columns(row.kind, value) for (row, _), value in zip(rows, values, strict=True)]
+        seqs, kinds, *columns = (list(column) for column in zip(*stored, strict=True))
+        digests = [UUID(int=key) for _, key in rows]
+        insert = sql.SQL(
+            "INSERT INTO {rows} (seq, kind, body, secret, said, spelt, tokens, logprobs, routes, identity) SELECT * FROM "
+            "unnest(%s::bigint[], %s::smallint[], %s::bytea[], %s::bigint[], %s::bytea[], %s::int[], %s::bytea[], %s::bytea[], "
+            "%s::bytea[], %s::uuid[])"
+        ).format(rows=self._table)
+        with self.connection.pipeline():
+            self.connection.execute(insert, (seqs, kinds, *columns, digests))
+            known = "INSERT INTO identities SELECT * FROM unnest(%s::uuid[], %s::bigint[])"
+            self.connection.execute(known, (digests, seqs))
+
+    def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
+        insert = "INSERT INTO pieces SELECT %s, * FROM unnest(%s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING RETURNING token"
+        tokens, texts = [token for token, _ in rows], [text.encode() for _, text in rows]
+        return len(self.ask(insert, (self.first, tokens, texts)))
+
+    def put_policy(self, policy: PolicyVersion) -> int:
+        values = (self.first, policy.number, policy.hash.encode())
+        found = self.ask("SELECT id FROM policies WHERE segment = %s AND number = %s AND hash = %s", values)
+        if found:
+            return found[0][0]
+        insert = "INSERT INTO policies SELECT %s, 1 + coalesce((SELECT max(id) FROM policies WHERE segment = %s), 0), %s, %s RETURNING id"
+        return self.ask(insert, (self.first, *values))[0][0]
+
+    def newest_dictionary(self) -> int:
+        return self.dictionaries
+
+    def put_dictionary(self, number: int, use: Use, body: bytes) -> None:
+        values = (self.first, number, use.value, body)
+        self.connection.execute("INSERT INTO dictionaries VALUES (%s, %s, %s, %s)", values)
+
+
+def as_stored(row: Sequence[Any]) -> Stored:
+    """A row of `COLUMNS` as `PackedRows.decode` takes it."""
+    seq, number, body, secret, said, spelt, tokens, logprobs, routes = row
+    if number == _TURN:
+        return TURNS, (seq, secret, body, tokens, logprobs, spelt if said is None else said, routes)
+    kind = NUMBERED[number]
+    return kind, (seq, body, secret, said) if kind is SIGNALS else (seq, body)
+
+
+def _as_columns(kind: Kind, value: Sequence[Any]) -> tuple[Any, ...]:
+    """The inverse of `as_stored`."""
+    number = NUMBERS[kind.table]
+    if kind is not TURNS:
+        seq, body, secret, said = value if kind is SIGNALS else (*value, None, None)
+        return seq, number, body, secret, said, None, None, None, None
+    seq, secret, head, tokens, logprobs, text, routes = value
+    said, spelt = (text, None) if isinstance(text, bytes) else (None, text)
+    return seq, number, head, secret, said, spelt, tokens, logprobs, routes

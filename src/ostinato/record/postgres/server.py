@@ -1,0 +1,160 @@
+"""A Postgres server as the log needs it: every commit durable, no statement that hangs, and errors in this project's words."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from ostinato.core.errors import BadConfig, Corrupt, OstinatoError, StorageFull, TooLarge, Unavailable
+from ostinato.core.records import Identity
+from ostinato.record.codec.kinds import Kind
+from ostinato.record.config import RecordConfig
+
+OLDEST = 130000
+"""The oldest server that is talked to: Postgres 13."""
+
+LOCK_MS = 1000
+"""How long one attempt waits for another process's lock. Whoever wants to wait longer tries again."""
+
+_PAUSE_S = 0.1  # after a connection that could not be made
+_PASSING = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "57P05", "25006", "53300"})
+"""Serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a standby, too many clients."""
+_OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid")
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a log lies. `name` is for messages: it holds no password.
+
+    Example: ``Server.of(RecordConfig(url="postgresql://ann@db.example/loop"))``
+    """
+
+    name: str
+    namespace: str
+    parameters: Mapping[str, Any] = field(repr=False)
+    wait_s: float
+
+    @classmethod
+    def of(cls, config: RecordConfig, environment: Mapping[str, str] = os.environ) -> Server:
+        """Raises BadConfig for a URL that is none, or that holds a password, or whose variable is not set."""
+        try:
+            found = conninfo_to_dict(config.url)
+        except psycopg.ProgrammingError:  # its message may repeat the URL
+            raise BadConfig("record.url is no URL of Postgres's; write postgresql://user@host/database") from None
+        if "password" in found:
+            raise BadConfig(
+                "record.url holds a password; name the environment variable that does in record.password_env"
+            )
+        host, port, database = (found.get(key) for key in ("host", "port", "dbname"))
+        name = f"postgresql://{host or ''}{f':{port}' if port else ''}/{database or ''} (schema {config.namespace})"
+        wait = max(2, round(config.append_s))
+        parameters = {"target_session_attrs": "read-write", "application_name": "ostinato", "connect_timeout": wait}
+        parameters |= {"tcp_user_timeout": wait * 1000, **found}
+        if config.password_env:
+            if not environment.get(config.password_env):
+                raise BadConfig(f"record.password_env names the variable {config.password_env}, which is not set")
+            parameters["password"] = environment[config.password_env]
+        return cls(name, config.namespace, parameters, config.append_s)
+
+    def dial(self) -> Connection:
+        """A connection in autocommit that looks into the log's schema; statements take no longer than `record.append_s`.
+
+        Raises BadConfig for a server that the log cannot rely on; psycopg's OperationalError, after a short pause.
+        """
+        try:
+            connection: Connection = psycopg.connect(**self.parameters, autocommit=True)
+        except psycopg.OperationalError:
+            time.sleep(_PAUSE_S)
+            raise
+        try:
+            _prepare(connection, self)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def dial_patiently(self) -> Connection:
+        """As `dial`, again and again until `record.append_s` is over. Raises BadConfig, Unavailable."""
+        deadline = time.monotonic() + self.wait_s
+        while True:
+            try:
+                return self.dial()
+            except psycopg.Error as error:
+                if error.sqlstate is None and _OURS.search(str(error)):
+                    raise BadConfig(f"{self.name} does not let us in: {_line(error)}; correct record.url") from None
+                if not passes(error) or time.monotonic() > deadline:
+                    raise self.refusal(error) from error
+
+    @property
+    def lock(self) -> int:
+        """The advisory lock that whoever appends holds: one for each schema of the database."""
+        return int.from_bytes(
+            blake2b(f"ostinato {self.namespace}".encode(), digest_size=8).digest(), "big", signed=True
+        )
+
+    def refusal(self, error: Exception) -> OstinatoError:
+        """The project's error for one of psycopg's: StorageFull, Corrupt, TooLarge or Unavailable, naming the remedy."""
+        if isinstance(error, OstinatoError):
+            return error
+        code, said = getattr(error, "sqlstate", None) or "", _line(error)
+        if code in ("53100", "58030"):
+            return StorageFull(f"nothing was written to {self.name}: {said}; free space on the server, then try again")
+        if code.startswith("XX0"):
+            return Corrupt(f"{self.name} is damaged: {said}; restore it from a copy")
+        if code.startswith("54"):
+            return TooLarge(f"a row is larger than {self.name} can hold: {said}; send less at once")
+        if code == "42501":
+            return BadConfig(f"{self.name} refuses us: {said}; grant the user of record.url its schema")
+        return Unavailable(
+            f"the log at {self.name} could not be used: {said}; see whether its server runs and try again"
+        )
+
+
+def passes(error: Exception) -> bool:
+    """True for what may be otherwise when it is tried again: lost connections, failovers, locks, deadlocks, timeouts."""
+    if not isinstance(error, psycopg.Error):
+        return False
+    code = error.sqlstate
+    if code is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return code in _PASSING or code.startswith("08")
+
+
+def digest_of(kind: Kind, identity: Identity) -> UUID:
+    """128 bits that stand for an identity. Raises UnicodeEncodeError for a lone surrogate."""
+    plain = "\0".join([kind.table, *map(str, identity)]).encode()
+    return UUID(bytes=blake2b(plain, digest_size=16).digest())
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _prepare(connection: Connection, server: Server) -> None:
+    version = connection.info.server_version
+    if version < OLDEST:
+        raise BadConfig(f"{server.name} runs Postgres {version // 10000}; the log needs 13 or newer")
+    query = (
+        "SELECT current_setting('fsync'), current_setting('synchronous_commit'), set_config('search_path', %s, false), "
+        "set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false), "
+        "set_config('idle_in_transaction_session_timeout', %s, false)"
+    )
+    timeout = f"{round(server.wait_s * 1000)}ms"
+    values = (f'"{server.namespace}"', timeout, f"{LOCK_MS}ms", timeout)
+    found = connection.execute(query, values).fetchone()
+    assert found is not None
+    if found[0] != "on":
+        raise BadConfig(f"{server.name} runs with fsync off and may lose what was acknowledged; switch it on")
+    if found[1] == "off":
+        connection.execute("SET synchronous_commit = on")
