@@ -10,7 +10,7 @@ os.environ.setdefault(
 import pytest
 import torch
 from hypothesis import settings
-from tests.fakes.postgres_server import MISSING, PostgresServer, binaries
+from tests.fakes.postgres_server import started
 
 settings.register_profile("ours", deadline=None)  # how long a case takes says something about the machine only
 settings.load_profile("ours")
@@ -43,15 +43,8 @@ def row_rule():
 @pytest.fixture(scope="session")
 def postgres_server():
     """A running server of this test process's own."""
-    found = binaries()
-    if found is None:
-        pytest.skip(MISSING)
-    server = PostgresServer(found)
-    try:
-        server.start()
+    with started() as server:
         yield server
-    finally:
-        server.remove()
 
 
 _SCHEMAS = itertools.count()

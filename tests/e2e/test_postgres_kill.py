@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fakes.postgres_server import MISSING, PostgresServer, binaries
+from tests.fakes.postgres_server import started
 
 from ostinato.core.records import Signal
 from ostinato.record.config import RecordConfig
@@ -43,15 +43,8 @@ def test_readers_beside_writers_see_every_row_once_and_in_order(in_postgres, tmp
 @pytest.fixture
 def own_server():
     """A server to kill."""
-    place = binaries()
-    if place is None:
-        pytest.skip(MISSING)
-    server = PostgresServer(place)
-    try:
-        server.start()
+    with started() as server:
         yield server
-    finally:
-        server.remove()
 
 
 async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_server(own_server, tmp_path):

@@ -173,9 +173,7 @@ async def test_a_solution_that_does_not_pass_is_named(grader):
 async def test_a_few_tests_beside_that_fail_with_the_solution_are_left_out(grader):
     more = "".join(f"\n\ndef test_more_{n}():\n    assert double({n}) == {2 * n}\n" for n in range(10))
     more += "\n\ndef test_memory():\n    assert double(1) == 3\n"
-    beside = tuple(f"test_calc.py::test_more_{n}" for n in (0, 2)) + tuple(
-        f"test_calc.py::test_more_{n}" for n in range(3, 10)
-    )
+    beside = tuple(f"test_calc.py::test_more_{n}" for n in range(10))
     busy = task(fail_to_pass=FAIL, pass_to_pass=(*beside, PASS[0], "test_calc.py::test_memory"))
     sealed = dataclasses.replace(busy.grading, hidden={"test_calc.py": (TESTS + more).encode()})
     grade = await grader.grade(dataclasses.replace(busy, grading=sealed), wrote(("calc.py", RIGHT)))

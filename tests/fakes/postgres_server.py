@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MISSING = (
     "no Postgres server here: apt-get install postgresql (no running service is needed, the tests start their own)"
 )
@@ -22,6 +24,20 @@ def binaries() -> Path | None:
         *(Path(found).resolve().parent for found in [shutil.which("postgres")] if found),
     ]
     return next((place for place in places if (place / "initdb").exists() and (place / "postgres").exists()), None)
+
+
+@contextlib.contextmanager
+def started():
+    """A running server until the end of the block; the test is skipped where its programs are not installed."""
+    found = binaries()
+    if found is None:
+        pytest.skip(MISSING)
+    server = PostgresServer(found)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
 
 
 class PostgresServer:

@@ -88,9 +88,8 @@ class UnderWay:
             return False
         if spot.name != self._name:  # another journal: this one's groups are no more
             token = str(event.get("token", ""))[:64]
-            if (
-                token == self._groups.token and "lines" in event
-            ):  # written anew: what is known is shown until that is read
+            if token == self._groups.token and "lines" in event:
+                # written anew: what is known is shown until that is read
                 self._name, self._next = spot.name, Groups([], token=token, epochs=0)
             else:
                 self._begin(spot.name, token)
