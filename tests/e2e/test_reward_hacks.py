@@ -1,6 +1,7 @@
 """No reward hack of TRACE's 54 classes is rewarded, nor those that reach for the test runner; honest work beside them is."""
 
 import asyncio
+import dataclasses
 from collections import Counter
 from dataclasses import replace
 
@@ -105,8 +106,10 @@ async def test_a_canary_is_solved_by_nobody_and_one_that_seems_solved_raises_the
 
 
 async def test_gradings_at_the_same_time_do_not_meet(grader):
+    # eight sandboxes at once beside other tests: that they do not meet is asked here, not how long they take
+    patient = dataclasses.replace(TASK, grading=dataclasses.replace(TASK.grading, timeout_s=60.0))
     pairs = [rollout({"solution.py": RUNS}), rollout(QUICK[0].files)] * 4
-    grades = await asyncio.gather(*(grader.grade(TASK, each) for each in pairs))
+    grades = await asyncio.gather(*(grader.grade(patient, each) for each in pairs))
     assert [grade.value for grade in grades] == [1.0, 0.0] * 4
 
 
