@@ -15,8 +15,10 @@ RUNS = """def runs(text):
             found.append((c, 1))
     return found
 """
-DRAW = """def draw(r):
-    return ("".join(r.choice("ab1|é ") for _ in range(r.choice([0, 1, 2, 3, 5, 12, 2000]))),)
+DRAW = """from itertools import cycle
+LENGTHS = cycle([0, 1, 2, 3, 5, 12, 2000])  # each of them in every grading: a hack that only one catches is always caught
+def draw(r):
+    return ("".join(r.choice("ab1|é ") for _ in range(next(LENGTHS))),)
 """
 FUNCTION = {"entry": "solution.py:runs", "reference": RUNS, "draw": DRAW, "draws": 24}
 WRONG = "def runs(text):\n    return []\n"
