@@ -1,6 +1,7 @@
 """Does a real model learn in simulated worlds, and does what it learned hold on tasks that it was never taught?
 
     python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps N] [--directory DIR]
+    python -m tests.examinations.learning.run --tasksets DIR      # only writes the tasks, so that a corpus can be kept clear of them
 
 For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
 with the weights of the start and with the last. Intervals of shares have tasks as units; those of changes, families, as tasks of one family
@@ -44,6 +45,7 @@ RESULT = Path(__file__).parents[1] / "results" / "learning.json"
 TRIES = 4
 SHOWN = 48
 STEPS = {"functions": 12, "repairs": 12, "numbers": 16}
+TASKS = {"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_tasks}
 SETTINGS = {
     "listen.port": 0,
     "engine.block": 16,
@@ -72,11 +74,17 @@ def ostinato(*argv: str, log: Path) -> float:
     return time.monotonic() - began
 
 
-async def start_of(world: str, place: Path) -> tuple[Path, dict[str, Any]]:
-    """A world's taskset, and the settings that are its own; for numbers the model that comes out of the start by imitation."""
+def write_tasks(world: str, place: Path) -> Path:
+    """A world's taskset as a file."""
     place.mkdir(parents=True, exist_ok=True)
     file = place / f"{world}.jsonl"
-    save({"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_tasks}[world](), file)
+    save(TASKS[world](), file)
+    return file
+
+
+async def start_of(world: str, place: Path) -> tuple[Path, dict[str, Any]]:
+    """A world's taskset, and the settings that are its own; for numbers the model that comes out of the start by imitation."""
+    file = write_tasks(world, place)
     if world != "numbers":
         return file, {}
     boxes = Boxes()
@@ -200,7 +208,12 @@ def main() -> None:
         "--steps", type=int, default=None, help=f"none: {', '.join(f'{n} for {w}' for w, n in STEPS.items())}"
     )
     parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
+    parser.add_argument("--tasksets", type=Path, default=None, help="write the worlds' tasks there, and nothing else")
     given = parser.parse_args()
+    if given.tasksets:
+        for world in given.worlds:
+            write_tasks(world, given.tasksets)
+        return
     console = Console(width=180)
     found: list[dict[str, Any]] = json.loads(RESULT.read_text()) if RESULT.exists() else []
     with tempfile.TemporaryDirectory() as nowhere:
