@@ -51,7 +51,7 @@ def taught(model: dict[str, Any], file: Path, seed: int, args: argparse.Namespac
     for name, last in (("before", False), ("after", True)):
         solved: dict[str, list[bool]] = {}
         for each in kept:
-            if (each.policy.number == row["steps"]) is last:
+            if each.policy is not None and (each.policy.number == row["steps"]) is last:
                 solved.setdefault(each.family, []).append(each.solved)
         found[name] = {family: float(np.mean(each)) for family, each in sorted(solved.items())}
     note.write_text(json.dumps(found, indent=1) + "\n")
