@@ -1,9 +1,9 @@
 """The models that `run` left, under the same learning from rewards: does the order of their losses predict the order of rewards?
 
     python -m tests.examinations.midtraining.run --corpus DIR
-    python -m tests.examinations.midtraining.rewards [--work DIR] [--seeds 0 1 2] [--steps 12] [--world functions] [--start]
+    python -m tests.examinations.midtraining.rewards [--work DIR] [--seeds 0 1 2] [--steps 12] [--start]
 
-For each budget and seed what `tests.examinations.learning.run` does with a world: `ostinato train --world` on the taught tasks, then
+For each budget and seed what `tests.examinations.learning.run` does with the functions: `ostinato train --world` on the taught tasks, then
 `ostinato worlds run` on the held-out ones, before and after. `--start` adds the model that was read on from. Writes rewards beside losses,
 and Spearman's rank correlation with intervals over seeds and families of tasks drawn anew, to results/midtraining_rewards.json. About ten
 minutes a model and seed on two idle cores; what is done already is not done again.
@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from tests.examinations.learning.run import STEPS, TASKS, train, write_tasks
+from tests.examinations.learning.run import STEPS, train, write_tasks
 from tests.examinations.midtraining.ranks import ranked
 from tests.examinations.midtraining.run import RESULT as LOSSES
 
 from ostinato.worlds.rollout.finished import read_finished
 
+WORLD = "functions"
 RESULT = LOSSES.with_name("midtraining_rewards.json")
 
 
@@ -41,12 +42,12 @@ def models(args: argparse.Namespace) -> list[dict[str, Any]]:
 def taught(model: dict[str, Any], file: Path, seed: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Mean success by family, before and after; kept beside the run."""
     place = args.work / f"rewards-{model['tokens']}-{args.steps}"
-    note = place / f"{args.world}-{seed}.json"
+    note = place / f"{WORLD}-{seed}.json"
     if note.exists():
         return json.loads(note.read_text())
     place.mkdir(parents=True, exist_ok=True)
-    row = train(args.world, file, {"model.source": model["source"]}, seed, args.steps, place)
-    kept, _ = read_finished((place / f"{args.world}-{seed}.finished.jsonl").read_text().splitlines())
+    row = train(WORLD, file, {"model.source": model["source"]}, seed, args.steps, place)
+    kept, _ = read_finished((place / f"{WORLD}-{seed}.finished.jsonl").read_text().splitlines())
     found: dict[str, dict[str, float]] = {}
     for name, last in (("before", False), ("after", True)):
         solved: dict[str, list[bool]] = {}
@@ -79,15 +80,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/midtraining"))
     parser.add_argument("--losses", type=Path, default=LOSSES, help="what `run` wrote")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--world", choices=[*TASKS], default="functions")
-    parser.add_argument("--steps", type=int, default=STEPS["functions"])
+    parser.add_argument("--steps", type=int, default=STEPS[WORLD])
     parser.add_argument("--start", action="store_true", help="the model that was read on from, too")
     parser.add_argument("--result", type=Path, default=RESULT)
     args = parser.parse_args()
-    file, rows = write_tasks(args.world, args.work), models(args)
+    file, rows = write_tasks(WORLD, args.work), models(args)
     found = [[taught(model, file, seed, args) for seed in args.seeds] for model in rows]
     losses_C = np.array([model["loss"] for model in rows])
-    result: dict[str, Any] = {"world": args.world, "seeds": args.seeds, "steps": args.steps, "models": rows}
+    result: dict[str, Any] = {"world": WORLD, "seeds": args.seeds, "steps": args.steps, "models": rows}
     for name in ("before", "after"):
         rewards_CSF = np.array([[[*each[name].values()] for each in seeds] for seeds in found])
         result[name] = {"families": rewards_CSF.shape[2], **ranked(losses_C, rewards_CSF)}
