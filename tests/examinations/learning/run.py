@@ -2,6 +2,7 @@
 
     python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps N] [--directory DIR]
     python -m tests.examinations.learning.run removals --tasks FILE       # FILE: what `ostinato worlds build` made
+    python -m tests.examinations.learning.run --tasksets DIR             # only writes the tasks, to keep a corpus clear of them
 
 For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
 with the weights of the start and with the last. Intervals of shares have tasks as units; those of changes, families, as tasks of one family
@@ -46,7 +47,7 @@ RESULT = Path(__file__).parents[1] / "results" / "learning.json"
 TRIES = 4
 SHOWN = 48
 STEPS = {"functions": 12, "repairs": 12, "numbers": 16, "removals": 6}
-USUAL = ("functions", "repairs", "numbers")
+TASKS = {"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_world.tool_tasks}
 SETTINGS = {
     "listen.port": 0,
     "engine.block": 16,
@@ -78,17 +79,23 @@ def ostinato(*argv: str, log: Path) -> float:
     return time.monotonic() - began
 
 
-async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, dict[str, Any]]:
-    """A world's taskset, and the settings that are its own; where there is a start by imitation, the model that came out of it."""
+def write_tasks(world: str, place: Path) -> Path:
+    """The tasks of a world that makes its own, as a file."""
     place.mkdir(parents=True, exist_ok=True)
     file = place / f"{world}.jsonl"
+    save(TASKS[world](), file)
+    return file
+
+
+async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, dict[str, Any]]:
+    """A world's taskset, and the settings that are its own; where there is a start by imitation, the model that came out of it."""
+    if world in TASKS:
+        file = write_tasks(world, place)
     if world in ("functions", "repairs"):
-        save({"functions": function_tasks, "repairs": repair_tasks}[world](), file)
         return file, {}
     boxes = Boxes()
     if world == "numbers":
         tools = tool_world.HARNESS
-        save(tool_world.tool_tasks(), file)
         lines = await tool_world.demonstrations(boxes, SHOWN)
     else:
         assert tasks is not None
@@ -214,14 +221,21 @@ def _share(mean: ItemMean) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("worlds", nargs="*", default=list(USUAL), choices=[*STEPS, []], metavar="WORLD")
+    parser.add_argument("worlds", nargs="*", default=list(TASKS), choices=[*STEPS, []], metavar="WORLD")
     parser.add_argument("--tasks", type=Path, default=None, help="of removals: a taskset of `ostinato worlds build`")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--steps", type=int, default=None, help=f"none: {', '.join(f'{n} for {w}' for w, n in STEPS.items())}"
     )
     parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
+    parser.add_argument(
+        "--tasksets", type=Path, default=None, help="write the worlds' own tasks there, and nothing else"
+    )
     given = parser.parse_args()
+    if given.tasksets:
+        for world in TASKS:
+            write_tasks(world, given.tasksets)
+        return
     if "removals" in given.worlds and given.tasks is None:
         parser.error("removals needs --tasks FILE: what `ostinato worlds build PACKAGE... --out FILE` made")
     console = Console(width=180)
