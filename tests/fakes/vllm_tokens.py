@@ -47,8 +47,8 @@ class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
     `requests` are the bodies seen, `open` the requests under way, `cached` the prompts that were found in the prefix cache, `slow_s`
-    the time of a token. `cut_after = k` breaks each stream's connection after k events, `lie` names another version in the
-    account of versions, `forget()` is a restart: the weights are the ones it was started with.
+    the time of a token. `cut_after = k` breaks each stream's connection after k events, `twice` sends each stream's events once more,
+    `lie` names another version in the account of versions, `forget()` is a restart: the weights are the ones it was started with.
 
     Example::
 
@@ -61,7 +61,7 @@ class TokenVllm(FakeVllm):
     ) -> None:
         super().__init__(AnyVersion())  # pyright: ignore[reportArgumentType]
         self.script, self.context, self.mode, self.backend = script, context, mode, backend
-        self.slow_s, self.cut_after, self.lie = 0.0, -1, ""
+        self.slow_s, self.cut_after, self.lie, self.twice = 0.0, -1, "", False
         self.requests: list[dict[str, Any]] = []
         self.open = 0
         self.cached: list[tuple[int, ...]] = []
@@ -93,6 +93,8 @@ class TokenVllm(FakeVllm):
 
     async def _generate(self, request: Request) -> JSONResponse | StreamingResponse:
         body = await request.json()
+        if self.down:
+            return JSONResponse({"error": {"message": "down"}}, 503)
         if refusal := _refusal(body):
             return JSONResponse({"error": {"message": refusal, "type": "BadRequestError", "code": 400}}, 400)
         self.requests.append(body)
@@ -107,20 +109,21 @@ class TokenVllm(FakeVllm):
 
     async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
         sampling = body["sampling_params"]
-        samples = [_Sample(index, sampling) for index in range(sampling.get("n", 1))]
         events = 0
         self.open += 1
         try:
-            for token in [*encode(self.script), STOP_ID]:
-                await asyncio.sleep(self.slow_s)
-                while self.paused:
-                    await asyncio.sleep(0.001)
-                for sample in samples:
-                    if sample.finish is None:
-                        if events == self.cut_after:
-                            raise ConnectionResetError
-                        events += 1
-                        yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
+            for _ in range(2 if self.twice else 1):
+                samples = [_Sample(index, sampling) for index in range(sampling.get("n", 1))]
+                for token in [*encode(self.script), STOP_ID]:
+                    await asyncio.sleep(self.slow_s)
+                    while self.paused:
+                        await asyncio.sleep(0.001)
+                    for sample in samples:
+                        if sample.finish is None:
+                            if events == self.cut_after:
+                                raise ConnectionResetError
+                            events += 1
+                            yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
             yield "data: [DONE]\n\n"
         finally:
             self.open -= 1
