@@ -158,8 +158,15 @@ async def test_a_free_server_steps_in_for_one_that_is_away_and_is_not_kept_when_
         assert runs(await collect(engine, ask(max_tokens=2))) == [1]
         fakes[0].down = False
         await until_well(engine)
+        fakes[1].down = True  # and the other way round: the first holds the version still
+        await until(lambda: engine._fleet.replicas[0].slots == {"live"})
+        assert runs(await collect(engine, ask(max_tokens=2))) == [1]
+        assert fakes[0].calls.count("update_weights") == 1
+        fakes[1].down = False
+        await until_well(engine)
+        await until(lambda: not engine._fleet.replicas[1].slots)
         await engine.load("canary", version(2))
-        assert [fake.label for fake in fakes] == ["hash2", "hash1"]
+        assert [fake.label for fake in fakes] == ["hash1", "hash2"]
 
 
 # ---- a request whose server fails

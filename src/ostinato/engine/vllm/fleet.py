@@ -216,10 +216,15 @@ class Fleet:
         served = await self._served(replica)
         if not replica.well:
             await replica.server.check_health()
-        if held is None or (replica.ended_with(held[1].hash) and served == held[1].hash):
+        if held is None:
             replica.well = replica.well or replica.state == seen  # unless it failed again meanwhile
             return
         slot, policy = held
+        if replica.ended_with(policy.hash) and served == policy.hash:
+            if (self._due(replica), replica.state) == (held, seen):
+                replica.well = True
+                replica.slots.add(slot)
+            return
         async with self._loading:
             if (self._due(replica), replica.state) != (held, seen):
                 return  # it was given something meanwhile: what it said is old
