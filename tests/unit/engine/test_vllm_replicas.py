@@ -148,6 +148,16 @@ async def test_one_that_is_away_gets_the_version_before_it_is_asked_again(quick_
         assert min(asked(fakes)) >= 1
 
 
+async def test_a_version_that_another_slots_server_has_is_served_from_there_while_ones_own_is_away():
+    fakes = fleet(2)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("canary", version(2))
+        fakes[1].down = True
+        await engine.load("live", version(2))
+        assert runs(await collect(engine, ask(max_tokens=2))) == [2]
+        assert fakes[0].calls.count("update_weights") == 1
+
+
 async def test_a_free_server_steps_in_for_one_that_is_away_and_is_not_kept_when_it_is_back(quick_looks):  # noqa: F811
     fakes = fleet(2)
     async with vllm_engine(*fakes) as engine:

@@ -25,8 +25,8 @@ _PAUSES = 1024
 class Fleet:
     """The servers and the slots. `want`: slot -> how many servers its version is brought to, 1 where nothing is said.
 
-    `draining()` names the servers, by URL, that get nothing new. `lost` hears of a replica of which nobody knows what it holds, and of
-    the slots that nobody stands for any more. `running()` counts the open samples of each replica.
+    `draining()` names the servers, by URL, that get nothing new. `lost` hears of a replica of which nobody knows what it
+    holds. `running()` counts the open samples of each replica.
 
     Example: ``await fleet.load("live", policy)``
     """
@@ -92,10 +92,9 @@ class Fleet:
     # ---- a version comes
 
     async def _roll(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> float:
-        waiting = await self._staged([each for each in found if not each.holds(policy.hash)], policy)
+        waiting, failed = await self._staged([each for each in found if not each.holds(policy.hash)], policy)
         waiting.sort(key=lambda replica: bool(replica.slots))  # a free one first: nobody waits for it
         ready = [each for each in found if each.holds(policy.hash)]
-        failed: OstinatoError | None = None
         pause_s = 0.0
         while waiting:
             replica = waiting.pop(0)
@@ -112,8 +111,8 @@ class Fleet:
                 _LOG.error("%s", error)
             else:
                 ready.append(replica)
-        if not ready:
-            raise failed or Unavailable(f"no vLLM server can be given {policy} for {slot!r} now")
+        if failed is not None and not ready:
+            raise failed
         for replica in ready:
             replica.slots.add(slot)
         self._moved(slot, policy, found)
@@ -127,14 +126,15 @@ class Fleet:
             if replica not in found:
                 replica.slots.discard(slot)
 
-    async def _staged(self, replicas: Sequence[Replica], policy: PolicyVersion) -> list[Replica]:
-        """Have all fetch and verify a version beside their serving. Returns those that did; those that cannot be reached are set aside.
-
-        Raises Corrupt if one refuses: then none was touched. Raises Unavailable if none can be reached.
+    async def _staged(
+        self, replicas: Sequence[Replica], policy: PolicyVersion
+    ) -> tuple[list[Replica], OstinatoError | None]:
+        """Have all fetch and verify a version beside their serving. Returns those that did, and why others cannot be reached: they are
+        set aside. Raises Corrupt if one refuses: then none was touched.
         """
         results = await asyncio.gather(*(self._stage(each, policy) for each in replicas), return_exceptions=True)
         done = list[Replica]()
-        lost: Unavailable | None = None
+        lost: OstinatoError | None = None
         for replica, result in zip(replicas, results, strict=True):
             if isinstance(result, Unavailable):
                 replica.set_aside()
@@ -144,9 +144,7 @@ class Fleet:
                 raise result
             else:
                 done.append(replica)
-        if lost is not None and len(replicas) == 1:
-            raise lost
-        return done
+        return done, lost
 
     async def _stage(self, replica: Replica, policy: PolicyVersion) -> None:
         await self._served(replica)  # one that hangs must not hold up the others
