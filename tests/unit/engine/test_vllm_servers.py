@@ -54,6 +54,7 @@ async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, c
         await until(lambda: fakes[1].label == "hash3")
         await until(lambda: len(asked) > 2)
         assert caplog.text.count("does not say what it serves") == 1
+        assert runs(await collect(engine, ask(max_tokens=2))) == [1], "it may be slow only: it is asked all the same"
         hanging.served = honest
         fakes[0].forget()
         await until(lambda: fakes[0].label == "hash1")

@@ -132,7 +132,10 @@ class Fleet:
         """Have all fetch and verify a version beside their serving. Returns those that did, and why others cannot be reached: they are
         set aside. Raises Corrupt if one refuses: then none was touched.
         """
-        results = await asyncio.gather(*(self._stage(each, policy) for each in replicas), return_exceptions=True)
+        alone = len(replicas) == 1
+        results = await asyncio.gather(
+            *(self._stage(each, policy, alone=alone) for each in replicas), return_exceptions=True
+        )
         done = list[Replica]()
         lost: OstinatoError | None = None
         for replica, result in zip(replicas, results, strict=True):
@@ -146,8 +149,9 @@ class Fleet:
                 done.append(replica)
         return done, lost
 
-    async def _stage(self, replica: Replica, policy: PolicyVersion) -> None:
-        await self._served(replica)  # one that hangs must not hold up the others
+    async def _stage(self, replica: Replica, policy: PolicyVersion, *, alone: bool) -> None:
+        if not alone:
+            await self._served(replica)  # one that hangs must not hold up the others
         await replica.server.driver.stage(policy)
 
     async def _swap(self, replica: Replica, policy: PolicyVersion, loaded: Callable[[], object]) -> float:
@@ -201,7 +205,9 @@ class Fleet:
                 words = str(error) if known else f"{replica.server.url}: {error!r}"
                 if said != words:
                     _LOG.error("%s", words, exc_info=None if known else error)
-                said, missed = words, missed + 1
+                # one that is slow may answer its streams all the same: those that it lets hang speak for themselves
+                slow = isinstance(error.__cause__, TimeoutError)
+                said, missed = words, missed + (not slow)
                 if missed > 1 or not replica.well:
                     replica.set_aside()
 
