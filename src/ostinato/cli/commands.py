@@ -299,6 +299,24 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
 
 
 @app.command
+def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+    """Give one of the engine's vLLM servers nothing new: its open answers end there, then it can be stopped.
+
+    A slot that no other server stands for gets a free one; if there is none, it goes on here.
+
+    Parameters
+    ----------
+    url
+        The server, as engine.urls names it.
+    back
+        Use it again.
+    """
+    from ostinato.launch.commands.draining import drain_server
+
+    drain_server((common or Common()).of_run(), url, back, console)
+
+
+@app.command
 def doctor(common: Common | None = None) -> None:
     """Check this machine and this configuration, part by part. Each failure names its remedy."""
     from ostinato.launch.commands.doctor import examine
