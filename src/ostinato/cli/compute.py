@@ -1,12 +1,15 @@
-"""`ostinato plan`: a cycle on paper."""
+"""`ostinato plan`: a cycle on paper. `ostinato compute`: what a run's operations were spent on."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+
+from ostinato.cli.options import Common
 
 
 def plan(
@@ -33,3 +36,16 @@ def plan(
     from ostinato.launch.commands.computing.plan import show_plan
 
     show_plan(description, overrides, Console(), machine=json)
+
+
+def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+    """What a run's operations were spent on, by phase, and the share of sampling in both senses of "a third on inference".
+
+    Parameters
+    ----------
+    json
+        As JSON, for programs.
+    """
+    from ostinato.launch.commands.computing.ledger import show_compute
+
+    asyncio.run(show_compute((common or Common()).of_run(), Console(), machine=json))
