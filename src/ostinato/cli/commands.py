@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ostinato import __version__
 from ostinato.cli.alarms import alarms
+from ostinato.cli.compute import compute, plan
 from ostinato.cli.connect import connect
 from ostinato.cli.corpus import corpus
 from ostinato.cli.deciding import approve, refuse, rollback, ship
@@ -35,7 +36,7 @@ app.command(connect)
 app.command(watch)
 app.command(worlds)
 app.command(corpus)
-for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback):
+for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 
 
