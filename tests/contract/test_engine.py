@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 from tests.fakes.vllm_engine import vllm_engine
@@ -117,6 +118,7 @@ async def test_score_agrees_with_generate(engine):
         (ask(stop=("",)), BadRequest, "stop"),
         (ask(n=0), BadRequest, "n"),
         (ask(n=1000), TooLarge, "n"),
+        (replace(ask(), within_s=math.nan), BadRequest, "within_s"),
     ],
 )
 async def test_bad_requests_name_their_field(engine, request_, error, field):
@@ -132,6 +134,21 @@ async def test_closing_the_iterator_stops_the_work(engine):
     async with asyncio.timeout(1.0):
         while engine.stats()["running"]:
             await asyncio.sleep(0.005)
+
+
+async def test_a_time_that_is_over_ends_it_without_a_token(engine):
+    for within_s in (0.0, -3.0):
+        chunks = await collect(engine, replace(ask(n=3), within_s=within_s))
+        assert [(chunk.ids, chunk.text, chunk.finish) for chunk in chunks] == [((), "", Finish.DEADLINE)] * 3
+        assert {chunk.index for chunk in chunks} == {0, 1, 2}
+    assert engine.stats()["running"] == 0
+    assert len(await collect(engine, ask())) > 0, "others go on"
+
+
+@pytest.mark.parametrize("within_s", [1e9, math.inf])
+async def test_a_time_that_lasts_changes_nothing(engine, within_s):
+    free, timed = [await collect(engine, replace(ask(seed=4), within_s=each)) for each in (None, within_s)]
+    assert timed == free
 
 
 async def test_load_names_the_version_and_counts_the_streams(engine, tmp_path):

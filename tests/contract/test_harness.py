@@ -9,7 +9,7 @@ from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.worlds.harness.opening import HARNESSES, open_harness
-from ostinato.worlds.harness.rollout import Ended
+from ostinato.worlds.harness.rollout import OVERRAN, Ended, OutOfTime
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.tasks.task import Grading, Task
 
@@ -61,6 +61,32 @@ async def test_an_answer_is_a_rollout(harness, box):
 
 async def test_a_cut_answer_is_told(harness, box):
     assert (await harness.run(TASK, ScriptedModel(says("Do", finish="length")), box)).ended is Ended.LENGTH
+
+
+async def test_an_answer_that_its_time_cut_counts_and_ends_it(harness, box):
+    call = says("Do", ("submit", {}), finish=OVERRAN) if harness.name == "tools" else says("Do", finish=OVERRAN)
+    model = ScriptedModel(call)
+    rollout = await harness.run(TASK, model, box)
+    assert (rollout.ended, rollout.turns, rollout.effort["tokens"]) == (Ended.TIMEOUT, ("t0:0",), 10)
+    assert rollout.messages[-1].text == "Do"
+    assert rollout.detail["why"] == "after 60 s"
+    assert 0 < model.left[0] <= 60.0
+    assert rollout.changes == (), "nothing that it asks for is done any more"
+
+
+async def test_a_time_that_is_over_before_a_word_is_raised(harness, box):
+    with pytest.raises(OutOfTime):
+        await harness.run(TASK, ScriptedModel(OutOfTime("nothing was said")), box)
+
+
+@pytest.mark.parametrize("name", ["tools", "repair"])
+async def test_a_time_that_is_over_before_the_next_word_ends_it_with_the_turn_before(name, box):
+    harness = open_harness(name, {"command": ["false"]} if name == "repair" else None)
+    first = says("", ("read", {"path": "calc.py"})) if name == "tools" else says("x = 1")
+    model = ScriptedModel(first, OutOfTime("nothing was said"))
+    rollout = await harness.run(TASK, model, box)
+    assert (rollout.ended, rollout.turns) == (Ended.TIMEOUT, ("t0:0",)), "so that turn gets the grade"
+    assert model.left[1] < model.left[0] <= 60.0
 
 
 async def test_a_prompt_that_does_not_fit_teaches_nothing(harness, box):

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from tests.fakes.gateways import KEY, world_gateway
 from tests.fakes.scripted_agent import agent_settings
+from tests.fakes.stalling_engine import Stalls
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import Unavailable
-from ostinato.core.records import Purpose, Signal
+from ostinato.core.records import Finish, Purpose, Signal
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.testing.engine import decode
 from ostinato.worlds.harness.opening import open_harness
@@ -219,6 +220,52 @@ async def test_the_deadline_ends_it_with_what_was_done(boxes):
     async with world_gateway("ok") as (gateway, _):
         rollout, _ = await run(boxes, gateway, agent_settings(waits), replace(TASK, timeout_s=3.0))
     assert (rollout.ended, len(rollout.turns), [c.path for c in rollout.changes]) == (Ended.TIMEOUT, 1, ["a"])
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+@pytest.mark.parametrize("stream", ["", "1"], ids=["whole", "streamed"])
+async def test_an_answer_that_is_under_way_at_the_deadline_is_its_last_turn(boxes, dialect, stream):
+    settings = agent_settings(environment={"DIALECT": dialect, "STREAM": stream}, dialect=dialect)
+    engine = Stalls(3)
+    for seconds in (2.0, 8.0, 32.0):  # a busy machine starts no agent in the first
+        async with world_gateway(engine=engine) as (gateway, log):
+            rollout, _ = await run(boxes, gateway, settings, replace(TASK, timeout_s=seconds))
+        if log.turns():
+            break
+    (turn,) = log.turns()
+    assert (turn.finish, turn.text) == (Finish.DEADLINE, "hel")
+    assert (rollout.ended, rollout.turns) == (Ended.TIMEOUT, (turn.id,))
+    assert rollout.messages[-1].text == "hel"
+
+
+HANGS_UP = """
+import socket
+ask([{"role": "user", "content": "hi"}])
+body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "QQ"}]}).encode()
+s = socket.create_connection(("127.0.0.1", 8321))
+s.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body)
+got = b""
+while got.count(b'"content":"') < 4:
+    got += s.recv(4096)
+"""
+
+
+async def test_an_agent_that_ends_in_the_middle_of_its_last_call_is_graded_at_the_turn_before(boxes):
+    engine = Stalls(100)
+
+    def script(request):
+        engine.tokens = 3 if request.prompt_ids.count(ord("Q")) else 100
+        return "hello"
+
+    engine.script = script
+    async with world_gateway(engine=engine) as (gateway, log):
+        rollout, _ = await run(boxes, gateway, agent_settings(HANGS_UP))
+        async with asyncio.timeout(20):
+            while len(log.turns()) < 2:
+                await asyncio.sleep(0.01)
+    first, second = log.turns()
+    assert (first.finish, second.finish) == (Finish.STOP, Finish.ABORT)
+    assert (rollout.ended, rollout.turns) == (Ended.SUBMITTED, (first.id,))
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ KEY = "admin-0123456789abcdef"
 
 
 @asynccontextmanager
-async def world_gateway(script="hello", *, context=4096):
+async def world_gateway(script="hello", *, context=4096, engine=None):
     """A gateway whose slot for worlds says `script`, a text or what makes one of a request, and the log behind it."""
     policy = PolicyVersion(number=0, hash="fake0")
-    engine = FakeEngine(
+    engine = engine or FakeEngine(
         script if callable(script) else lambda request: script, slots={"live": policy, "world": policy}, context=context
     )
     log = MemoryLog()

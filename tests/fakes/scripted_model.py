@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from ostinato.core.conversation import Message, Role, ToolCall
-from ostinato.worlds.harness.rollout import Answered
+from ostinato.worlds.harness.rollout import Answered, OutOfTime
 
 
 def says(text="", *calls, finish="stop", tokens=10):
@@ -12,18 +12,20 @@ def says(text="", *calls, finish="stop", tokens=10):
 
 
 class ScriptedModel:
-    """Implements `Model`: says what is scripted; an exception is raised, None never answers."""
+    """Implements `Model`: says what is scripted; an exception is raised, None lets the time pass that is left."""
 
     def __init__(self, *script):
-        self.script, self.asked, self.budgets = list(script), [], []
+        self.script, self.asked, self.budgets, self.left = list(script), [], [], []
 
-    async def ask(self, messages, tools=(), *, max_tokens, stop=()):
+    async def ask(self, messages, tools=(), *, max_tokens, stop=(), left_s=None):
+        self.left.append(left_s)
         self.asked.append(tuple(messages))
         self.budgets.append(max_tokens)
         number = len(self.asked) - 1
         scripted = self.script[number]
         if scripted is None:
-            await asyncio.get_running_loop().create_future()
+            await asyncio.sleep(left_s)
+            raise OutOfTime("nothing was said")
         if isinstance(scripted, Exception):
             raise scripted
         text, wanted, finish, tokens = scripted

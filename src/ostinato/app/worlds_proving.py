@@ -105,7 +105,7 @@ class HeldOutWorld:
                 if rollout.ended is Ended.FAILED:
                     why = rollout.detail.get("why", "it did not begin")
                     raise BadRequest(f"task {task.id!r} cannot be tried: {why}; mend it or take it out of the taskset")
-                grade = await shop.grader.grade(task, rollout)
+                grade = await shop.grade(task, rollout)
                 return WholeTry(
                     score=0.0 if grade.cheated else grade.value,
                     formed=rollout.ended is Ended.SUBMITTED,

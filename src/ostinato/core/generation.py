@@ -16,6 +16,9 @@ class Generate:
     What an engine computed of one request's prompt may serve another request only if both have the same `cache_salt`: how long
     a prompt takes then says nothing about the prompts of others.
 
+    `within_s`: seconds from now, after which whatever has not ended ends with `Finish.DEADLINE`, wherever it stands; 0 or less: at once.
+    None: there is no such limit.
+
     Example: ``Generate(id="r1", slot="live", prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=64), cache_salt="acme")``
     """
 
@@ -26,6 +29,7 @@ class Generate:
     n: int = 1
     cache_salt: str = ""
     tops: int = 0
+    within_s: float | None = None
 
 
 Tops = tuple[tuple[int, float], ...]

@@ -30,18 +30,24 @@ class PolicyVersion:
 
 
 class Finish(StrEnum):
-    """Why a turn ended. Only the first three can be trained on: the others were cut by something other than the policy."""
+    """Why a turn ended. The last two cannot be trained on: they were cut by something that the policy is not to answer for."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+    DEADLINE = "deadline"  # its rollout's time was over; clients read it as they read `LENGTH`
     ABORT = "abort"  # the client went away, or the operator cancelled
     ERROR = "error"  # the engine failed
 
     @property
     def trainable(self) -> bool:
-        """True if the policy itself ended the turn (or ran into its token budget)."""
-        return self in (Finish.STOP, Finish.LENGTH, Finish.TOOL_CALLS)
+        """True if the policy itself ended the turn, or ran into a budget: of tokens, or of time."""
+        return self not in (Finish.ABORT, Finish.ERROR)
+
+    @property
+    def cut(self) -> bool:
+        """True if a budget ended the turn. What was sampled until then is all there."""
+        return self in (Finish.LENGTH, Finish.DEADLINE)
 
 
 class Arm(StrEnum):

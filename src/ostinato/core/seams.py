@@ -52,7 +52,9 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: Generate) -> AsyncIterator[Chunk]:
-        """Stream chunks; closing the iterator stops the work within one engine step."""
+        """Stream chunks; closing the iterator stops the work within one engine step, and so does the end of `Generate.within_s`, for a
+        sample that waits as for one that runs. What was sampled by then has been streamed; the last chunk brings text that was withheld.
+        """
         ...
 
     async def load(self, slot: str, snapshot: Snapshot) -> Swap:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ostinato.core.errors import BadRequest, TooLarge
 from ostinato.core.generation import Generate
 from ostinato.core.records import Sampling
@@ -43,6 +45,8 @@ def check_request(request: Generate, *, context: int, vocab_size: int) -> None:
             f"top_logprobs is {request.tops}; send 0 to {MAX_TOPS}, and at most {MAX_TOPS_OF_ALL} with n answers.",
             field="top_logprobs",
         )
+    if request.within_s is not None and math.isnan(request.within_s):
+        raise BadRequest("within_s is no number; send seconds, or nothing.", field="within_s")
     _check_sampling(request.sampling, vocab_size)
     if length + request.sampling.max_tokens > context:
         raise BadRequest(

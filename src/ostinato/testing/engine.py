@@ -7,6 +7,7 @@ real engine.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import numpy as np
@@ -112,11 +113,16 @@ class FakeEngine:
         steps = self._steps(request)
         self.running += request.n
         self._streams[request.slot] = self._streams.get(request.slot, 0) + request.n
-        finished = False
+        finished, shown, said = False, "", list[int]()
+        clock = asyncio.get_running_loop().time
+        until = math.inf if request.within_s is None else clock() + request.within_s
         try:
             for token, text, finish in steps:
-                await asyncio.sleep(self.delay_s)
+                await asyncio.sleep(max(0.0, min(self.delay_s, until - clock())))
+                if clock() >= until:
+                    token, text, finish = None, decode(said)[len(shown) :], Finish.DEADLINE
                 ids = () if token is None else (token,)
+                shown, said = shown + text, [*said, *ids]
                 for index in range(request.n):
                     self._tokens += len(ids)
                     finished = finish is not None and index == request.n - 1
@@ -130,6 +136,8 @@ class FakeEngine:
                         seed=seed,
                         tops=tuple(_tops(i, request.tops) for i in ids) if request.tops else (),
                     )
+                if finish is not None:
+                    return
         finally:
             self.running -= request.n
             self._streams[request.slot] -= request.n

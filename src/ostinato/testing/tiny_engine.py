@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +42,18 @@ def tiny_snapshot(path: Path, number: int, *, seed: int) -> Snapshot:
 
 @asynccontextmanager
 async def tiny_engine(
-    path: Path, config: EngineConfig | None = None, *, context: int = 512
+    path: Path,
+    config: EngineConfig | None = None,
+    *,
+    context: int = 512,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[TinyEngine, None]:
     """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
     torch.set_num_threads(1)  # more threads than this only wait for each other on so small a model
     directory = tiny_model(path / "seed0", seed=0, context=context)
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)
-    engine = TorchEngine(build(directory), renderer, config, grammars=renderer.grammars)
+    engine = TorchEngine(build(directory), renderer, config, grammars=renderer.grammars, clock=clock)
     await engine.start()
     try:
         await engine.load("live", Snapshot(policy=PolicyVersion(number=0, hash="seed0"), weights=weights_of(model)))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -213,6 +214,58 @@ async def test_a_server_that_reports_other_logprobs_is_refused_with_the_flag_to_
     with pytest.raises(BadConfig, match="--logprobs-mode processed_logprobs"):
         async with vllm_engine(TokenVllm(SCRIPT, mode="raw_logprobs")):
             pass
+
+
+async def cut(engine, fake, after):
+    """The chunks of a request whose server says nothing more after so many tokens, until its time is over."""
+    for within_s in (1.0, 5.0, 25.0):  # a busy machine may not even begin in the first
+        fake.slow_s = 0.001
+        chunks = []
+        async for chunk in engine.generate(replace(ask(n=2), within_s=within_s)):
+            chunks.append(chunk)
+            if len(chunks) == after:
+                fake.slow_s = 60.0
+        if len(chunks) > after:
+            return chunks
+    raise AssertionError("it never began")
+
+
+async def test_at_a_deadline_the_server_is_let_go_and_what_came_is_kept():
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        chunks = await cut(engine, fake, 7)
+        for index in (0, 1):
+            mine = [chunk for chunk in chunks if chunk.index == index]
+            said = "".join(chunk.text for chunk in mine)
+            assert SCRIPT.startswith(said)
+            assert len(said) == sum(len(chunk.ids) for chunk in mine) >= 3
+            assert mine[-1].finish is Finish.DEADLINE
+            assert {chunk.policy.number for chunk in mine} == {1}
+        async with asyncio.timeout(5):
+            while fake.open:
+                await asyncio.sleep(0.002)
+        assert engine.stats()["running"] == 0
+        fake.slow_s = 0.0
+        assert (await collect(engine, ask()))[-1].finish is Finish.LENGTH
+
+
+async def test_at_a_deadline_after_a_swap_nobody_knows_who_made_which_token():
+    fake = TokenVllm(SCRIPT)
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        fake.slow_s = 0.01
+        stream = engine.generate(ask(max_tokens=190))
+        chunks = [await anext(stream) for _ in range(3)]
+        await engine.load("live", version(2))
+        while chunks[-1].policy.number == 1:
+            chunks.append(await anext(stream))
+        fake.slow_s = 60.0
+        (open_,) = engine._streams
+        engine._end(Finish.DEADLINE, (open_,))
+        chunks += [chunk async for chunk in stream]
+        assert chunks[-1].finish is Finish.ERROR
+        assert runs(chunks) == [1, 2]
 
 
 async def test_a_server_that_a_long_prompt_with_a_seed_would_end_is_refused_with_the_flags_to_set():

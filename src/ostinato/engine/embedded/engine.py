@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import TypeVar
 
@@ -44,6 +45,7 @@ class TorchEngine:
         contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
         wide: a team of `config.threads` torch threads gives the bits of one: small steps may then use them all.
         grammars: compiles what an answer must follow; None: no request may demand anything.
+        clock: seconds that only go on, for deadlines.
 
     Example::
 
@@ -65,10 +67,11 @@ class TorchEngine:
         contract: Contract | None = None,
         wide: bool = False,
         grammars: Grammars | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
         self._build, self._renderer, self._prepack = build, renderer, prepack
-        self._contract, self._wide, self._grammars = contract, wide, grammars
+        self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,6 +103,7 @@ class TorchEngine:
             rows=self._rows,
             recompute=config.recompute_on_swap,
             wide=self._wide,
+            clock=self._clock,
         )
         self._worker.start()
 
@@ -120,6 +124,7 @@ class TorchEngine:
         """
         worker = self._running()
         self._admit(worker, request)
+        until = None if request.within_s is None else self._clock() + request.within_s
         editor = None
         if request.sampling.edits_logits:  # compiling may take a while: streams go on meanwhile
             editor = await asyncio.to_thread(LogitEditor.of, request.sampling, self._grammars)
@@ -128,7 +133,7 @@ class TorchEngine:
         chunks: asyncio.Queue[Chunk] = asyncio.Queue()  # bounded by n * max_tokens
         submitted: list[Stream] = []
         worker.post(
-            lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor))
+            lambda: submitted.append(worker.submit(request, seed, chunks.put_nowait, editor, until))
         )  # may raise Unavailable
         missing = request.n
         self._open += request.n

@@ -23,6 +23,7 @@ from ostinato.core.weights import Swap
 from ostinato.engine.embedded.kv import KVShape, Store
 from ostinato.engine.embedded.lanes import Lanes, Part, cut, forward
 from ostinato.engine.embedded.lanes import sample as draw_rows
+from ostinato.engine.embedded.overdue import Deadlines
 from ostinato.engine.embedded.sampler import Draw, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.engine.text import shown
@@ -73,6 +74,7 @@ class EngineThread(threading.Thread):
         rows: int,
         recompute: bool,
         wide: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name="ostinato-engine", daemon=True)
         self.scheduler = scheduler
@@ -86,6 +88,8 @@ class EngineThread(threading.Thread):
         self._lanes, self._rows, self._recompute = Lanes(threads, wide=wide), rows, recompute
         self._store: Store | None = None
         self._streams: dict[Generation, Stream] = {}
+        self._deadlines: Deadlines[Generation] = Deadlines()
+        self._clock = clock
         self._outbox: list[tuple[Callable[[Chunk], None], Chunk]] = []
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
@@ -105,11 +109,16 @@ class EngineThread(threading.Thread):
     # ---- orders
 
     def submit(
-        self, request: Generate, seed: int, deliver: Callable[[Chunk], None], editor: LogitEditor | None = None
+        self,
+        request: Generate,
+        seed: int,
+        deliver: Callable[[Chunk], None],
+        editor: LogitEditor | None = None,
+        until: float | None = None,
     ) -> Stream:
         """Queue a request's samples; they end with `Finish.ERROR` at once if the slot was emptied meanwhile.
 
-        `editor`, at the answer's beginning, makes the edits that its sampling asks for.
+        `editor`, at the answer's beginning, makes the edits that its sampling asks for. `until`: when they must have ended, by the clock.
         """
         policy = self.policies.get(request.slot)
         version = PolicyVersion(number=0, hash="") if policy is None else policy.version
@@ -125,6 +134,9 @@ class EngineThread(threading.Thread):
         texts = [TextStream(self._decode, request.sampling.stop) for _ in samples]
         stream = Stream(deliver, texts, samples)
         self._streams |= dict.fromkeys(samples, stream)
+        if until is not None:
+            for sample in samples:
+                self._deadlines.put(sample, until)
         self.scheduler.add(samples)
         if policy is None:
             self._end_slot(request.slot)
@@ -134,6 +146,7 @@ class EngineThread(threading.Thread):
         """Stop the samples of a request that are still open, without a last chunk."""
         for sample in stream.samples:
             if self._streams.pop(sample, None) is not None:
+                self._deadlines.discard(sample)
                 self.scheduler.remove(sample)
 
     def exchange(self, slot: str, policy: Policy) -> tuple[Swap, Policy | None]:
@@ -219,6 +232,7 @@ class EngineThread(threading.Thread):
     @torch.inference_mode()
     def _step(self) -> None:
         started = time.perf_counter()
+        self._end_overdue()
         work = self.scheduler.plan()
         by_policy: dict[str, list[Scheduled]] = {}  # slots that hold the same weights share a forward pass
         for piece in work:
@@ -229,6 +243,13 @@ class EngineThread(threading.Thread):
         self._send()
         self.counters["steps"] += 1
         self.counters["busy_s"] += time.perf_counter() - started
+
+    def _end_overdue(self) -> None:
+        """End the samples whose time is over, those that wait as those that run: nothing more is computed for them."""
+        for sample in reversed(self._deadlines.passed(self._clock())):  # who waits for a leader's prompt goes before it
+            text = self._streams[sample].texts[sample.index]
+            rest = text.flush()
+            self._emit(sample, (), (), rest, Finish.STOP if text.stopped else Finish.DEADLINE)
 
     def _cut(self, pieces: Sequence[Scheduled]) -> list[Part]:
         model = self.policies[pieces[0].sample.request.slot].model
@@ -319,6 +340,7 @@ class EngineThread(threading.Thread):
         self._outbox.append((self._streams[sample].deliver, chunk))
         if finish is not None:
             del self._streams[sample]
+            self._deadlines.discard(sample)
             self.scheduler.remove(sample)
 
     def _routes(self, sample: Generation) -> bytes:

@@ -72,14 +72,19 @@ class OpenAnswer:
         return self._chunk(choice.index, choice.ids[:used], choice.values[:used], policy, text, finish, tops)
 
     def end(self, finish: Finish, policy: PolicyVersion) -> list[Chunk]:
-        """A last chunk for every sample that has none."""
-        chunks = [
-            self._chunk(index, (), (), policy, "", finish)
-            for index, sample in enumerate(self._samples)
-            if not sample.ended
-        ]
-        for sample in self._samples:
+        """A last chunk for every sample that has none. At a deadline, of one that saw a swap, `Finish.ERROR`: the server's own account of
+        who made which token has not come, and will not.
+        """
+        chunks: list[Chunk] = []
+        for index, sample in enumerate(self._samples):
+            if sample.ended:
+                continue
             sample.ended = True
+            last, text = finish, ""
+            if finish is Finish.DEADLINE:
+                text = sample.text.flush()
+                last = Finish.ERROR if len(sample.runs) > 1 else Finish.STOP if sample.text.stopped else finish
+            chunks.append(self._chunk(index, (), (), policy, text, last))
         return chunks
 
     def _as_told(self, sample: _Sample, choice: WireChoice) -> bool:

@@ -124,7 +124,8 @@ class VllmEngine:
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """One chunk per event of the server, in order within a sample. See `core.seams.Engine.generate`.
 
-        A request whose server fails before its first token is asked of another one, under the same seed; after it never.
+        A request whose server fails before its first token is asked of another one, under the same seed; after it never. One whose time
+        is over keeps the tokens that have come.
 
         Raises:
             NotFound: nothing is loaded in the slot.
@@ -292,6 +293,7 @@ class VllmEngine:
         """What servers say of a request: of one that failed before its first token, nothing but to another one."""
         tried: list[Replica] = []
         failure: OstinatoError | None = None
+        until = None if request.within_s is None else asyncio.get_running_loop().time() + request.within_s
         while True:
             try:
                 replica, key = self._replica_for(request.slot, request.prompt_ids, request.cache_salt, request.n, tried)
@@ -302,7 +304,7 @@ class VllmEngine:
                 _LOG.warning("request %s is asked of %s: %s", request.id, replica.server.url, failure)
             tried.append(replica)
             stream = _Stream(request.slot, request.n, replica, self._fleet.policy_of(replica, request.slot))
-            async with contextlib.aclosing(self._asked(stream, request, seed, key)) as events:
+            async with contextlib.aclosing(self._asked(stream, request, seed, key, until)) as events:
                 received = False
                 async for event in events:
                     if isinstance(event, Unavailable) and not received and len(tried) < _TRIES:
@@ -313,8 +315,12 @@ class VllmEngine:
                 else:
                     return
 
-    async def _asked(self, stream: _Stream, request: Generate, seed: int, key: bytes) -> AsyncGenerator[Event, None]:
-        """What one server says of a request. Nothing of it can come any more once this is closed."""
+    async def _asked(
+        self, stream: _Stream, request: Generate, seed: int, key: bytes, until: float | None
+    ) -> AsyncGenerator[Event, None]:
+        """What one server says of a request, by the loop's time `until`. Nothing of it can come any more once this is closed."""
+        loop = asyncio.get_running_loop()
+        late = None if until is None else loop.call_at(until, self._end, Finish.DEADLINE, (stream,))
         pump = asyncio.create_task(
             self._pump(stream, token_request(request, seed, self._renderer.stop_ids(), key.hex()))
         )
@@ -326,6 +332,8 @@ class VllmEngine:
                 if not isinstance(event, tuple):
                     return
         finally:
+            if late is not None:
+                late.cancel()
             self._streams.discard(stream)
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)

@@ -198,15 +198,20 @@ class Answer:
         return Counts(prompt=self._capture.prompt_tokens, answer=self._capture.tokens)
 
     def _ostinato(self) -> Json:
-        """What Ostinato adds: the turns, the arm, and who made the tokens, choice after choice."""
+        """What Ostinato adds: the turns, the arm, who made the tokens, choice after choice, and which turns a deadline ended."""
         call = self._capture.call
         spans: list[Any] = [
             [span.policy.number, span.policy.hash, span.tokens]
             for choice in self._capture.choices
             for span in choice.spans
         ]
-        auto = {} if call.auto is None else {"auto": call.auto.arm}
-        return {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans} | auto
+        told: Json = {"turns": call.turn_ids(), "episode": call.episode, "arm": call.arm.value, "spans": spans}
+        if call.auto is not None:
+            told["auto"] = call.auto.arm
+        late = [choice.finish is Finish.DEADLINE for choice in self._capture.choices]
+        if any(late):  # dialects have no word for it
+            told["deadline"] = [turn for turn, is_late in zip(call.turn_ids(), late, strict=True) if is_late]
+        return told
 
     def _headers(self) -> Headers:
         call = self._capture.call

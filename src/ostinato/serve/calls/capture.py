@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -54,9 +55,13 @@ class Call:
     tops: int = 0
     purpose: Purpose = Purpose.TASK
     branch: Branch = Branch.NONE
+    until: float | None = None  # by `time.monotonic`, when sampling must have ended
 
     def request(self) -> Generate:
-        """The same call in the engine's words."""
+        """The same call in the engine's words. Raises DeadlinePassed."""
+        within_s = None if self.until is None else self.until - time.monotonic()
+        if within_s is not None and within_s <= 0:
+            raise DeadlinePassed
         return Generate(
             id=self.id,
             slot=self.slot,
@@ -66,6 +71,7 @@ class Call:
             # workers of other machines must not learn from an answer's speed what rollouts that are not theirs asked
             cache_salt=f"{self.tenant}/{self.user}" if self.arm is Arm.WORLD else self.tenant,
             tops=self.tops,
+            within_s=within_s,
         )
 
     def turn_ids(self) -> list[str]:
@@ -106,6 +112,18 @@ class StoreSlow(Unavailable):
     """The log did not confirm a turn in time: it may be written or not, and counts as not delivered."""
 
     code = "store_slow"
+
+
+class DeadlinePassed(Unavailable):
+    """A call's time was over before a token was sampled: nothing was served, and there is no turn."""
+
+    status = 504
+    code = "deadline_passed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The time that the call may take was over before its first token; allow it more, or ask for less at once."
+        )
 
 
 class EngineFailed(OstinatoError):
@@ -156,7 +174,7 @@ class Capture:
         self._observer = observer
 
     def take(self, chunk: Chunk) -> None:
-        """Add a chunk. Raises EngineFailed if it cannot belong to this call or says that the engine failed."""
+        """Add a chunk. Raises EngineFailed if it cannot belong to this call or says that the engine failed, DeadlinePassed."""
         if not 0 <= chunk.index < len(self.choices) or len(chunk.ids) != len(chunk.logprobs):
             raise EngineFailed("The engine sent a chunk that does not fit the request; report this as a fault.")
         if not all(map(math.isfinite, chunk.logprobs)):
@@ -175,6 +193,8 @@ class Capture:
             return
         choice.finish, choice.routes, choice.usage = chunk.finish, chunk.routes, chunk.usage
         self._open -= 1
+        if chunk.finish is Finish.DEADLINE and not self.tokens:
+            raise DeadlinePassed
         if not chunk.finish.trainable:
             raise EngineFailed(f"The engine ended the answer early ({chunk.finish}); send the request again.")
 

@@ -384,6 +384,7 @@ class Calls:
             tops=request.tops,
             purpose=question.purpose,
             branch=prompt.branch,
+            until=caller.until,
         )
         return call, deal
 

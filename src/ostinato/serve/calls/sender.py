@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ostinato.core.errors import NotFound, Unauthorized, Unavailable
+from ostinato.core.errors import BadRequest, NotFound, Unauthorized, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
 from ostinato.core.seams import Clock, Engine
 from ostinato.serve.arms import ANONYMOUS, Arms, Assignment
@@ -17,6 +18,7 @@ from ostinato.serve.config import ServeConfig
 from ostinato.serve.wire.exchange import Exchange
 
 _LOOK_S = 0.05
+_LEFT_MS = re.compile(r"[0-9]{1,9}")  # eleven days at most
 
 
 class Loading(Unavailable):
@@ -27,7 +29,7 @@ class Loading(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks, as told and, if `verified`, as proven.
+    """Who asks, as told and, if `verified`, as proven. `until`: by `time.monotonic`, when sampling must have ended; None: whenever.
 
     Example: ``Caller(tenant="acme", user="u42", verified=False, episode=None, group=None, slot=None, harness="")``
     """
@@ -39,6 +41,7 @@ class Caller:
     group: str | None
     slot: str | None
     harness: str
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class Senders:
             group=exchange.text("X-Ostinato-Group"),
             slot=slot,
             harness=exchange.text("X-Ostinato-Harness") or "",
+            until=_until(exchange, slot),
         )
 
     async def place(self, caller: Caller) -> Placement:
@@ -110,6 +114,26 @@ class Senders:
                 raise Loading("The model's weights are still being loaded; try again in a moment.")
             await asyncio.sleep(_LOOK_S)
         return loaded
+
+
+def _until(exchange: Exchange, slot: str | None) -> float | None:
+    """When sampling must have ended, counted from when the call came. Raises BadRequest, Unauthorized.
+
+    What ends so is learned from, and a person's turn that somebody's clock has cut must not be: only who names a slot may say it.
+    """
+    said = exchange.text("X-Ostinato-Left-Ms")
+    if said is None:
+        return None
+    if slot is None:
+        raise Unauthorized(
+            "X-Ostinato-Left-Ms goes with X-Ostinato-Slot, which needs an admin key; leave the header out."
+        )
+    if not _LEFT_MS.fullmatch(said):
+        raise BadRequest(
+            "X-Ostinato-Left-Ms holds whole milliseconds, 0 to 999999999: the time that is left for the answer.",
+            field="X-Ostinato-Left-Ms",
+        )
+    return exchange.came_at + int(said) / 1000
 
 
 def _agents_session(exchange: Exchange) -> str | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ostinato.core.conversation import Conversation, Message, Role, calling_turn
 from ostinato.core.errors import BadRequest
-from ostinato.core.records import Branch, Finish, Purpose, Turn
+from ostinato.core.records import Branch, Purpose, Turn
 from ostinato.core.seams import Renderer
 from ostinato.serve.arms import ANONYMOUS
 from ostinato.serve.calls.branches import Questions, branch_of
@@ -305,7 +305,7 @@ class Sessions:
             length=len(ids),
             ended=ended,
             # a stop string was sampled, and nobody has seen it; or the tokens are another model's
-            known=bool(turn.sampled_ids) and (ended or turn.finish is Finish.LENGTH),
+            known=bool(turn.sampled_ids) and (ended or turn.finish.cut),
             prompt=len(turn.prompt_ids),
             text=text,
             task=turn.purpose is Purpose.TASK,

@@ -15,6 +15,11 @@ from ostinato.core.records import Finish, Sampling
 Json = dict[str, Any]
 
 
+def told_finish(finish: Finish) -> Finish:
+    """How an answer's end reads in a dialect: none has a word for a deadline, and all have one for an answer that a budget cut."""
+    return Finish.LENGTH if finish.cut else finish
+
+
 class Request(Protocol):
     """A model call as a client asked for it, checked."""
 

@@ -15,7 +15,7 @@ from ostinato.core.conversation import Piece, ToolCall
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError
 from ostinato.core.records import Finish
 from ostinato.core.seams import Renderer
-from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer
+from ostinato.serve.dialects.dialect import Counts, ErrorShape, Heading, Json, Tokens, Whole, Writer, told_finish
 
 DONE = "data: [DONE]\n\n"
 _FLOOR = -9999.0  # what OpenAI reports for a probability of zero: JSON has no infinity
@@ -100,7 +100,7 @@ class Chat(_OpenAI):
         return f'{{"content":{_text(piece.text)}}}'
 
     def _last(self, index: int, finish: Finish) -> str:
-        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{finish}"}}'
+        return f'{{"index":{index},"delta":{{}},"logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
 
     def _choice(self, index: int, answer: Whole) -> str:
         said = answer.message
@@ -110,7 +110,7 @@ class Chat(_OpenAI):
         if said.calls:
             message |= {"content": said.text or None, "tool_calls": [_call(call) for call in said.calls]}
         logged = self._logprobs(answer.tokens)
-        return f'{{"index":{index},"message":{_text(message)},"logprobs":{logged},"finish_reason":"{answer.finish}"}}'
+        return f'{{"index":{index},"message":{_text(message)},"logprobs":{logged},"finish_reason":"{told_finish(answer.finish)}"}}'
 
     def _logprobs(self, tokens: Tokens) -> str:
         """As JSON that is put together by hand: an answer may tell of a hundred thousand tokens, and all calls share one thread."""
@@ -147,12 +147,14 @@ class Completion(_OpenAI):
         return self._event(choice, self._more)
 
     def _last(self, index: int, finish: Finish) -> str:
-        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{finish}"}}'
+        return f'{{"index":{index},"text":"","logprobs":null,"finish_reason":"{told_finish(finish)}"}}'
 
     def _choice(self, index: int, answer: Whole) -> str:
         logged = self._logprobs(index, answer.tokens)
         text = answer.message.text
-        return _text({"index": index, "text": text, "logprobs": logged, "finish_reason": str(answer.finish)})
+        return _text(
+            {"index": index, "text": text, "logprobs": logged, "finish_reason": str(told_finish(answer.finish))}
+        )
 
     def _logprobs(self, index: int, tokens: Tokens) -> Json | None:
         told = self._tokens

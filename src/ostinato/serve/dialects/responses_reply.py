@@ -190,7 +190,7 @@ def _part(type: str, text: str) -> Json:
 
 
 def _status(finish: Finish) -> str:
-    return "incomplete" if finish is Finish.LENGTH else "completed"
+    return "incomplete" if finish.cut else "completed"
 
 
 def _usage(counts: Counts) -> Json:

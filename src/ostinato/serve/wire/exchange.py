@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -38,12 +39,15 @@ def _printable(name: str, value: str) -> str:
 
 class Exchange:
     """What a handler gets. `status` is 0 until the answer's head was sent, `said` is False until a piece of its body was, comments
-    aside; `watch` is set while a model call runs.
+    aside; `watch` is set while a model call runs; `came_at` is when the request's head was read, by `time.monotonic`.
 
     Example: ``await exchange.reply(200, json_bytes({"object": "list"}))``
     """
 
-    __slots__ = ("_config", "_send", "_session", "headers", "method", "path", "receive", "said", "status", "watch")
+    __slots__ = (
+        *("_config", "_send", "_session"),
+        *("came_at", "headers", "method", "path", "receive", "said", "status", "watch"),
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, config: ServeConfig) -> None:
         self.method: str = scope["method"]
@@ -51,6 +55,7 @@ class Exchange:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._session: str | None = scope.get(_SESSION)
         self.receive = receive
+        self.came_at = time.monotonic()
         self.status = 0
         self.said = False
         self.watch: Watch | None = None

@@ -17,7 +17,7 @@ from ostinato.core.errors import BadRequest
 from ostinato.core.sandboxing import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import Ended, Model, Rollout
+from ostinato.worlds.harness.rollout import OVERRAN, Ended, Model, OutOfTime, Rollout, timed_out
 from ostinato.worlds.harness.toolbox import cut_middle
 from ostinato.worlds.tasks.task import Task
 
@@ -74,11 +74,7 @@ class RepairLoop:
         session = _Session(task, model, sandbox, self.config)
         clock = asyncio.get_running_loop().time
         start = clock()
-        try:
-            async with asyncio.timeout(task.timeout_s):
-                ended, why = await session.work()
-        except TimeoutError:
-            ended, why = Ended.TIMEOUT, f"after {task.timeout_s:g} s"
+        ended, why = await session.work(start + task.timeout_s)
         changes: Sequence[Change] = await sandbox.diff()
         return Rollout(
             task=task.id,
@@ -109,18 +105,32 @@ class _Session:
         self.checks = list[bool]()
         self.tokens = 0
 
-    async def work(self) -> tuple[Ended, str]:
-        """Why it ended, and more about that for people."""
+    async def work(self, deadline: float) -> tuple[Ended, str]:
+        """Why it ended, by the loop's time `deadline` at the latest, and more about that for people. Raises Unavailable."""
+        clock = asyncio.get_running_loop().time
+        overran = (Ended.TIMEOUT, timed_out(self._task))
         while True:
             try:
-                answered = await self._model.ask(self.messages, max_tokens=self._task.tokens, stop=self._task.stop)
+                answered = await self._model.ask(
+                    self.messages, max_tokens=self._task.tokens, stop=self._task.stop, left_s=deadline - clock()
+                )
             except BadRequest as error:  # the conversation has outgrown the context
                 return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
+            except OutOfTime:
+                if not self.turns:
+                    raise
+                return overran
             self.turns.append(answered.turn)
             self.tokens += answered.tokens
             self.messages.append(answered.message)
+            if answered.finish == OVERRAN:
+                return overran
             whole = (self._begun.text if self._begun else "") + answered.message.text
-            output = await self._failure(whole)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    output = await self._failure(whole)
+            except TimeoutError:
+                return overran
             self.checks.append(output is None)
             if output is None or len(self.turns) >= self._task.turns:
                 cut = answered.finish == "length"

@@ -8,9 +8,19 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from ostinato.core.conversation import Message, Tool
+from ostinato.core.errors import Unavailable
 from ostinato.core.sandboxing import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
+
+OVERRAN = "deadline"
+"""`Answered.finish` of an answer that was cut because the time that it might take was over."""
+
+
+class OutOfTime(Unavailable):
+    """The time that an answer might take was over before a token of it came: there is no turn."""
+
+    code = "out_of_time"
 
 
 class Ended(StrEnum):
@@ -25,7 +35,7 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One answer of the model. `turn` is the id under which the gateway captured it.
+    """One answer of the model. `turn` is the id under which the gateway captured it; `finish` is as OpenAI says it, or `OVERRAN`.
 
     Example: ``Answered(turn="chatcmpl-3f:0", message=Message(role=Role.ASSISTANT, text="Done."), ...)``
     """
@@ -41,9 +51,18 @@ class Model(Protocol):
     """The model of one episode, behind the gateway: every call is captured as a turn of the episode."""
 
     async def ask(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, max_tokens: int, stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        left_s: float | None = None,
     ) -> Answered:
-        """The next message of the assistant. Raises BadRequest (a prompt beyond the context), Unavailable."""
+        """The next message of the assistant, or as much of it as was said in the seconds that are left; None: it may take what it takes.
+
+        Raises BadRequest (a prompt beyond the context), Unavailable, and as one of the latter OutOfTime.
+        """
         ...
 
 
@@ -63,6 +82,11 @@ class Rollout:
     changes: tuple[Change, ...] = ()
     effort: Mapping[str, float] = field(default_factory=dict[str, float])
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def timed_out(task: Task) -> str:
+    """What is said of a rollout that its time ended."""
+    return f"after {task.timeout_s:g} s"
 
 
 class Harness(Protocol):
@@ -85,6 +109,6 @@ class Harness(Protocol):
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
         """Work until the model is done or may not go on. What the model does wrong is part of the rollout, never an exception.
 
-        Raises Unavailable where the gateway or the sandbox fails.
+        Raises Unavailable where the gateway or the sandbox fails, OutOfTime where the time was over before the model said anything.
         """
         ...

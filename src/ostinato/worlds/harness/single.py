@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ostinato.core.errors import BadRequest
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import Ended, Model, Rollout
+from ostinato.worlds.harness.rollout import OVERRAN, Ended, Model, Rollout, timed_out
 from ostinato.worlds.tasks.task import Task
 
 _VERSION = 1
@@ -21,9 +23,13 @@ class SingleAnswer:
         """None: it runs nothing."""
 
     async def run(self, task: Task, model: Model, sandbox: Sandbox | None) -> Rollout:
-        """One answer. A prompt that does not fit ends it before the model said anything."""
+        """One answer, or what there is of it when the task's time is over. A prompt that does not fit ends it before the model said
+        anything. Raises Unavailable, as OutOfTime too where the time was over before the model said anything.
+        """
+        clock = asyncio.get_running_loop().time
+        start = clock()
         try:
-            answered = await model.ask(task.messages, max_tokens=task.tokens, stop=task.stop)
+            answered = await model.ask(task.messages, max_tokens=task.tokens, stop=task.stop, left_s=task.timeout_s)
         except BadRequest as error:
             return Rollout(
                 task=task.id,
@@ -33,11 +39,18 @@ class SingleAnswer:
                 turns=(),
                 detail={"why": str(error)},
             )
+        overran = answered.finish == OVERRAN
         return Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
-            ended=Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED,
+            ended=Ended.TIMEOUT if overran else Ended.LENGTH if answered.finish == "length" else Ended.SUBMITTED,
             messages=(*task.messages, answered.message),
             turns=(answered.turn,),
-            effort={"turns": 1.0, "tokens": float(answered.tokens), "final_tokens": float(answered.tokens)},
+            effort={
+                "turns": 1.0,
+                "tokens": float(answered.tokens),
+                "final_tokens": float(answered.tokens),
+                "seconds": clock() - start,
+            },
+            detail={"why": timed_out(task)} if overran else {},
         )

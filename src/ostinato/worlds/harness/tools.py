@@ -16,7 +16,7 @@ from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.sandboxing import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import Answered, Ended, Model, Rollout
+from ostinato.worlds.harness.rollout import OVERRAN, Answered, Ended, Model, OutOfTime, Rollout, timed_out
 from ostinato.worlds.harness.toolbox import OFFERED, Told, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
 
@@ -97,24 +97,36 @@ class _Session:
         self._told = 0  # tokens of the conversation so far, as the gateway counted them
 
     async def work(self, deadline: float) -> tuple[Ended, str]:
-        """Why it ended, and more about that for people."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                while len(self.turns) < self._task.turns:
-                    try:
-                        answered = await self._ask()
-                    except BadRequest as error:  # the conversation has outgrown the context
-                        return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
-                    if (ended := await self._act(answered, deadline)) is not None:
-                        return ended, ""
-        except TimeoutError:
-            return Ended.TIMEOUT, f"after {self._task.timeout_s:g} s"
+        """Why it ended, by the loop's time `deadline` at the latest, and more about that for people. Raises Unavailable."""
+        overran = (Ended.TIMEOUT, timed_out(self._task))
+        while len(self.turns) < self._task.turns:
+            try:
+                answered = await self._ask(deadline)
+            except BadRequest as error:  # the conversation has outgrown the context
+                return (Ended.LENGTH if self.turns else Ended.FAILED), str(error)
+            except OutOfTime:
+                if not self.turns:
+                    raise
+                return overran
+            if answered.finish == OVERRAN:
+                return overran
+            try:
+                async with asyncio.timeout_at(deadline):
+                    ended = await self._act(answered, deadline)
+            except TimeoutError:
+                return overran
+            if ended is not None:
+                return ended, ""
         return Ended.TURNS, ""
 
-    async def _ask(self) -> Answered:
+    async def _ask(self, deadline: float) -> Answered:
         left = self._config.answer_tokens - int(self.effort["tokens"])
         answered = await self._model.ask(
-            self.messages, self._tools, max_tokens=min(self._task.tokens, left), stop=self._task.stop
+            self.messages,
+            self._tools,
+            max_tokens=min(self._task.tokens, left),
+            stop=self._task.stop,
+            left_s=deadline - asyncio.get_running_loop().time(),
         )
         self.turns.append(answered.turn)
         self.messages.append(answered.message)

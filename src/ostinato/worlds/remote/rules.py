@@ -14,6 +14,7 @@ from ostinato.core.records import Arm
 from ostinato.core.verdicts import CLOSED, FAILED, GRADED, MEASURED, TORN
 from ostinato.worlds.harness.agents.config import Dialect
 from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
+from ostinato.worlds.harness.gateway import LEFT
 
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": "chat",
@@ -34,7 +35,7 @@ def belongs(worker: str, arm: Arm, episode: str) -> bool:
 def call_headers(worker: str, headers: Mapping[str, str]) -> dict[str, str]:
     """The headers of a call for the gateway: in the slot for worlds, and under names of the worker's own. Raises BadRequest."""
     found = {**passed_headers(headers), "X-Ostinato-Slot": Arm.WORLD.value}
-    for name in (*_NAMED, "X-Ostinato-Harness"):
+    for name in (*_NAMED, "X-Ostinato-Harness", LEFT):
         value = headers.get(name)
         if value is None:
             continue

@@ -48,6 +48,11 @@ class WorldsConfig(BaseModel, frozen=True, extra="forbid"):
     measure_every: int = Field(
         default=0, ge=0, description="Groups between two measurements of the held-out tasks; 0: they are never tried."
     )
+    patience_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="Seconds that a gateway, sandbox or grader may be away in one piece; then the worker ends, and says why.",
+    )
     retry_pause_s: float = Field(
         default=1.0, gt=0, description="Pause before a gateway, sandbox or grader that failed is tried again."
     )

@@ -12,7 +12,7 @@ import aiohttp
 
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.records import Arm, PolicyVersion
-from ostinato.worlds.harness.gateway import EpisodeModel, PassedAnswer
+from ostinato.worlds.harness.gateway import GRACE_S, LEFT, EpisodeModel, PassedAnswer
 
 _REFUSALS = (400, 413, 422)
 _PASSED = (*_REFUSALS, 429)  # an agent that asks too much must not be able to end its rollout as torn
@@ -26,7 +26,7 @@ class WorldGateway:
         url: where it listens, without a path.
         key: the run's admin key: who names a slot, and speaks for a world. Empty: a certificate says who asks.
         temperature: at which answers are sampled.
-        timeout_s: longest answer.
+        timeout_s: longest answer, for a call that does not say itself how much time is left for it.
         context: TLS with a certificate of one's own, for `https`.
         slot: whose weights answer.
 
@@ -48,14 +48,14 @@ class WorldGateway:
     ) -> None:
         self._url, self._key, self.temperature, self._slot = url.rstrip("/"), key, temperature, slot
         self._context = context
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
         self._model = ""
 
     async def __aenter__(self) -> WorldGateway:
         connector = aiohttp.TCPConnector(limit=0, ssl=self._context or True)
         headers = {"X-Ostinato-Key": self._key} if self._key else {}
-        self._session = aiohttp.ClientSession(headers=headers, timeout=self._timeout, connector=connector)
+        self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -95,7 +95,9 @@ class WorldGateway:
         if self._session is None:
             raise RuntimeError("enter the gateway first")
         try:
-            async with self._session.request(method, self._url + path, json=body, headers=headers) as response:
+            timeout = self._timeout(headers or {})
+            asked = self._session.request(method, self._url + path, json=body, headers=headers, timeout=timeout)
+            async with asked as response:
                 answer = await response.json(content_type=None)
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -115,13 +117,19 @@ class WorldGateway:
         told = {**headers, "Content-Type": "application/json"}
         async with contextlib.AsyncExitStack() as stack:
             try:
-                posted = self._session.post(self._url + path, data=body, headers=told)
+                timeout = self._timeout(headers)
+                posted = self._session.post(self._url + path, data=body, headers=told, timeout=timeout)
                 response = await stack.enter_async_context(posted)
                 if response.status >= 300 and response.status not in _PASSED:
                     raise Unavailable(f"POST {path}: HTTP {response.status}: {(await response.text())[:500]}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Unavailable(f"POST {path}: {type(error).__name__}: {error}") from error
             yield PassedAnswer(status=response.status, headers=response.headers, parts=_parts(response))
+
+    def _timeout(self, headers: Mapping[str, str]) -> aiohttp.ClientTimeout:
+        """Of a call with these headers: where its time ends at the other side, the other side says so."""
+        left = headers.get(LEFT, "")
+        return aiohttp.ClientTimeout(total=int(left) / 1000 + 2 * GRACE_S if left.isdecimal() else self._timeout_s)
 
 
 async def _parts(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:

@@ -22,6 +22,7 @@ class Measurement:
         token: begins the names of the episodes.
         again: how often a rollout is tried that something other than the policy ends.
         pause_s: before what was away is asked again.
+        patience_s: how long it may be away.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Measurement:
         token: str,
         again: int,
         pause_s: float,
+        patience_s: float = 3600.0,
     ) -> None:
         self._tasks, self._shop, self._tries = tasks, shop, tries
         self._token, self._again = token, again
         self._places = asyncio.Semaphore(concurrency)
-        self._trying = Trying(shop, pause_s=pause_s)
+        self._trying = Trying(shop, pause_s=pause_s, patience_s=patience_s)
 
     async def results(self) -> AsyncGenerator[Tried]:
         """Each rollout as it ends, all tasks once before any of them twice. Raises what no other try would change: BadConfig, BadRequest.

@@ -1,4 +1,4 @@
-"""One try at a task: harness, sandbox and model, then the grader. A gateway, sandbox or grader that is away is waited for."""
+"""One try at a task: harness, sandbox and model, then the grader. A gateway, sandbox or grader that is away is waited for, in bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Backend, Clock
 from ostinato.worlds.grading.grade import Grade, Grader
-from ostinato.worlds.harness.rollout import Ended, Harness, Model, Rollout
+from ostinato.worlds.harness.rollout import Ended, Harness, Model, OutOfTime, Rollout
 from ostinato.worlds.rollout.finished import Finished, finished_of
 from ostinato.worlds.tasks.task import Task, Taskset
 
@@ -66,6 +66,15 @@ class Workshop:
         finally:
             if sandbox is not None:
                 await sandbox.stop()
+
+    async def grade(self, task: Task, rollout: Rollout) -> Grade:
+        """What a rollout is worth: nothing where its time was over, whatever it left behind; else what the grader says.
+
+        Not left out of its group either: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as `Grader.grade`.
+        """
+        if rollout.ended is Ended.TIMEOUT:
+            return Grade(value=0.0, why=f"its time was over {rollout.detail.get('why', '')}".strip())
+        return await self.grader.grade(task, rollout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +138,20 @@ class Trying:
         shop: who works on them.
         pause_s: before what was away is asked again; twice as long before each further time.
         tries: how often a rollout may be lost in its middle, as where what the model runs takes its sandbox along; then it failed.
+        patience_s: how long something may be away; then Unavailable is raised.
     """
 
-    def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3) -> None:
-        self._shop, self._pause_s, self._tries = shop, pause_s, tries
+    def __init__(self, shop: Workshop, *, pause_s: float, tries: int = 3, patience_s: float = 3600.0) -> None:
+        self._shop, self._pause_s, self._tries, self._patience_s = shop, pause_s, tries, patience_s
 
     async def once(self, task: Task, episode: str, group: str | None) -> Tried:
-        """One rollout and its grade. What a gateway or a sandbox that went away left unfinished is torn, and begun anew: without end
-        while nothing can be begun, `tries` times once the model has spoken.
+        """One rollout and its grade. What a gateway or a sandbox that went away left unfinished is torn, and begun anew: for `patience_s`
+        while nothing can be begun, `tries` times once the model has spoken. One whose time was over before that has failed.
 
-        Raises what no other try would change: BadConfig, BadRequest.
+        Raises what no other try would change: BadConfig, BadRequest; Unavailable.
         """
         harness = self._shop.harnesses[task.harness].hash
-        pause, number, lost = self._pause_s, 0, 0
+        waiting, number, lost = _Waiting(self._pause_s, self._patience_s), 0, 0
         while True:
             name = episode if number == 0 else f"{episode}.{number}"
             model = self._shop.gateway.model(name, group=group, harness=harness)
@@ -150,34 +160,55 @@ class Trying:
                 break
             except Unavailable as error:
                 lost += bool(model.policies)
-                if lost >= self._tries:
-                    logger.warning("rollout %s was lost %d times in its middle and is given up: %s", name, lost, error)
-                    rollout = _lost(task, harness, str(error))
+                if isinstance(error, OutOfTime) or lost >= self._tries:
+                    logger.warning("rollout %s is given up, lost in its middle %d times: %s", name, lost, error)
+                    rollout = _lost(task, harness, error)
                     break
                 logger.info("rollout %s is begun anew: %s", name, error)
-            await asyncio.sleep(pause)
-            pause, number = min(2 * pause, _LONGEST_PAUSE_S), number + 1
+                if model.policies:  # who answers is not away
+                    waiting = _Waiting(self._pause_s, self._patience_s)
+                await waiting.after(error)
+            number += 1
         grade = None
         if rollout.ended is not Ended.FAILED and rollout.turns:
-            grade = await self.patiently(lambda: self._shop.grader.grade(task, rollout))
+            grade = await self.patiently(lambda: self._shop.grade(task, rollout))
         return Tried(task=task, episode=name, rollout=rollout, grade=grade, policies=tuple(sorted(model.policies)))
 
     async def patiently(self, ask: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Ask until it is there. Raises what no other try would change."""
-        pause = self._pause_s
+        """Ask until it is there, for `patience_s`. Raises what no other try would change, and Unavailable."""
+        waiting = _Waiting(self._pause_s, self._patience_s)
         while True:
             try:
                 return await ask()
             except BadRequest:
                 raise
             except Unavailable as error:
-                logger.info("tried again in %.1f s: %s", pause, error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+                logger.info("tried again: %s", error)
+                await waiting.after(error)
 
 
-def _lost(task: Task, harness: str, why: str) -> Rollout:
-    said = f"lost in its middle: {why}"
+class _Waiting:
+    """For something that is away: pauses that grow, until there were enough of them."""
+
+    def __init__(self, pause_s: float, patience_s: float) -> None:
+        self._pause_s, self._patience_s = pause_s, patience_s
+        self._clock = asyncio.get_running_loop().time
+        self._since: float | None = None
+
+    async def after(self, error: Unavailable) -> None:
+        """Pause after a failure. Raises Unavailable once there have been failures for too long."""
+        if self._since is None:
+            self._since = self._clock()
+        if self._clock() + self._pause_s - self._since > self._patience_s:
+            raise Unavailable(f"given up after {self._patience_s:g} s (worlds.patience_s): {error}") from error
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def _lost(task: Task, harness: str, error: Unavailable) -> Rollout:
+    said = (
+        f"the model did not speak in time: {error}" if isinstance(error, OutOfTime) else f"lost in its middle: {error}"
+    )
     return Rollout(
         task=task.id,
         harness=f"{task.harness}@{harness}",

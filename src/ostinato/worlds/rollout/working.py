@@ -56,7 +56,7 @@ class Rollouts:
         clock: Clock = wall_clock,
     ) -> None:
         self._taskset, self._keep, self._clock = tasks, keep, clock
-        self._trying = Trying(shop, pause_s=config.retry_pause_s, tries=config.tries)
+        self._trying = Trying(shop, pause_s=config.retry_pause_s, tries=config.tries, patience_s=config.patience_s)
         self._tasks = {task.id: task for task in tasks.tasks}
         self._shop, self._journal, self._spending = shop, journal, spending
         self._config, self._tell = config, tell

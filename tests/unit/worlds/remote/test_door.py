@@ -1,6 +1,7 @@
 """The door against workers that are not what they say: real TLS, a real gateway, a log with other people's turns in it."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
@@ -11,11 +12,13 @@ import aiohttp
 import pytest
 from tests.fakes.certificates import Authority
 from tests.fakes.gateways import KEY, world_gateway
+from tests.fakes.stalling_engine import Stalls
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, BadRequest, Unavailable
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Purpose, Signal
+from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Purpose, Signal
 from ostinato.testing.records import a_turn
+from ostinato.worlds.harness.rollout import OVERRAN, OutOfTime
 from ostinato.worlds.remote.door import OUTCOMES, Door
 from ostinato.worlds.remote.link import FarOutcomes
 from ostinato.worlds.remote.owners import OwnTurns
@@ -49,11 +52,11 @@ class Site:
 
 
 @asynccontextmanager
-async def site(tmp_path, script="hello", **more):
+async def site(tmp_path, script="hello", engine=None, **more):
     authority = Authority(tmp_path)
     signed = authority.sign("trainer")
     async with AsyncExitStack() as stack:
-        gateway, log = await stack.enter_async_context(world_gateway(script))
+        gateway, log = await stack.enter_async_context(world_gateway(script, engine=engine))
         listener = socket.create_server(("127.0.0.1", 0))
         context = door_context(signed.certificate, signed.key, authority.file)
         door = await stack.enter_async_context(Door(gateway, OwnTurns(log), listener, context, **more))
@@ -90,6 +93,19 @@ async def test_a_workers_turns_get_its_name_in_front_and_all_else_it_says_of_the
         assert (turn.sampling.temperature, turn.sampling.top_p, turn.sampling.logit_bias) == (1.0, 1.0, ())
         assert turn.purpose is Purpose.TASK
     assert (first.harness, second.harness) == ("h1", "")
+
+
+async def test_the_time_that_a_rollout_has_left_is_known_behind_the_door(tmp_path):
+    async with site(tmp_path, engine=Stalls(3)) as at, at.worker() as gateway:
+        for seconds in (0.4, 4.0, 40.0):  # a busy machine may not even begin in the first
+            with contextlib.suppress(OutOfTime):
+                model = gateway.model("w1.0.0.0", group="w1.0", harness="h1")
+                answered = await model.ask(ASK, max_tokens=50, left_s=seconds)
+                break
+        status, _ = await at.says(gateway, "POST", "/v1/chat/completions", CHAT, OWN | {"X-Ostinato-Left-Ms": "NaN"})
+    (turn,) = at.log.turns()
+    assert (answered.turn, answered.finish, turn.finish) == (turn.id, OVERRAN, Finish.DEADLINE)
+    assert status == 400
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from ostinato.core.conversation import Message, Role
 from ostinato.core.errors import BadConfig, Corrupt, NoSignal, StorageFull, Unavailable
-from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, Reward, Turn
+from ostinato.core.records import Arm, Batch, Finish, Holdback, PolicyVersion, Reward, Turn
 from ostinato.reward.accounting import recount
 from ostinato.reward.asking.inline import Inline
 from ostinato.reward.config import RewardConfig
@@ -64,12 +64,12 @@ class FakeGateway:
 class FakeModel:
     def __init__(self, gateway, episode, group) -> None:
         self.gateway, self.episode, self.group = gateway, episode, group
-        self.policies = {V0}
+        self.policies, self.finish = {V0}, Finish.STOP
 
-    async def ask(self, messages, tools=(), *, max_tokens, stop=()):
+    async def ask(self, messages, tools=(), *, max_tokens, stop=(), left_s=None):
         gateway = self.gateway
         gateway.asked += 1
-        made = a_turn(f"chatcmpl-{gateway.asked}:0", arm=Arm.WORLD, user="world")
+        made = a_turn(f"chatcmpl-{gateway.asked}:0", arm=Arm.WORLD, user="world", finish=self.finish)
         await asyncio.sleep(0)
         await gateway.log.append(replace(made, episode=self.episode, group=self.group))
         await asyncio.sleep(0)

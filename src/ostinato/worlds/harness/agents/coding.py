@@ -22,9 +22,9 @@ from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.agents.config import HOME, AgentConfig
 from ostinato.worlds.harness.agents.relay import ModelRelay
-from ostinato.worlds.harness.gateway import Passage
+from ostinato.worlds.harness.gateway import GRACE_S, Passage
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import Ended, Model, Rollout
+from ostinato.worlds.harness.rollout import Ended, Model, Rollout, timed_out
 from ostinato.worlds.tasks.task import Task
 
 _VERSION = 1
@@ -81,11 +81,13 @@ class CodingAgent:
             raise ValueError(f"the harness {self.name!r} needs a sandbox, and a model behind a gateway")
         clock = asyncio.get_running_loop().time
         start = clock()
-        relay = ModelRelay(model, self.config, turns=min(task.turns, self.config.turns), tokens=task.tokens)
+        deadline = start + task.timeout_s
+        turns = min(task.turns, self.config.turns)
+        relay = ModelRelay(model, self.config, turns=turns, tokens=task.tokens, deadline=deadline)
         listener = await sandbox.listen(_PORT)
         try:
             named = await relay.start(listener)
-            ended, why = await self._work(task, relay, sandbox, named, start + task.timeout_s)
+            ended, why = await self._work(task, relay, sandbox, named, deadline)
         finally:
             await relay.close()
             listener.close()
@@ -112,18 +114,23 @@ class CodingAgent:
             if put.code:
                 raise Unavailable(f"{path} cannot be put into the sandbox: {put.stderr.decode(errors='replace')}")
         left = max(0.01, deadline - asyncio.get_running_loop().time())
+        grace = 2 * GRACE_S  # in which an answer that is under way at the deadline comes to its end
         working = asyncio.ensure_future(
             sandbox.exec(
                 [_filled(word, words) for word in self.config.command],
                 env={name: _filled(value, words) for name, value in self.config.environment.items()},
-                timeout=left,
+                timeout=left + grace,
             )
         )
         try:
-            await asyncio.wait({working, relay.over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, relay.over}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and not relay.over.done():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(relay.rest(), grace)
+                return Ended.TIMEOUT, timed_out(task)
             if relay.over.done():
                 return relay.over.result()
-            return _ending(working.result(), relay, task.timeout_s)
+            return _ending(working.result(), relay)
         finally:
             working.cancel()
             with contextlib.suppress(asyncio.CancelledError, Unavailable):
@@ -147,10 +154,8 @@ class CodingAgent:
         )
 
 
-def _ending(result: ExecResult, relay: ModelRelay, timeout_s: float) -> tuple[Ended, str]:
+def _ending(result: ExecResult, relay: ModelRelay) -> tuple[Ended, str]:
     printed = (result.stdout + b"\n" + result.stderr).decode("utf-8", "replace").strip()[-_TAIL:]
-    if result.timed_out:
-        return Ended.TIMEOUT, f"after {timeout_s:g} s"
     if relay.outgrown:
         return Ended.LENGTH, relay.outgrown
     if result.killed_reason or result.code:

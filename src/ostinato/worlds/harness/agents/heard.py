@@ -18,7 +18,8 @@ Json = Mapping[str, Any]
 class AgentAnswer:
     """One answer that came whole.
 
-    `turn`: what the gateway captured it as; `tokens`: how many were sampled; `cut`: they were too few; `policies`: whose they are.
+    `turn`: what the gateway captured it as; `tokens`: how many were sampled; `cut`: they were too few; `policies`: whose they are;
+    `overran`: the time that it might take was over.
 
     Example: ``AgentAnswer(turn="chatcmpl-3f:0", tokens=7, cut=False, message=Message(role=Role.ASSISTANT, text="Done."))``
     """
@@ -28,6 +29,7 @@ class AgentAnswer:
     cut: bool
     message: Message
     policies: frozenset[PolicyVersion] = frozenset()
+    overran: bool = False
 
 
 def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
@@ -41,7 +43,14 @@ def read_agent_answer(dialect: Dialect, data: bytes) -> AgentAnswer | None:
         message, cut = _READERS[dialect](events)
         tokens = sum(int(span[2]) for span in told["spans"])
         policies = frozenset(PolicyVersion(number=int(span[0]), hash=str(span[1])) for span in told["spans"])
-        return AgentAnswer(turn=str(told["turns"][0]), tokens=tokens, cut=cut, message=message, policies=policies)
+        return AgentAnswer(
+            turn=str(told["turns"][0]),
+            tokens=tokens,
+            cut=cut,
+            message=message,
+            policies=policies,
+            overran=bool(told.get("deadline")),
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 

@@ -23,7 +23,7 @@ from ostinato.worlds.harness.agents.config import AgentConfig, Dialect
 from ostinato.worlds.harness.agents.heard import AgentAnswer, read_agent_answer, tool_results
 from ostinato.worlds.harness.agents.rewriting import passed_headers, ruled_request
 from ostinato.worlds.harness.gateway import Passage, PassedAnswer
-from ostinato.worlds.harness.rollout import Ended
+from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +61,14 @@ class ModelRelay:
         config: the dialect, and how much the agent may use.
         turns: calls at most.
         tokens: of one answer at most.
+        deadline: by the loop's clock, when answers end and calls are no longer taken.
     """
 
-    def __init__(self, model: Passage, config: AgentConfig, *, turns: int, tokens: int) -> None:
+    def __init__(self, model: Passage, config: AgentConfig, *, turns: int, tokens: int, deadline: float) -> None:
         self._model, self._config, self._turns, self._tokens = model, config, turns, tokens
+        self._deadline, self._open = deadline, 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._named = ""
         self._begun = self._requests = self._sent = 0
         self._left = config.answer_tokens
@@ -82,6 +86,10 @@ class ModelRelay:
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(self._connection, sock=listener)
         return self._named
+
+    async def rest(self) -> None:
+        """Wait until no call is under way."""
+        await self._idle.wait()
 
     async def close(self) -> None:
         """End it with every call that is under way. Idempotent."""
@@ -111,6 +119,8 @@ class ModelRelay:
             return await self._call(request)
         except _Refused as refused:
             return _said(refused.status, str(refused))
+        except OutOfTime as error:
+            return _said(403, str(self._end(Ended.TIMEOUT, str(error))))
         except Unavailable as error:
             self._fail(error)
             return _said(503, "the model cannot be reached")
@@ -131,8 +141,11 @@ class ModelRelay:
         body = self._ruled(asked, counting)
         self._begun += not counting
         came = False
+        self._open += 1
+        self._idle.clear()
+        left_s = self._deadline - asyncio.get_running_loop().time()
         try:
-            async with self._model.passed(request.path, body, passed_headers(request.headers)) as answer:
+            async with self._model.passed(request.path, body, passed_headers(request.headers), left_s=left_s) as answer:
                 came = not counting and answer.status == 200  # who hangs up in the middle had it all the same
                 response, data = await self._send(request, answer)
             if not counting:
@@ -140,6 +153,9 @@ class ModelRelay:
             return response
         finally:
             self._begun -= not counting and not came  # what failed is no turn
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
 
     async def _read(self, request: web.BaseRequest) -> dict[str, Any]:
         data = bytearray()
@@ -208,11 +224,13 @@ class ModelRelay:
         said = read_agent_answer(self._config.dialect, data) if answer.status == 200 else None
         said_no = "" if answer.status == 200 else data.decode("utf-8", "replace")[:500]
         self.outgrown = said_no if any(words in said_no for words in _TOO_LONG) else ""
-        if said is None:
+        if said is None or not said.tokens:  # a grade must not go to a turn that nobody learns from
             return False
         self._left -= said.tokens
         self._model.policies |= said.policies
         self.heard.append((said, _purpose(answer.headers)))
+        if said.overran:
+            self._end(Ended.TIMEOUT, "an answer was cut")
         return True
 
     def _end(self, ended: Ended, why: str) -> _Refused:

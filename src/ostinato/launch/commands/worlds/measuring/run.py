@@ -131,6 +131,7 @@ async def _measured(
         token=f"m{secrets.token_hex(4)}",
         again=settings.tries,
         pause_s=settings.retry_pause_s,
+        patience_s=settings.patience_s,
     )
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[so_far]}"),

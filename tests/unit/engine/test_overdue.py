@@ -1,0 +1,137 @@
+"""Samples whose time is over: they end at the next step, wherever they stand, with what was sampled, and leave nothing behind."""
+
+import asyncio
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, Sampling
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.embedded.overdue import Deadlines
+from ostinato.testing.tiny_engine import tiny_engine
+
+LONG = Generate(
+    id="r", slot="live", prompt_ids=tuple(b"some prompt"), sampling=Sampling(max_tokens=400, temperature=1.0, seed=3)
+)
+
+
+class Clock:
+    """Goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.integers(0, 40)),
+            st.tuples(st.just("end"), st.integers(0, 60)),
+            st.tuples(st.just("pass"), st.integers(0, 40)),
+        ),
+        max_size=200,
+    )
+)
+def test_deadlines_find_what_a_look_at_all_would(steps):
+    deadlines, open_, now, made = Deadlines(), {}, 0.0, 0
+    for kind, number in steps:
+        if kind == "put":
+            deadlines.put(made, now + number)
+            open_[made] = now + number
+            made += 1
+        elif kind == "end":
+            deadlines.discard(number)
+            open_.pop(number, None)
+        else:
+            now += number
+            over = sorted((at, sample) for sample, at in open_.items() if at <= now)
+            assert deadlines.passed(now) == [sample for _, sample in over]
+            open_ = {sample: at for sample, at in open_.items() if at > now}
+
+
+def test_what_ended_by_itself_is_not_remembered():
+    deadlines = Deadlines()
+    for sample in range(10_000):
+        deadlines.put(sample, 1e9)
+        deadlines.discard(sample)
+    assert len(deadlines._heap) < 100
+    assert deadlines.passed(2e9) == []
+
+
+async def collect(engine, request):
+    return [chunk async for chunk in engine.generate(request)]
+
+
+def ids(chunks):
+    return [token for chunk in chunks for token in chunk.ids]
+
+
+async def test_what_was_sampled_is_kept_to_the_bit(tmp_path):
+    clock = Clock()
+    async with tiny_engine(tmp_path, clock=clock) as tiny:
+        whole = await collect(tiny.engine, LONG)
+        stream = tiny.engine.generate(replace(LONG, within_s=5.0))
+        chunks = [await anext(stream) for _ in range(5)]
+        clock.now += 5.0
+        chunks += [chunk async for chunk in stream]
+        assert 5 <= len(ids(chunks)) < len(ids(whole)), "it ended early"
+        assert ids(chunks) == ids(whole)[: len(ids(chunks))]
+        assert [x for c in chunks for x in c.logprobs] == [x for c in whole for x in c.logprobs][: len(ids(chunks))]
+        assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + [Finish.DEADLINE]
+        assert "".join(chunk.text for chunk in chunks) == tiny.renderer.decode(ids(chunks)), "nothing is withheld"
+        assert tiny.engine.stats()["kv_blocks_used"] == 0
+
+
+async def test_a_sample_that_still_waits_is_freed_and_who_runs_goes_on(tmp_path):
+    clock = Clock()
+    config = EngineConfig(kv_tokens=4096, block=16, max_batch=1)
+    async with tiny_engine(tmp_path, config, clock=clock) as tiny:
+        whole = ids(await collect(tiny.engine, LONG))
+        running = tiny.engine.generate(LONG)
+        first = [await anext(running)]
+        queued = asyncio.create_task(collect(tiny.engine, replace(LONG, id="q", within_s=5.0)))
+        while not tiny.engine.stats()["waiting"]:
+            await asyncio.sleep(0.001)
+        clock.now += 6.0
+        (last,) = await queued
+        assert (last.ids, last.finish) == ((), Finish.DEADLINE)
+        assert tiny.engine.stats()["waiting"] == 0
+        assert ids(first + [chunk async for chunk in running]) == whole
+
+
+async def test_many_that_end_in_one_step_leave_nothing_and_hurt_nobody(tmp_path):
+    clock = Clock()
+    config = EngineConfig(kv_tokens=4096, block=16, max_batch=4)
+    async with tiny_engine(tmp_path, config, clock=clock) as tiny:
+        engine = tiny.engine
+        whole = ids(await collect(engine, LONG))
+        bystander = engine.generate(LONG)
+        first = [await anext(bystander)]
+        several = replace(LONG, id="several", n=8, within_s=5.0)  # seven wait for the prompt of the first
+        tasks = [asyncio.create_task(collect(engine, several)) for _ in range(20)]
+        tasks += [asyncio.create_task(collect(engine, replace(LONG, id=f"{n}", within_s=5.0))) for n in range(100)]
+        while engine.stats()["orders_open"] or engine.stats()["waiting"] < 200:
+            await asyncio.sleep(0.001)
+        clock.now += 6.0
+        ends = [[chunk.finish for chunk in chunks if chunk.finish] for chunks in await asyncio.gather(*tasks)]
+        assert all(set(each) <= {Finish.DEADLINE, Finish.STOP, Finish.LENGTH} for each in ends)
+        assert sum(each.count(Finish.DEADLINE) for each in ends) >= 200
+        assert [len(each) for each in ends] == [8] * 20 + [1] * 100
+        assert ids(first + [chunk async for chunk in bystander]) == whole
+        assert (engine.stats()["waiting"], engine.stats()["running"], engine.stats()["kv_blocks_used"]) == (0, 0, 0)
+        assert ids(await collect(engine, LONG)) == whole
+
+
+async def test_a_clock_that_goes_back_gives_nobody_less(tmp_path):
+    clock = Clock()
+    async with tiny_engine(tmp_path, clock=clock) as tiny:
+        whole = ids(await collect(tiny.engine, LONG))
+        stream = tiny.engine.generate(replace(LONG, within_s=5.0))
+        first = [await anext(stream)]
+        clock.now -= 1e6
+        assert ids(first + [chunk async for chunk in stream]) == whole
