@@ -63,6 +63,25 @@ async def test_the_trainer_goes_on_while_a_version_is_stored_and_waits_for_the_o
     await stored.settle()
 
 
+@pytest.mark.parametrize("stopped", ["in begin", "in settle"])
+async def test_who_is_stopped_while_it_waits_stores_the_last_step_all_the_same(stopped):
+    store, done = SlowStore(), []
+    stored = overlapped(store, done)
+    await stored.begin(learned(1))
+    if stopped == "in begin":
+        waiting = asyncio.create_task(stored.begin(learned(2)))
+    else:
+        waiting = asyncio.create_task(stored.settle())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    store.gate.set()
+    await stored.settle()
+    assert done == ([1, 2] if stopped == "in begin" else [1])
+    assert (await Follower(store).resolve("candidate")).number == done[-1]
+
+
 async def test_a_publication_that_failed_is_told_before_the_next_one_begins():
     store = MemoryStore()
     stored = overlapped(store, [])

@@ -36,7 +36,8 @@ def busy(steps: Sequence[Mapping[str, Any]]) -> Busy:
 
 
 class WorldScreen:
-    """Folds the lines of the trainer and of the rollout worker into what is shown.
+    """Folds the lines of the trainer and of the rollout worker into what is shown. `step` is the last that was taken, `stored` the
+    last whose version is stored.
 
     Example::
 
@@ -47,6 +48,7 @@ class WorldScreen:
 
     def __init__(self) -> None:
         self.step = 0
+        self.stored = 0
         self.refused = 0
         self.flat = 0
         self.groups = 0
@@ -62,6 +64,8 @@ class WorldScreen:
                 self.step = max(self.step, int(line["step"]))
                 self._steps.append(line)
                 return [self._told(line)]
+            case "published":
+                self.stored = max(self.stored, int(line["number"]))
             case "refused":
                 self.refused += 1
                 return [f"step {int(line['step']) + 1:>4}  refused: {line['why']}"]

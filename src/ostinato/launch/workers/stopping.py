@@ -43,8 +43,10 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
-async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` returns. Raises Stopped if `stopping` is set first: `work` is then cancelled, and its clean-up waited for."""
+async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T], cleaning_s: float = _CLEANING_S) -> _T:
+    """What `work` returns. Raises Stopped if `stopping` is set first: `work` is then cancelled, and its clean-up waited for, for so many
+    seconds.
+    """
     task = asyncio.ensure_future(work)
     stop = asyncio.ensure_future(stopping.wait())
     try:
@@ -55,5 +57,5 @@ async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
         stop.cancel()
         if not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=_CLEANING_S)
+            await asyncio.wait({task}, timeout=cleaning_s)
     raise Stopped

@@ -33,6 +33,8 @@ from ostinato.weights.version.content import version_ref, weights_root
 
 logger = logging.getLogger(__name__)
 
+_LEAVING_S, _LEAST_CLEANING_S = 3.0, 1.0  # of the seconds in which a worker ends, those that are left after the clean-up; of that at least
+
 
 class Told:
     """The loop's `Trainer`, which says when it takes a step."""
@@ -117,6 +119,13 @@ class TrainWorker:
             logger.warning("after step %d: refused: %s", count, error)
             self._progress.write("refused", step=count, why=str(error))
 
+    async def finish(self) -> None:
+        """Store what was learned last, told to stop or not: the newest version is then the last step's. A failure is only said."""
+        try:
+            await self._settle()
+        except Exception:
+            logger.exception("the last version is not stored; it is made again at the next start")
+
     async def _settle(self) -> None:
         """Wait until what was learned is stored."""
         with self._refusals(), self._pulse.during("storing what was learned", self._longest_s):
@@ -170,7 +179,7 @@ async def train(config: Config, life: Life) -> None:
     """Train until told to stop. Raises Conflict if the run is trained already."""
     torch.set_num_threads(config.train.threads)
     with hold(home(config).root, "train"), open_run(config) as run:
-        await unless(life.stopping, _train(run, life))
+        await unless(life.stopping, _train(run, life), max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S))
 
 
 async def _train(run: Run, life: Life) -> None:
@@ -206,4 +215,7 @@ async def _learn(run: Run, life: Life, asker: Asker) -> None:
         while True:
             await worker.learn()
     finally:
-        await worker.parts.desk.close()
+        try:
+            await worker.finish()
+        finally:
+            await worker.parts.desk.close()

@@ -84,7 +84,9 @@ class Candidates:
 
 
 class Overlapped:
-    """Publishes beside the trainer: one version is stored while the next step is computed."""
+    """Publishes beside the trainer: one version is stored while the next step is computed. Who waits and is cancelled cancels no
+    publication: `settle` again, before the end, or the last step is nobody's.
+    """
 
     def __init__(self, inner: Candidates) -> None:
         self._inner = inner
@@ -99,13 +101,20 @@ class Overlapped:
 
     async def begin(self, learned: Learned) -> None:
         """Begin to store the version, once the one before is stored. Raises what went wrong with that, after beginning with this."""
-        try:
-            await self.settle()
-        finally:
-            self._under_way = asyncio.create_task(self._inner.publish(learned))
+        before = self._under_way
+        self._under_way = asyncio.create_task(self._publish(learned, before))
+        if before is not None:
+            await asyncio.wait({before})
+            before.result()
 
     async def settle(self) -> None:
         """Wait until all that was begun is stored. Raises what went wrong with it."""
         if (task := self._under_way) is not None:
+            await asyncio.wait({task})
             self._under_way = None
-            await task
+            task.result()
+
+    async def _publish(self, learned: Learned, before: asyncio.Task[PolicyVersion] | None) -> PolicyVersion:
+        if before is not None:
+            await asyncio.wait({before})
+        return await self._inner.publish(learned)

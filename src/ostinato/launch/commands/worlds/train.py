@@ -46,21 +46,24 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
 
 
 async def follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
-    """Show what the workers leave, until enough was learned or there is nothing more to learn from."""
+    """Show what the workers leave, until enough was learned and stored, or there is nothing more to learn from."""
     screen, sources = WorldScreen(), _lines(launched.home)
     for lines in sources:  # of an earlier start
         for line in lines.new():
             screen.take(line)
-    if screen.step:
-        _show(console, f"going on after step {screen.step}")
+    begun = screen.step
+    if begun:
+        _show(console, f"going on after step {begun}")
     while not stopping.is_set():
         for lines in sources:
             for line in lines.new():
                 for text in screen.take(line):
                     _show(console, text)
-        if steps and screen.step >= steps:
+        done = launched.doing("rollout").startswith("done")
+        stored = screen.step == begun or screen.stored >= (screen.step if done else steps)
+        if steps and screen.step >= steps and stored:
             return
-        if launched.doing("rollout").startswith("done"):
+        if done and stored:
             _show(
                 console,
                 f"ended at step {screen.step}{f' of {steps}' if steps else ''}: every task was drawn worlds.epochs times",
