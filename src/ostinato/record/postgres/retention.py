@@ -23,7 +23,7 @@ def drop_tables(server: Server, now: float, retain_days: float, keep_after: Curs
     """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; how many.
 
     The oldest first, and none out of turn. Safe beside readers, writers, other callers and kill -9: each segment goes in one
-    transaction. One that a reader holds is left for the next call. Raises StorageFull, Unavailable, Corrupt.
+    transaction. One that a reader holds is left for the next call. Raises StorageFull, Unavailable, Corrupt, LeaseLost.
     """
     dropped, before = 0, now - retain_days * DAY_S
     try:
@@ -48,6 +48,7 @@ def _drop_table(connection: Connection, server: Server, first: Cursor, last: Cur
         still = connection.execute("SELECT 1 FROM segments WHERE first = %s", (first,)).fetchone()
         if claimed != (True,) or still is None:
             return False
+        server.fence(connection)
         # its rows' identities may be many
         connection.execute("SET LOCAL statement_timeout = 0")
         _copy_out(PostgresSegment(connection, server.name, first, None), KeptRows(connection, server.name), last)
