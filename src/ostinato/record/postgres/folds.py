@@ -7,11 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, LiteralString
 
-import psycopg
-
 from ostinato.core.seams import Cursor
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import Connection, Server
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +40,11 @@ class PostgresFolds:
             return None
 
     def _asked(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
-        with self._server.dial_patiently() as connection:
-            try:
-                with connection.transaction():
-                    if writes:
-                        self._server.fence(connection)
-                    cursor = connection.execute(query, values, binary=True)
-                    return cursor.fetchall() if cursor.description else []
-            except psycopg.Error as error:
-                raise self._server.refusal(error) from error
+        def ask(connection: Connection) -> list[Any]:
+            with connection.transaction():
+                if writes:
+                    self._server.fence(connection)
+                cursor = connection.execute(query, values, binary=True)
+                return cursor.fetchall() if cursor.description else []
+
+        return self._server.ask(ask)

@@ -11,7 +11,9 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -45,45 +47,40 @@ class PostgresRoles:
 
     def __init__(self, config: RecordConfig) -> None:
         self._server, self._lease_s = Server.of(config), config.lease_s
-        with self._server.dial_patiently() as connection:
-            ready_schema(connection, self._server, wall_clock())
+        self._server.ask(lambda connection: ready_schema(connection, self._server, wall_clock()))
 
     def take(self, role: str) -> Lease:
         """Raises Conflict, naming the holder; BadConfig, Unavailable."""
         check_role(role)
-        asked = {
-            "role": role,
-            "mark": uuid4(),
-            "holder": f"process {os.getpid()} on {socket.gethostname()}"[:200],
-            "s": self._lease_s,
-        }
-        with self._server.dial_patiently() as connection:
-            try:
-                _refuse_held(connection, self._server, role)
-                found = connection.execute(_TAKE, asked).fetchone()
-                if found is None:  # somebody was quicker
-                    _refuse_held(connection, self._server, role)
-                    raise Conflict(f"the role {role} at {self._server.name} is being taken; try again")
-            except psycopg.errors.LockNotAvailable:
-                raise Conflict(f"the last {role} process at {self._server.name} is writing; try again") from None
-            except psycopg.Error as error:
-                raise self._server.refusal(error) from error
-        token = FencingToken(role=role, number=found[0], mark=asked["mark"])
-        return Lease(self._server, token, self._lease_s)
+        mark, holder = uuid4(), f"process {os.getpid()} on {socket.gethostname()}"[:200]
+        asked = {"role": role, "mark": mark, "holder": holder, "s": self._lease_s}
+        number = self._server.ask(lambda connection: _take(connection, self._server, asked))
+        return Lease(self._server, FencingToken(role=role, number=number, mark=mark), self._lease_s)
 
 
-def _refuse_held(connection: Connection, server: Server, role: str) -> None:
+def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> int:
+    """The number of the token. Raises Conflict."""
+    role = asked["role"]
     query = (
-        "SELECT holder, number, extract(epoch FROM until - clock_timestamp())::float8 FROM leases "
+        "SELECT number, mark, holder, extract(epoch FROM until - clock_timestamp())::float8 FROM leases "
         "WHERE role = %s AND until >= clock_timestamp()"
     )
-    found = connection.execute(query, (role,)).fetchone()
-    if found is not None:
-        holder, number, left = found
+    held = connection.execute(query, (role,)).fetchone()
+    if held is not None and held[1] == asked["mark"]:
+        return held[0]  # it was taken, and the answer was lost
+    if held is not None:
+        number, _, holder, left = held
         raise Conflict(
-            f"another {role} process ({holder}, token {number}) works at {server.name}; it is taken over {left:.1f} s after its "
-            "last sign of life, or stop it"
+            f"another {role} process ({holder}, token {number}) works at {server.name}; it is taken over if it gives no sign of life "
+            f"for {left:.1f} s; or stop it"
         )
+    try:
+        found = connection.execute(_TAKE, asked).fetchone()
+    except psycopg.errors.LockNotAvailable:
+        raise Conflict(f"the last {role} process at {server.name} is writing; try again") from None
+    if found is None:
+        raise Conflict(f"another {role} process at {server.name} was quicker; try again")
+    return found[0]
 
 
 class Lease:
@@ -103,11 +100,13 @@ class Lease:
 
     def check(self) -> None:
         """Raises LeaseLost if another process has the role by now; Unavailable if the server does not answer."""
-        try:
-            with self._server.dial_patiently() as connection, connection.transaction():
+
+        def look(connection: Connection) -> None:
+            with connection.transaction():
                 self._server.fence(connection)
-        except psycopg.Error as error:
-            raise self._server.refusal(error) from error
+
+        try:
+            self._server.ask(look)
         except LeaseLost:
             self._lost.set()
             raise

@@ -57,8 +57,7 @@ class PostgresLog(RowLog):
                 "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
             )
         server = Server.of(config).fenced(token)
-        with server.dial_patiently() as connection:
-            name = ready_schema(connection, server, clock(), first)
+        name = server.ask(lambda connection: ready_schema(connection, server, clock(), first))
         return cls(server, name, clock, config)
 
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:

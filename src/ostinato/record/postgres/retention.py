@@ -75,12 +75,12 @@ def _copy_out(segment: PostgresSegment, kept: KeptRows, last: Cursor) -> None:
 
 def keep_copied(server: Server, rows: Sequence[tuple[Cursor, Row]]) -> None:
     """Take in rows that stay for ever, with their identities, each at its place. Raises StorageFull, Unavailable."""
-    try:
-        with server.dial_patiently() as connection, connection.transaction():
-            ready = [(prepare(row), seq) for seq, row in rows]
+    ready = [(prepare(row), seq) for seq, row in rows]
+    places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
+
+    def keep(connection: Connection) -> None:
+        with connection.transaction(), connection.cursor() as cursor:
             KeptRows(connection, server.name).keep([(each.kind, seq, each.body) for each, seq in ready])
-            places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
-            with connection.cursor() as cursor:
-                cursor.executemany("INSERT INTO identities VALUES (%s, %s) ON CONFLICT DO NOTHING", places)
-    except psycopg.Error as error:
-        raise server.refusal(error) from error
+            cursor.executemany("INSERT INTO identities VALUES (%s, %s) ON CONFLICT DO NOTHING", places)
+
+    server.ask(keep)

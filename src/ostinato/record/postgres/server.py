@@ -6,10 +6,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -36,6 +36,7 @@ a transaction, too many clients."""
 _OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid")
 
 Connection = psycopg.Connection[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +91,16 @@ class Server:
             raise
         return connection
 
-    def dial_patiently(self) -> Connection:
-        """As `dial`, again and again until `record.append_s` is over. Raises BadConfig, Unavailable."""
+    def ask(self, question: Callable[[Connection], T]) -> T:
+        """What `question` answers over a connection of its own; asked again while what it meets may pass, until `record.append_s` is over.
+
+        So it must be safe to ask twice what was carried out once. Raises BadConfig, and as `refusal` says.
+        """
         deadline = time.monotonic() + self.wait_s
         while True:
             try:
-                return self.dial()
+                with self.dial() as connection:
+                    return question(connection)
             except psycopg.Error as error:
                 if error.sqlstate is None and _OURS.search(str(error)):
                     raise BadConfig(f"{self.name} does not let us in: {_line(error)}; correct record.url") from None

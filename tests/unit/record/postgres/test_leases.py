@@ -139,7 +139,7 @@ async def test_a_client_whose_clock_is_wrong_by_years_gets_and_keeps_nothing_by_
     with closing(PostgresRoles(config).take("train")) as holder:
         for years in (-30, 30):
             monkeypatch.setattr(time, "time", lambda years=years: 1.8e9 + years * 365 * DAY)
-            with pytest.raises(Conflict, match="taken over"):
+            with pytest.raises(Conflict, match="is taken over"):
                 PostgresRoles(config).take("train")
             with PostgresLog.open(config, wall_clock, token=holder.token) as log:
                 await log.append(replace(BATCH, step=100 + years))
