@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.model.memory import give_back
+from ostinato.model.memory import GIVE_BACK_EVERY, give_back
 from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.batch.replay import Experts
 from ostinato.train.config import TrainConfig
@@ -22,7 +22,6 @@ from ostinato.train.policy import Policy
 from ostinato.train.references import penalties
 
 _LOG = logging.getLogger(__name__)
-_GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percent
 
 
 class Laps:
@@ -111,7 +110,7 @@ class Passes:
                 )
                 laps.end("forward")
                 loss.backward()
-            if number % _GIVE_BACK_EVERY == 0 or number == len(work):
+            if number % GIVE_BACK_EVERY == 0 or number == len(work):
                 give_back()
             laps.end("backward")
             total += float(loss.detach())
