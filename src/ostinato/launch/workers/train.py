@@ -12,7 +12,7 @@ import torch
 
 from ostinato.app.learning import Learning, open_learning
 from ostinato.app.numerics import trainer_contract
-from ostinato.app.storage import Run, home, open_run
+from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, Corrupt, NoSignal, NotFound
 from ostinato.core.records import PolicyVersion
@@ -20,12 +20,12 @@ from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
 from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
-from ostinato.record.lock import hold
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
 from ostinato.train import checkpoint
@@ -167,10 +167,9 @@ class TrainWorker:
 
 
 async def train(config: Config, life: Life) -> None:
-    """Train until told to stop. Raises Conflict if the run is trained already."""
+    """Train until told to stop. Raises as `act`."""
     torch.set_num_threads(config.train.threads)
-    with hold(home(config).root, "train"), open_run(config) as run:
-        await unless(life.stopping, _train(run, life))
+    await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life)))
 
 
 async def _train(run: Run, life: Life) -> None:
