@@ -1,10 +1,8 @@
-"""A trainer over several processes against one process: the same loss and gradient, refusals by all or none, and what a kill leaves.
+"""A trainer over two processes against one process: the same loss and gradient, and refusals by all or none.
 
 The ranks are real processes. Each test begins at the same checkpoint of step 0, written by one process.
 """
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from ostinato.train.sharding.trainer import ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
-EVERY_RANKS = [2, 4]
 
 
 @pytest.fixture(scope="module")
@@ -133,81 +130,3 @@ def test_references_are_dealt_out_and_one_that_cannot_be_fetched_is_an_error_of_
     assert together["loss"] == alone["loss"]
     two.go_back(others, 0)
     assert equal(two.weights().weights, others)
-
-
-def test_a_rank_killed_in_mid_step_ends_all_and_the_last_checkpoint_goes_on_to_the_same_bits(
-    path: Path, learned_from: list[list[Sample]], tmp_path: Path
-):
-    left_alone = ShardedTrainer(path, on(2))
-    for samples in learned_from[:2]:
-        left_alone.step(samples)
-        left_alone.save(tmp_path, cursor=0, keep=2)
-    expected = left_alone.step(learned_from[2]).weights
-    left_alone.close()
-    trainer = ShardedTrainer(path, on(2))
-    victim = trainer.others[0]
-    assert trainer.resume(tmp_path)
-    asked = 0
-
-    def kill_at_the_third_micro_batch() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
-            os.kill(victim.pid, signal.SIGKILL)
-        return False
-
-    with pytest.raises(Unavailable, match="a rank of the trainer is lost"):
-        trainer.step(learned_from[2], None, kill_at_the_third_micro_batch)
-    trainer.close()
-    assert victim.poll() == -signal.SIGKILL
-    again = ShardedTrainer(path, on(2))
-    assert again.resume(tmp_path)
-    assert again.step_count == 2
-    assert equal(again.step(learned_from[2]).weights, expected)
-    again.close()
-
-
-@pytest.mark.examination
-@pytest.mark.parametrize("compute", ["bf16", "fp32"])
-@pytest.mark.parametrize("ranks", EVERY_RANKS)
-def test_loss_gradient_and_bits_at_every_number_of_ranks(
-    path: Path, learned_from: list[list[Sample]], tmp_path: Path, ranks: int, compute: str
-):
-    config = CONFIG.model_copy(update={"compute": compute})
-    one = PolicyTrainer(path, config)
-    first = one.step(learned_from[0])
-    one.save(tmp_path / "one", cursor=0, keep=1)
-    ended = []
-    for run in range(2):
-        trainer = ShardedTrainer(path, on(ranks, config))
-        learned = trainer.step(learned_from[0])
-        assert learned.metrics["loss"] == first.metrics["loss"]
-        trainer.save(tmp_path / f"run{run}", cursor=0, keep=1)
-        for samples in learned_from[1:]:
-            trainer.step(samples)
-        ended.append(trainer.weights().weights)
-        trainer.close()
-    assert equal(*ended)
-    found = difference(gradients(tmp_path / "one"), gradients(tmp_path / "run0"))
-    assert found < (4e-3 if compute == "bf16" else 2e-6)
-
-
-@pytest.mark.examination
-def test_a_checkpoint_goes_on_over_any_number_of_ranks(path: Path, learned_from: list[list[Sample]], tmp_path: Path):
-    before = None
-    for number, ranks in enumerate((2, 4, 1)):
-        trainer = ShardedTrainer(path, on(ranks)) if ranks > 1 else PolicyTrainer(path, CONFIG)
-        assert trainer.resume(tmp_path) is (number > 0)
-        assert trainer.step_count == number
-        if before is not None:
-            assert equal(trainer.weights().weights, before)
-        before = trainer.step(learned_from[number]).weights
-        trainer.save(tmp_path, cursor=number, keep=1)
-        if isinstance(trainer, ShardedTrainer):
-            trainer.close()
-    held = masters(tmp_path)
-    alone = PolicyTrainer(path, CONFIG)
-    for samples in learned_from[:3]:
-        alone.step(samples)
-    alone.save(tmp_path / "alone", cursor=0, keep=1)
-    assert difference(masters(tmp_path / "alone"), held) < 1e-2

@@ -7,8 +7,10 @@ with them and taken again from the last checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TypeVar, cast
@@ -28,6 +30,7 @@ from ostinato.train.sharding.group import RankGroup
 from ostinato.train.trainer import PolicyTrainer, never
 
 _END_S = 10.0  # how long a rank may take to end
+_LOOK_S = 0.05  # between two looks at whether a rank is there
 _T = TypeVar("_T")
 
 
@@ -50,6 +53,7 @@ class ShardedTrainer:
         ]
         self._group: RankGroup | None = None
         try:
+            self._await_all(store)
             group = self._together(lambda: RankGroup.join(rank=0, count=config.ranks, store=store))
             self._group = group
             self._own = self._together(lambda: PolicyTrainer(model, config, contract, group))
@@ -100,7 +104,8 @@ class ShardedTrainer:
     def close(self) -> None:
         """End the other ranks, and leave the group. Idempotent."""
         for process in self.others:
-            cast("IO[bytes]", process.stdin).close()
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[bytes]", process.stdin).close()
         for process in self.others:
             try:
                 process.wait(_END_S)
@@ -110,6 +115,14 @@ class ShardedTrainer:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    def _await_all(self, store: dist.TCPStore) -> None:
+        """Until the others are there: a process that cannot even start would leave the rest waiting for it."""
+        for rank, process in enumerate(self.others, 1):
+            while not store.check([_here(rank)]):
+                if process.poll() is not None:
+                    raise self._lost(f"rank {rank} ended before it was ready")
+                time.sleep(_LOOK_S)
 
     def _for_all(self, references: References | None) -> References | None:
         """Weights are fetched here for all; if they cannot be, all are told."""
@@ -156,6 +169,10 @@ class ShardedTrainer:
         )
 
 
+def _here(rank: int) -> str:
+    return f"rank {rank} is here"
+
+
 def _nothing(policy: PolicyVersion) -> Weights:
     raise Unavailable(f"nobody said where the weights of {policy} are")
 
@@ -172,6 +189,7 @@ def take_part(task: RankTask, calls: IO[bytes]) -> None:
     """A rank's life: the same calls as the first, until there are no more. What that one refuses is refused here too."""
     torch.set_num_threads(task.config.threads)
     store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
+    store.set(_here(task.rank), "")
     group = RankGroup.join(rank=task.rank, count=task.config.ranks, store=store)
     trainer = PolicyTrainer(task.model, task.config, task.contract, group)
     for line in calls:
