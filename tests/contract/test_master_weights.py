@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ostinato.core.errors import BadWeights
+from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import Sample
 from ostinato.model.load import load_model, weights_of
@@ -95,6 +95,36 @@ def test_a_step_is_the_same(path: Path, group: RankGroup, compute: str, publish:
     assert {k: (v.dtype, v.shape) for k, v in one.weights.items()} == {
         k: (v.dtype, v.shape) for k, v in other.weights.items()
     }
+
+
+def test_what_a_token_learns_at_many_places_is_added_up_in_full(path: Path, group: RankGroup):
+    """In bf16 a sum stops growing when it is 256 times what is added."""
+    turns = [a_turn(f"{i}:0", prompt=[5, 6, 7] * 90, sampled=[7, 5, 6, 8]) for i in range(3)]
+    given = [Sample(turn=turn, reward=1.0, advantages=(1.0,) * 4) for turn in turns]
+    settings = {"microbatch_tokens": 1024, "max_k3": 1e6, "mean_weight": 1e6, "kl_beta": 0.0, "importance_cap": 1e6}
+    whole, divided = (a_trainer(kind, path, group, **settings) for kind in KINDS)
+    whole.step(given)
+    divided.step(given)
+    assert apart(gradient(whole), gradient(divided)) < 2e-3
+
+
+DENSE = ["llama", "llama-tied-bias", "qwen2", "qwen2-window", "qwen3", "gemma3", "mistral", "ministral3", "gpt2"]
+
+
+@pytest.mark.parametrize("architecture", DENSE)
+def test_every_dense_architecture_learns_alike(tmp_path: Path, group: RankGroup, architecture: str):
+    path = tiny_of(tmp_path / "model", SUPPORTED[architecture]())
+    given = samples(path, "bf16")
+    whole, divided = (a_trainer(kind, path, group) for kind in KINDS)
+    assert whole.step(given).metrics["loss"] == divided.step(given).metrics["loss"]
+    assert apart(gradient(whole), gradient(divided)) < 4e-3
+
+
+@pytest.mark.parametrize("architecture", sorted(SUPPORTED.keys() - set(DENSE)))
+def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path, group: RankGroup, architecture: str):
+    path = tiny_of(tmp_path / "model", SUPPORTED[architecture]())
+    with pytest.raises(BadConfig, match="train it on one rank"):
+        a_trainer("divided", path, group)
 
 
 @pytest.mark.parametrize("kind", KINDS)

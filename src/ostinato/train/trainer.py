@@ -290,6 +290,9 @@ class PolicyTrainer:
         self._held.add(self.step_count)
         self._masters.set_steps(self.step_count)  # a resumed trainer knows only the step count
 
+    def close(self) -> None:
+        """End what was started besides this process: nothing. Several ranks have something to end (`ShardedTrainer`)."""
+
     def weights(self) -> Learned:
         """The present weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})

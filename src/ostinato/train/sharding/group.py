@@ -68,8 +68,10 @@ class RankGroup:
         shares = self.shares(work)
         found: list[Tensor] = [torch.empty(0)] * len(work)
         for rank, share in enumerate(shares):
+            if not share:
+                continue
             sizes = [each * len(work[index].turns_M) + extra for index in share]
-            flat = torch.cat([tensor.float() for tensor in mine[: len(share)]]) if rank == self.rank and share else None
+            flat = torch.cat([tensor.float() for tensor in mine[: len(share)]]) if rank == self.rank else None
             block = torch.empty(sum(sizes)) if flat is None else flat
             dist.broadcast(block, rank)
             for index, values in zip(share, block.split(sizes), strict=True):

@@ -27,6 +27,7 @@ from ostinato.model.norms import RMSNorm, rms_normed
 from ostinato.model.tensors import named_tensors
 from ostinato.train.batch.packing import Packed
 from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.products import is_plain_embedding, looked_up
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy, served_dtypes
 from ostinato.train.sharding.balance import rows_of
@@ -38,7 +39,8 @@ class ShardedPolicy(Policy):
 
     The parameters are fp32 DTensors, divided by rows; a pass computes in `dtype`, of which it gathers a layer at a time.
 
-    Raises BadConfig for an architecture that keeps some of its weights in another dtype than the rest, and BadWeights.
+    Raises BadConfig for an architecture that keeps some of its weights in another dtype than the rest, or whose files hold them in
+    another form, and BadWeights.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class ShardedPolicy(Policy):
         for module in model.modules():
             if isinstance(module, RMSNorm):
                 cast("Any", module).forward = partial(_normed, module)
+            elif is_plain_embedding(module):
+                cast("Any", module).forward = partial(_embedded, module)
         self._whole = _divide(_Whole(model), self._layers, dtype)
         self._whole._apply(_with_memory)
         _read_rows(model, path, dtype, group)
@@ -103,6 +107,10 @@ def _normed(module: RMSNorm, x: Tensor) -> Tensor:
     return rms_normed(x, module.weight.clone(), module.eps)
 
 
+def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
+    return looked_up(ids, module.weight, module.padding_idx)
+
+
 def _drop_memory(model: nn.Module) -> None:
     """Parameters without memory, tied ones still one. Buffers stay: they are small, and computed when a model is built."""
     empty: dict[int, nn.Parameter] = {}
@@ -124,7 +132,9 @@ def _check_architecture(path: Path, dtype: torch.dtype) -> None:
 
 
 def _read_rows(model: nn.Module, path: Path, dtype: torch.dtype, group: RankGroup) -> None:
-    """Fill this rank's rows from the directory's safetensors files. Raises BadWeights: a tensor is missing, misshapen or not finite."""
+    """Fill this rank's rows from the directory's safetensors files. Raises BadConfig: a tensor is stored in another form; BadWeights:
+    it is misshapen or not finite.
+    """
     wanted = named_tensors(cast("PreTrainedModel", model))
     with torch.no_grad():
         for file in sorted(path.glob("*.safetensors")):
@@ -135,7 +145,10 @@ def _read_rows(model: nn.Module, path: Path, dtype: torch.dtype, group: RankGrou
             except SafetensorError as error:
                 raise BadWeights(f"{path}: {error}") from error
     if wanted:
-        raise BadWeights(f"{path}: missing keys: {sorted(wanted)[:3]}")
+        raise BadConfig(
+            f"train.ranks: the files in {path} have no tensor {sorted(wanted)[0]!r} in the form that the model computes with, as those of "
+            "mixtures of experts, which are put together when a model is loaded whole: train it on one rank"
+        )
 
 
 def _fill(name: str, tensor: Tensor, stored: Any, dtype: torch.dtype, group: RankGroup) -> None:
