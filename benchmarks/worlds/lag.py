@@ -274,7 +274,16 @@ def peer(seed: int, steps: int) -> dict[str, Any]:
 
 def keep(seed: int, side: str, found: dict[str, Any]) -> None:
     """Add a side of a seed to the results; those under other settings go."""
-    about = {"bound": BOUND, "target": TARGET, "scale": SCALE, "rate": RATE, "lead": LEAD, "window": WINDOW}
+    about = {
+        "bound": BOUND,
+        "target": TARGET,
+        "scale": SCALE,
+        "rate": RATE,
+        "lead": LEAD,
+        "window": WINDOW,
+        "hidden": HIDDEN,
+        "layers": LAYERS,
+    }
     old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     rows = old.get("rows", {}) if {name: old.get(name) for name in about} == about else {}
     rows.setdefault(str(seed), {})[side] = found

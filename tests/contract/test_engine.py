@@ -18,7 +18,7 @@ from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 SCRIPT = "a scripted answer that is long enough for every test of this contract, and then goes on for a while longer"
 
 
-@pytest.fixture(params=["fake", "embedded", "vllm"])
+@pytest.fixture(params=["fake", "embedded", "vllm", "vllm, two servers a slot"])
 async def engine(request, tmp_path):
     if request.param == "fake":
         fake = FakeEngine(lambda _: SCRIPT, context=512)
@@ -29,10 +29,11 @@ async def engine(request, tmp_path):
         async with tiny_engine(tmp_path) as tiny:
             yield tiny.engine
     else:
-        servers = TokenVllm(SCRIPT), TokenVllm(SCRIPT)
+        count = 1 if request.param == "vllm" else 2
+        servers = [TokenVllm(SCRIPT) for _ in range(2 * count)]
         for server in servers:
             server.slow_s = 0.01  # a stream is still open when weights are loaded, on a busy machine too
-        async with vllm_engine(*servers) as engine:
+        async with vllm_engine(*servers, replicas={"live": count, "canary": count}) as engine:
             await engine.load("live", tiny_snapshot(tmp_path, 0, seed=0))
             yield engine
 

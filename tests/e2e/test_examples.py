@@ -87,7 +87,7 @@ async def test_the_clients_docstrings(client):
 
 @pytest.mark.parametrize(("said", "value"), [((), 0.0), (("still_there",), 1.0), (("still_there", "undone"), -1.0)])
 def test_the_guides_reward_function(said, value):
-    (example,) = [block for block in blocks("docs/guide.md") if "def kept" in block]
+    (example,) = [block for block in blocks("docs/guide/rewards.md") if "def kept" in block]
     names: dict = {}
     exec(example, names)
     turn = a_turn(ended_at=10.0)

@@ -27,7 +27,7 @@ from ostinato.weights.follow.staging import Staging
 class FakeVllm:
     """A vLLM server's control plane with `workers` workers: what it refuses, and in which state, is vLLM's.
 
-    `fail` maps a path to the message that it answers with, once. `calls` lists the paths in order.
+    `fail` maps a path to the message that it answers with, once. `calls` lists the paths in order. `down`: everything is answered by 503.
 
     Example::
 
@@ -39,11 +39,14 @@ class FakeVllm:
         self.staging, self.served = staging, [""] * workers
         self.label, self.paused, self.active, self.broken = "default", False, False, ""
         self.fail: dict[str, str] = {}
+        self.down = False
         self.calls: list[str] = []
         self.app = Starlette(routes=[Route("/{name}", self._answer, methods=["GET", "POST"])])
 
     async def _answer(self, request: Request) -> JSONResponse:
         name = request.path_params["name"]
+        if self.down:
+            return JSONResponse({"error": {"message": "down"}}, status_code=503)
         self.calls.append(name)
         body: dict[str, Any] = await request.json() if await request.body() else {}
         try:
@@ -87,6 +90,9 @@ class FakeVllm:
 
     def _finish_weight_update(self, body: dict[str, Any]) -> dict[str, Any]:
         self.active, self.label = False, body["weight_version"]
+        return {}
+
+    def _health(self, body: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def _weight_info(self, body: dict[str, Any]) -> dict[str, Any]:

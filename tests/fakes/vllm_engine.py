@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -20,9 +20,9 @@ from ostinato.weights.follow.follower import Follower
 
 @asynccontextmanager
 async def vllm_engine(
-    *fakes: TokenVllm, renderer: Renderer | None = None, **settings: Any
+    *fakes: TokenVllm, renderer: Renderer | None = None, draining: Collection[str] = (), **settings: Any
 ) -> AsyncGenerator[VllmEngine, None]:
-    """A started engine, its slots empty, over these servers, each behind a real socket."""
+    """A started engine, its slots empty, over these servers, each behind a real socket. `draining` is looked at again and again."""
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(serving(fake.app)) for fake in fakes]
         config = EngineConfig(kind="vllm", urls=tuple(urls), **settings)
@@ -31,6 +31,7 @@ async def vllm_engine(
             config,
             renderer or ByteRenderer(),
             lambda url: VllmFollower(url, follower, {"url": "s"}, kv="keep", poll_s=0.001),
+            lambda: draining,
         )
         await engine.start()
         try:

@@ -11,6 +11,8 @@ import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
@@ -47,8 +49,9 @@ class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
     `requests` are the bodies seen, `open` the requests under way, `cached` the prompts that were found in the prefix cache, `slow_s`
-    the time of a token. `cut_after = k` breaks each stream's connection after k events, `lie` names another version in the
-    account of versions, `forget()` is a restart: the weights are the ones it was started with.
+    the time of a token. `cut_after = k` breaks each stream's connection after k events, `twice` sends each stream's events once more.
+    `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
+    names another version in the account of versions, `forget()` is a restart: the weights are the ones it was started with.
 
     Example::
 
@@ -61,8 +64,9 @@ class TokenVllm(FakeVllm):
     ) -> None:
         super().__init__(AnyVersion())  # pyright: ignore[reportArgumentType]
         self.script, self.context, self.mode, self.backend = script, context, mode, backend
-        self.slow_s, self.cut_after, self.lie = 0.0, -1, ""
+        self.slow_s, self.cut_after, self.lie, self.twice = 0.0, -1, "", False
         self.requests: list[dict[str, Any]] = []
+        self.logits: Callable[[int], NDArray[np.float32]] | None = None
         self.open = 0
         self.cached: list[tuple[int, ...]] = []
         self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
@@ -93,6 +97,8 @@ class TokenVllm(FakeVllm):
 
     async def _generate(self, request: Request) -> JSONResponse | StreamingResponse:
         body = await request.json()
+        if self.down:
+            return JSONResponse({"error": {"message": "down"}}, 503)
         if refusal := _refusal(body):
             return JSONResponse({"error": {"message": refusal, "type": "BadRequestError", "code": 400}}, 400)
         self.requests.append(body)
@@ -107,33 +113,39 @@ class TokenVllm(FakeVllm):
 
     async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
         sampling = body["sampling_params"]
-        samples = [_Sample(index, sampling) for index in range(sampling.get("n", 1))]
         events = 0
         self.open += 1
         try:
-            for token in [*encode(self.script), STOP_ID]:
-                await asyncio.sleep(self.slow_s)
-                while self.paused:
-                    await asyncio.sleep(0.001)
-                for sample in samples:
-                    if sample.finish is None:
-                        if events == self.cut_after:
-                            raise ConnectionResetError
-                        events += 1
-                        yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
+            for _ in range(2 if self.twice else 1):
+                samples = [_Sample(index, sampling, self.logits) for index in range(sampling.get("n", 1))]
+                for token in [*encode(self.script), STOP_ID]:
+                    await asyncio.sleep(self.slow_s)
+                    while self.paused:
+                        await asyncio.sleep(0.001)
+                    for sample in samples:
+                        if sample.finish is None:
+                            if events == self.cut_after:
+                                raise ConnectionResetError
+                            events += 1
+                            yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
             yield "data: [DONE]\n\n"
         finally:
             self.open -= 1
 
 
 class _Sample:
-    def __init__(self, index: int, sampling: dict[str, Any]) -> None:
-        self._index, self._sampling = index, sampling
+    def __init__(
+        self, index: int, sampling: dict[str, Any], logits: Callable[[int], NDArray[np.float32]] | None
+    ) -> None:
+        self._index, self._sampling, self._logits = index, sampling, logits
         self._ids: list[int] = []
         self._versions: list[str] = []
         self.finish: str | None = None
 
     def step(self, token: int, label: str, lie: str) -> dict[str, Any]:
+        value = logprob(token)
+        if self._logits is not None:
+            value = float(processed(self._logits(len(self._ids)), self._sampling, self._ids)[token])
         self._ids.append(token)
         self._versions.append(label)
         if token in self._sampling["stop_token_ids"] or _holds(self._ids, self._sampling.get("stop", [])):
@@ -145,7 +157,7 @@ class _Sample:
             {"token_id": token + i, "logprob": logprob(token) / (i + 1)}
             for i in range(1, self._sampling["logprobs"] + 1)
         ]
-        own = {"token_id": token, "logprob": logprob(token)}
+        own = {"token_id": token, "logprob": value}
         entry = {**own, "rank": 1, "top_logprobs": [own, *reversed(others)] if others else []}
         choice = {
             "index": self._index,
@@ -156,6 +168,25 @@ class _Sample:
             "weight_versions": spans([lie or version for version in self._versions]) if self.finish else None,
         }
         return {"request_id": "r", "choices": [choice]}
+
+
+def processed(logits_V: NDArray[np.float32], sampling: dict[str, Any], before: Sequence[int]) -> NDArray[np.float64]:
+    """What `--logprobs-mode processed_logprobs` reports, in the order of vLLM's sampler (0.32, `v1/sample/sampler.py`): biases, penalties
+    of the answer's tokens, temperature (1 where greedy), the nucleus (all of it where greedy), and only then the softmax.
+    """
+    row_V = logits_V.astype(np.float64)
+    for token, bias in sampling.get("logit_bias", {}).items():
+        row_V[int(token)] += bias
+    counts_V = np.bincount(np.asarray(before, np.int64), minlength=len(row_V))
+    row_V -= sampling.get("frequency_penalty", 0.0) * counts_V + sampling.get("presence_penalty", 0.0) * (counts_V > 0)
+    row_V /= sampling["temperature"] or 1.0
+    mass_V = np.exp(row_V - row_V.max())
+    mass_V /= mass_V.sum()
+    order = np.argsort(mass_V)  # the least likely first, as long as they are within 1 - top_p
+    out = order[np.cumsum(mass_V[order]) <= 1.0 - (sampling["top_p"] if sampling["temperature"] else 1.0)]
+    mass_V[out[:-1] if len(out) == len(order) else out] = 0.0
+    with np.errstate(divide="ignore"):
+        return np.log(mass_V / mass_V.sum())
 
 
 def spans(versions: Sequence[str]) -> list[dict[str, Any]]:

@@ -45,15 +45,11 @@ def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapInde
             if file.stat().st_size > _MOST_BYTES:
                 raise BadConfig(f"--against {file}: larger than {_MOST_BYTES >> 20} MiB; cut it into several")
             data = file.read_bytes()
-            text = data.decode()
+            text = data.decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise BadConfig(f"--against {file} cannot be read as text: {error}") from error
-        before = len(tested)
-        tested.add(file.name, strings(text))
-        if len(tested) == before:
-            raise BadConfig(
-                f"--against {file}: no string of at least {config.shortest} words that is not known already"
-            )
+        if not tested.add(file.name, strings(text)):
+            raise BadConfig(f"--against {file}: no string of at least {config.shortest} words, five of them different")
         hashes[str(file)] = blake3(data).hexdigest()
     return tested, hashes
 

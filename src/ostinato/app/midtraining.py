@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+import ostinato
 from ostinato.app.corpora import tokenizer_hash
 from ostinato.app.numerics import trainer_contract, training
 from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
+from ostinato.core.numerics import Contract
 from ostinato.corpus.build import check_new
 from ostinato.corpus.order import Phase
 from ostinato.corpus.reading import CorpusReader
@@ -32,6 +35,8 @@ _COPIED = (".json", ".jinja", ".txt", ".model")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """What is read, and how. `tokens` and `batch_tokens` count predictions; `warmup` and `floor` are shares of the steps and the peak.
+
+    The learning rate rises over `train.warmup_steps` at least, where there are twice as many: AdamW's first moments are of one batch.
 
     Example: ``Course(corpora=(Path("corpus"),), weights=(1.0,), tokens=1 << 20, phases=(Phase(length=512),))``
     """
@@ -54,16 +59,21 @@ class Course:
         """Optimizer steps, the last one whole."""
         return max(1, round(self.tokens / self.batch_tokens))
 
+    def learning_rate_of(self, step: int, warmup_steps: int) -> float:
+        """The step's learning rate; `warmup_steps`: the least, as the configuration has it."""
+        warmup = max(round(self.warmup * self.steps), min(warmup_steps, self.steps // 2))
+        return learning_rate_at(step, steps=self.steps, peak=self.learning_rate, warmup=warmup, floor=self.floor)
+
     def check(self, context: int) -> None:
         """Raise BadConfig, which names the option, for what cannot be read like this by a model of this context."""
         for phase in self.phases:
-            if phase.length < 1 or phase.share <= 0 or self.batch_tokens % phase.length:
+            if phase.length < 1 or not 0 < phase.share < math.inf or self.batch_tokens % phase.length:
                 raise BadConfig(
                     f"--length {phase.length}: --batch-tokens {self.batch_tokens} must be a multiple of it, its share positive"
                 )
             if phase.length > context:
                 raise BadConfig(f"--length {phase.length}: the model's context has {context} tokens")
-        if len(self.weights) != len(self.corpora) or min(self.weights, default=0) <= 0:
+        if len(self.weights) != len(self.corpora) or not all(0 < weight < math.inf for weight in self.weights):
             raise BadConfig("--mixture: give as many positive weights as there are --corpus, or none")
         if not 0 < self.held_out < 1:
             raise BadConfig("--held-out: a share between 0 and 1")
@@ -73,13 +83,15 @@ class Course:
 class ReadingStep:
     """After `step` of `steps`: the step's metrics, and the held-out loss in nats per token where it was measured.
 
-    Example: ``ReadingStep(step=25, steps=100, metrics={"loss": 1.9}, held_out=1.95)``; step 0 has no metrics.
+    `epochs`: how often the corpus that is read most has been read.
+    Example: ``ReadingStep(step=25, steps=100, metrics={"loss": 1.9}, held_out=1.95, epochs=0.4)``; step 0 has no metrics.
     """
 
     step: int
     steps: int
     metrics: Mapping[str, float]
     held_out: float | None
+    epochs: float
 
 
 def read_into(
@@ -107,9 +119,10 @@ def read_into(
         sets, course.weights, course.phases, batch_tokens=course.batch_tokens, steps=course.steps, share=course.held_out,
         seed=config.train.seed,
     )  # fmt: skip
-    trainer = PolicyTrainer(source, training(config), trainer_contract(config))
+    contract = trainer_contract(config)
+    trainer = PolicyTrainer(source, training(config), contract)
     kept = target.with_name(f"{target.name}.checkpoints")
-    identity = _identity(config, course, sets, source)
+    identity = _identity(config, course, sets, source, contract)
     losses: list[tuple[int, float]] = []
     found = checkpoint.load(kept)
     if found is not None:
@@ -156,19 +169,18 @@ def _run(
         return losses[-1][1]
 
     if not losses:
-        on_step(ReadingStep(step=0, steps=steps, metrics={}, held_out=measure(0)))
+        on_step(ReadingStep(step=0, steps=steps, metrics={}, held_out=measure(0), epochs=0.0))
     while trainer.step_count < steps:
         step = trainer.step_count
-        rate = learning_rate_at(
-            step, steps=steps, peak=course.learning_rate, warmup=round(course.warmup * steps), floor=course.floor
-        )
+        rate = course.learning_rate_of(step, trainer.config.warmup_steps)
         metrics = trainer.read(reader.batch(step), learning_rate=rate)
         last = step + 1 == steps
         found = measure(step + 1) if last or (step + 1) % course.measure_every == 0 else None
         if (step + 1) % course.keep_every == 0 and not last:
             state = replace(trainer.state(), extra={"course": identity, "losses": [list(each) for each in losses]})
             checkpoint.save(kept, state)
-        on_step(ReadingStep(step=step + 1, steps=steps, metrics=metrics, held_out=found))
+        epochs = reader.epochs((step + 1) * course.batch_tokens)
+        on_step(ReadingStep(step=step + 1, steps=steps, metrics=metrics, held_out=found, epochs=epochs))
 
 
 def _check_tokenizer(sets: Sequence[ShardSet], source: Path) -> None:
@@ -180,10 +192,15 @@ def _check_tokenizer(sets: Sequence[ShardSet], source: Path) -> None:
             )
 
 
-def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: Path) -> str:
-    """A hash of all that the final weights depend on; who resumes must have the same."""
+def _identity(config: Config, course: Course, sets: Sequence[ShardSet], source: Path, contract: Contract) -> str:
+    """A hash of all that the final weights and the losses on the way depend on; who resumes must have the same.
+
+    How often checkpoints are kept is not among it: who has little space or time may change that.
+    """
     of_sets = [each.manifest.model_dump_json() for each in sets]
-    options: dict[str, Any] = {**asdict(course), "corpora": None}
-    weights = [blake3().update_mmap(path).hexdigest() for path in sorted(source.glob("*.safetensors"))]
-    told = repr((of_sets, sorted(options.items()), training(config).model_dump_json(), weights))
+    options: dict[str, Any] = {**asdict(course), "corpora": None, "keep_every": None}
+    files = [*sorted(source.glob("*.safetensors")), source / "config.json"]
+    model = [blake3().update_mmap(path).hexdigest() for path in files]
+    arithmetic = (ostinato.__version__, contract.id, training(config).model_dump_json())
+    told = repr((of_sets, sorted(options.items()), arithmetic, model))
     return blake3(told.encode()).hexdigest()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
+from ostinato.app.draining import read_draining
 from ostinato.app.numerics import engine_contract, stamp, threads_agree
 from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
 from ostinato.config import Config
@@ -44,7 +45,7 @@ async def open_serving(run: Run, model: Path, page: Callable[[Renderer], Page] |
     config = run.config
     renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread: the worker hears that it should end
     run.log.derive_text(spelling(renderer))
-    engine = await _vllm(config, renderer) if config.engine.kind == "vllm" else await _embedded(config, model, renderer)
+    engine = await _vllm(run, renderer) if config.engine.kind == "vllm" else await _embedded(config, model, renderer)
     contract = engine.contract()
     if contract is not None:
         await stamp(run.log, contract)
@@ -84,13 +85,19 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
     return TorchEngine(weights, renderer, config.engine, contract=contract, wide=wide, grammars=grammars)
 
 
-async def _vllm(config: Config, renderer: Renderer) -> Engine:
+async def _vllm(run: Run, renderer: Renderer) -> Engine:
     """An engine over the servers in `engine.urls`; they take their weights from the run's store themselves."""
     from ostinato.engine.vllm.engine import open_vllm
 
+    config = run.config
     follower, place = open_follower(config), store_place(config, config.engine.weights_seen_as)
     kv: Kv = "recompute" if config.engine.recompute_on_swap else "keep"
-    return await open_vllm(config.engine, renderer, lambda url: VllmFollower(url, follower, place, kv=kv))
+    return await open_vllm(
+        config.engine,
+        renderer,
+        lambda url: VllmFollower(url, follower, place, kv=kv),
+        lambda: read_draining(run.home.draining),
+    )
 
 
 def spelling(renderer: Renderer) -> Callable[[int], str]:

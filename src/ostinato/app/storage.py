@@ -87,6 +87,11 @@ class Home:
         return self.root.resolve().name
 
     @property
+    def draining(self) -> Path:
+        """The engine's servers that get nothing new, a URL each line."""
+        return self.root / "draining"
+
+    @property
     def rollouts(self) -> Path:
         """The rollout worker's own memory."""
         return self.root / "rollouts.jsonl"

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ostinato import __version__
 from ostinato.cli.alarms import alarms
+from ostinato.cli.compute import compute, plan
 from ostinato.cli.connect import connect
 from ostinato.cli.corpus import corpus
 from ostinato.cli.deciding import approve, refuse, rollback, ship
@@ -35,7 +36,7 @@ app.command(connect)
 app.command(watch)
 app.command(worlds)
 app.command(corpus)
-for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback):
+for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rollback, plan, compute):
     app.command(_command)
 
 
@@ -296,6 +297,24 @@ def forget(tenant: str, *, user: str | None = None, common: Common | None = None
     from ostinato.launch.commands.log import forget as run
 
     asyncio.run(run((common or Common()).of_run(), tenant, user, Console()))
+
+
+@app.command
+def drain(url: str, *, back: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
+    """Give one of the engine's vLLM servers nothing new: its open answers end there, then it can be stopped.
+
+    A slot that no other server stands for gets a free one; if there is none, it goes on here.
+
+    Parameters
+    ----------
+    url
+        The server, as engine.urls names it.
+    back
+        Use it again.
+    """
+    from ostinato.launch.commands.draining import drain_server
+
+    drain_server((common or Common()).of_run(), url, back, console)
 
 
 @app.command

@@ -5,6 +5,7 @@ Data flow: source -> licence -> suffix, size, looks -> what is tested -> copies 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from ostinato.core.errors import BadConfig, BadRequest
+from ostinato.core.errors import BadConfig, BadRequest, StorageFull
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
 from ostinato.corpus.document import Document
@@ -22,7 +23,9 @@ from ostinato.corpus.duplicates import Copies
 from ostinato.corpus.filters import text_of
 from ostinato.corpus.manifest import FORMAT, MANIFEST, CorpusManifest, Refusal, SourceShare
 from ostinato.corpus.shards import TokenDocument, write_shards
-from ostinato.corpus.sources import SourceFiles
+from ostinato.corpus.sources import Read, SourceFiles
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CorpusBuild:
@@ -60,10 +63,10 @@ class CorpusBuild:
             self.refuse(source.name, "licence", source.licence)
             return
         before, tokens = len(self._documents), self.tokens
-        for path, data in source.files:
+        for path, read in source.files:
             on_file()
             if PurePosixPath(path).suffix in self._config.suffixes:
-                self._judge(source, path, data)
+                self._judge(source, path.encode("utf-8", "replace").decode(), read)
         self._sources.append(
             SourceShare(
                 name=source.name,
@@ -74,7 +77,12 @@ class CorpusBuild:
             )
         )
 
-    def _judge(self, source: SourceFiles, path: str, data: bytes) -> None:
+    def _judge(self, source: SourceFiles, path: str, read: Read) -> None:
+        try:
+            data = read(self._config.most_bytes + 1)
+        except OSError:
+            self.left_out["unreadable"] += 1
+            return
         text, reason = text_of(data, self._config)
         if reason:
             self.left_out[reason] += 1
@@ -103,7 +111,7 @@ class CorpusBuild:
     def write(self, out: Path, *, tokenizer: str, vocabulary: int, against: Mapping[str, str]) -> CorpusManifest:
         """Write shards and manifest to a new directory, whole or not at all. `tokenizer`: the hash of its file.
 
-        Raises BadRequest if nothing is left, BadConfig for a directory that holds something.
+        Raises BadRequest if nothing is left, BadConfig for a directory that holds something, StorageFull if the disk refuses.
         """
         check_new(out)
         if not self._documents:
@@ -131,6 +139,10 @@ class CorpusBuild:
             if out.exists():
                 out.rmdir()
             os.replace(partial, out)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise StorageFull(f"--out {out}: {error.strerror}; free some space and build again") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return manifest

@@ -15,23 +15,34 @@ _DISTINCT = 5  # words of a run: a table's row of zeros is nobody's answer
 
 
 def strings(text: str) -> Iterator[str]:
-    """The strings of a JSON or JSONL text, keys left out; a text that is neither is one string."""
-    rows: list[Any] = []
-    try:
-        rows = [json.loads(text)]
-    except (ValueError, RecursionError):
-        try:
-            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-        except (ValueError, RecursionError):
-            rows = [text]
+    """The strings of a JSON or JSONL text, keys left out, and of JSON within a string, such as a tool call's arguments.
+
+    A text that is neither is one string; lines of it that are JSON, as in a JSONL file with a broken line, count by themselves too.
+    """
+    rows = _values(text)
+    if not rows:
+        lines = [line for line in text.split("\n") if line.strip()]
+        rows = [value for line in lines for value in _values(line)]
+        if len(rows) < len(lines):
+            rows.append(text)
     while rows:
         row = rows.pop()
         if isinstance(row, str):
             yield row
+            if row.lstrip()[:1] in ("{", "["):
+                rows += _values(row)
         elif isinstance(row, dict):
             rows += row.values()
         elif isinstance(row, list):
             rows += row
+
+
+def _values(text: str) -> list[Any]:
+    """The one value that the text is in JSON, or none."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        return []
 
 
 class OverlapIndex:
@@ -57,8 +68,9 @@ class OverlapIndex:
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
 
-    def add(self, name: str, texts: Iterable[str]) -> None:
-        """Learn the strings of a test of this name."""
+    def add(self, name: str, texts: Iterable[str]) -> int:
+        """Learn the strings of a test of this name; returns how many runs they hold, those that are known already too."""
+        found = 0
         for text in texts:
             words = _words(text)
             length = min(self._gram, len(words))
@@ -67,6 +79,8 @@ class OverlapIndex:
                 for run in _runs(words, length):
                     if len(set(run.split())) >= _DISTINCT:
                         runs.setdefault(run, name)
+                        found += 1
+        return found
 
     def within(self, text: str) -> tuple[str, str] | None:
         """The test and the first run of it that the text holds."""

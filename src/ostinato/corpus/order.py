@@ -1,11 +1,11 @@
 """The order in which token shards are read: a function of the seed and the step, so that reading can go on from any step. Pure.
 
-Data flow: each set's documents in an order of the epoch's own -> one endless row of predictions -> windows of a phase's length, each from
-the set that is furthest behind its share of the mixture -> steps of so many tokens.
+Data flow: each set's documents, cut into stretches -> the stretches in an order of the epoch's own, one endless row of predictions ->
+windows of a phase's length, each taken from the set that is furthest behind its share of the mixture -> steps of so many tokens.
 
-A document of n tokens holds n - 1 predictions. A window is cut into pieces where a document ends: a piece knows nothing of the one
-before it. A piece that goes on with a document begins with the last token of the piece before it, so that every prediction is made once
-an epoch.
+A document of n tokens holds n - 1 predictions. A piece is a part of one stretch and at most a window long; it knows nothing of the
+others, so there is no padding, and a step may begin and end within a stretch. A piece that goes on with a document begins with the last
+token of the piece before it, so that every prediction is made once an epoch.
 """
 
 from __future__ import annotations
@@ -60,35 +60,49 @@ def held_out(digests_D: Ints, share: float) -> NDArray[np.bool_]:
 
 
 class EndlessOrder:
-    """One set's predictions in a row without end: all documents once an epoch, shard after shard, both in the epoch's own order.
+    """One set's predictions in a row without end: all stretches once an epoch, shard after shard, both in the epoch's own order.
+
+    A stretch is what a document holds between two multiples of `longest`. They and not the documents are put in order: else a step
+    would read little but one long file, whose tokens say much the same of where the weights should go.
 
     Args:
         corpus: the set's number, which the pieces carry.
         sizes_D: tokens of each document, at least 2.
         digests_D: each one's digest.
         shards_D: each one's shard.
+        documents: those that are read.
+        longest: predictions of a stretch, at most.
         seed: of the order.
     """
 
-    def __init__(self, corpus: int, sizes_D: Ints, digests_D: Ints, shards_D: Ints, documents: Ints, seed: int) -> None:
+    def __init__(
+        self, corpus: int, sizes_D: Ints, digests_D: Ints, shards_D: Ints, documents: Ints, *, longest: int, seed: int
+    ) -> None:
         self._corpus, self._seed = corpus, seed
-        self._predictions = sizes_D[documents] - 1
-        self._digests, self._shards, self._documents = digests_D[documents], shards_D[documents], documents
-        self.length = int(self._predictions.sum())
+        predictions = sizes_D[documents] - 1
+        counts = -(-predictions // longest)
+        self._documents = np.repeat(documents, counts)
+        numbers = np.arange(len(self._documents)) - np.repeat(counts.cumsum() - counts, counts)
+        self._starts = numbers * longest
+        self._sizes = np.minimum(longest, np.repeat(predictions, counts) - self._starts)
+        self._shards = shards_D[self._documents]
+        self._keys = scrambled(digests_D[self._documents].astype(np.uint64), 0) + numbers.astype(np.uint64)
+        self.length = int(predictions.sum())
         self._epoch = -1
         self._order = self._ends = np.empty(0, np.int64)
 
-    def pieces(self, position: int, count: int) -> list[ReadPiece]:
-        """Predictions [position, position + count) of the row."""
+    def pieces(self, position: int, count: int, length: int) -> list[ReadPiece]:
+        """Predictions [position, position + count) of the row, in pieces of at most `length`."""
         found: list[ReadPiece] = []
         while count:
             epoch, at = divmod(position, self.length)
             self._turn_to(epoch)
             place = int(np.searchsorted(self._ends, at, side="right"))
             which = int(self._order[place])
-            size = int(self._predictions[which])
-            start = at - (int(self._ends[place]) - size)
-            taken = min(count, size - start)
+            size = int(self._sizes[which])
+            within = at - (int(self._ends[place]) - size)
+            taken = min(count, size - within, length - within % length)
+            start = int(self._starts[which]) + within
             document = int(self._documents[which])
             found.append(ReadPiece(corpus=self._corpus, document=document, start=start, stop=start + taken))
             position, count = position + taken, count - taken
@@ -98,10 +112,9 @@ class EndlessOrder:
         if epoch == self._epoch:
             return
         salt = (self._seed << 20) + epoch
-        of_document = scrambled(self._digests.astype(np.uint64), salt)
         of_shard = scrambled(self._shards.astype(np.uint64), salt)
-        self._order = np.lexsort((of_document, self._shards, of_shard))
-        self._ends = self._predictions[self._order].cumsum()
+        self._order = np.lexsort((scrambled(self._keys, salt), self._shards, of_shard))
+        self._ends = self._sizes[self._order].cumsum()
         self._epoch = epoch
 
 
@@ -115,7 +128,7 @@ class ReadingOrder:
         batch_tokens: predictions of a step.
         steps: of the whole reading, which is what the phases share.
 
-    Example: ``order.windows(17)`` are the windows of step 17 (from 0), each a list of pieces; asked in any order, the answers are the same.
+    Example: ``order.pieces(17)`` is what step 17 (from 0) reads; asked in any order, the answers are the same.
     """
 
     def __init__(
@@ -141,22 +154,21 @@ class ReadingOrder:
                 return phase.length
         return self._phases[-1].length
 
-    def windows(self, step: int) -> list[list[ReadPiece]]:
-        """The windows of a step."""
+    def pieces(self, step: int) -> list[ReadPiece]:
+        """What a step reads: `batch_tokens` predictions."""
         if step < self._next:
             self._next, self._positions = 0, [0] * len(self._rows)
         while self._next < step:
             self._draw()
-        return [self._rows[row].pieces(position, length) for row, position, length in self._draw()]
+        length, drawn = self.length(step), self._draw()
+        return [piece for row, at, count in drawn for piece in self._rows[row].pieces(at, count, length)]
 
     def _draw(self) -> list[tuple[int, int, int]]:
-        length = self.length(self._next)
-        drawn: list[tuple[int, int, int]] = []
+        """The next step's (row, position, predictions): window after window, each from the row that is furthest behind."""
+        length, before = self.length(self._next), list(self._positions)
         for _ in range(self._batch // length):
             after = sum(self._positions) + length
             behind = [weight * after - at for weight, at in zip(self._weights, self._positions, strict=True)]
-            row = max(range(len(behind)), key=behind.__getitem__)
-            drawn.append((row, self._positions[row], length))
-            self._positions[row] += length
+            self._positions[max(range(len(behind)), key=behind.__getitem__)] += length
         self._next += 1
-        return drawn
+        return [(row, at, self._positions[row] - at) for row, at in enumerate(before) if self._positions[row] > at]

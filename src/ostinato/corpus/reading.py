@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ostinato.core.errors import BadConfig
-from ostinato.corpus.order import EndlessOrder, Ints, Phase, ReadingOrder, held_out
+from ostinato.corpus.order import EndlessOrder, Phase, ReadingOrder, ReadPiece, held_out
 from ostinato.corpus.shards import ShardSet
 
 Tokens = tuple[int, ...]
 
 
 class CorpusReader:
-    """Reads a mixture of corpora. Memory: one shard of each corpus, and 32 bytes a document.
+    """Reads a mixture of corpora. Memory: one shard of each corpus, 24 bytes a document and 56 a stretch of the longest phase's length.
 
     Args:
         corpora: made with one tokenizer.
@@ -47,8 +48,9 @@ class CorpusReader:
         if len({(each.manifest.tokenizer, each.manifest.separator) for each in corpora}) != 1:
             raise BadConfig("--corpus: the corpora were made with different tokenizers; build them for one model")
         self._corpora, self._weights = corpora, weights
+        self._longest = max(phase.length for phase in phases)
         rows: list[EndlessOrder] = []
-        self._held: list[Ints] = []
+        self._held: list[EndlessOrder] = []
         for number, each in enumerate(corpora):
             apart = held_out(each.digests_D, share)
             if apart.all() or (share and not apart.any()):
@@ -56,33 +58,32 @@ class CorpusReader:
                     f"{each.directory} has {len(apart)} documents, of which a share of {share} held out leaves "
                     f"{int((~apart).sum())} to read and {int(apart.sum())} to measure on: both must be some"
                 )
-            kept = np.flatnonzero(~apart)
-            rows.append(EndlessOrder(number, each.sizes_D, each.digests_D, each.shards_D, kept, seed))
-            self._held.append(np.flatnonzero(apart))
-        self.predictions = sum(row.length for row in rows)
+            arrays = (each.sizes_D, each.digests_D, each.shards_D)
+            rows.append(EndlessOrder(number, *arrays, np.flatnonzero(~apart), longest=self._longest, seed=seed))
+            self._held.append(EndlessOrder(number, *arrays, np.flatnonzero(apart), longest=self._longest, seed=0))
+        self._rows = rows
         self._order = ReadingOrder(rows, weights, phases, batch_tokens=batch_tokens, steps=steps)
-        self._longest = max(phase.length for phase in phases)
+
+    def epochs(self, predictions: int) -> float:
+        """How often the corpus that is read most has been read after so many predictions."""
+        total = sum(self._weights)
+        return max(predictions * w / total / row.length for w, row in zip(self._weights, self._rows, strict=True))
 
     def batch(self, step: int) -> list[Tokens]:
         """The pieces of a step, from 0; `batch_tokens` predictions in all."""
-        pieces = [piece for window in self._order.windows(step) for piece in window]
-        return [self._tokens(piece.corpus, piece.document, piece.start, piece.stop + 1) for piece in pieces]
+        return self._tokens(self._order.pieces(step))
 
     def held_out(self, predictions: int) -> list[Tokens]:
-        """Pieces of the held-out documents, each document from its start: about so many predictions, by the mixture's weights."""
+        """Pieces of the held-out documents, from anywhere in them: about so many predictions, by the mixture's weights.
+
+        They are the same for every seed.
+        """
         found: list[Tokens] = []
-        for number, (held, weight) in enumerate(zip(self._held, self._weights, strict=True)):
-            wanted = int(predictions * weight / sum(self._weights))
-            for document in held.tolist():
-                size = int(self._corpora[number].sizes_D[document]) - 1
-                for start in range(0, size, self._longest):
-                    stop = min(size, start + self._longest, start + wanted)
-                    if stop > start:
-                        found.append(self._tokens(number, document, start, stop + 1))
-                    wanted -= max(0, stop - start)
-                if wanted <= 0:
-                    break
+        for row, weight in zip(self._held, self._weights, strict=True):
+            wanted = math.ceil(predictions * weight / sum(self._weights))
+            found += self._tokens(row.pieces(0, min(wanted, row.length), self._longest))
         return found
 
-    def _tokens(self, corpus: int, document: int, start: int, stop: int) -> Tokens:
-        return tuple(self._corpora[corpus].tokens(document, start, stop).tolist())
+    def _tokens(self, pieces: Sequence[ReadPiece]) -> list[Tokens]:
+        found = (self._corpora[each.corpus].tokens(each.document, each.start, each.stop + 1) for each in pieces)
+        return [tuple(tokens.tolist()) for tokens in found]

@@ -15,7 +15,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from ostinato.core.errors import Corrupt
 from ostinato.corpus.manifest import CorpusManifest, Shard, read_manifest
@@ -37,7 +37,7 @@ class TokenDocument:
 
 
 def write_shards(documents: Sequence[TokenDocument], directory: Path, shard_tokens: int) -> tuple[Shard, ...]:
-    """Write shards of about `shard_tokens` tokens. The same documents in any order give the same bytes."""
+    """Write shards of about `shard_tokens` tokens. The same documents in any order give the same bytes. Raises OSError."""
     return tuple(_write(number, group, directory) for number, group in enumerate(_groups(documents, shard_tokens)))
 
 
@@ -62,9 +62,9 @@ def _write(number: int, group: Sequence[TokenDocument], directory: Path) -> Shar
         "offsets": np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         "digests": np.array([each.digest for each in group], np.int64),
     }
-    save_file(arrays, directory / name)
-    size, digest = _hashed(directory / name)
-    return Shard(file=name, bytes=size, blake3=digest, documents=len(group), tokens=sum(sizes))
+    data = save(arrays)
+    (directory / name).write_bytes(data)
+    return Shard(file=name, bytes=len(data), blake3=blake3(data).hexdigest(), documents=len(group), tokens=sum(sizes))
 
 
 def _hashed(path: Path) -> tuple[int, str]:

@@ -7,9 +7,10 @@ import platform
 import stat
 import sysconfig
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import Parser
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -22,19 +23,21 @@ _PASSED_OVER = {
 }  # fmt: skip
 """Directories of what was made, or is of others and maybe under another licence."""
 _TESTS = {"test", "tests", "idle_test"}
+Read = Callable[[int], bytes]
+"""A file's first bytes, at most so many. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFiles:
-    """A source before anything of it is judged: what its licence is, whether that is permissive, and its files, read one by one.
+    """A source before anything of it is judged: what its licence is, whether that is permissive, and its files, which are not read yet.
 
-    Example: ``SourceFiles(name="tabulate-0.10.0", licence="MIT", permissive=True, files=[("tabulate.py", b"...")])``
+    Example: ``SourceFiles(name="tabulate-0.10.0", licence="MIT", permissive=True, files=[("tabulate.py", lambda most: b"..."[:most])])``
     """
 
     name: str
     licence: str
     permissive: bool
-    files: Iterable[tuple[str, bytes]]
+    files: Iterable[tuple[str, Read]]
     sha256: str = ""
 
 
@@ -69,7 +72,7 @@ def archive_source(files: Mapping[str, bytes], name: str, sha256: str) -> Source
         raise BadRequest(f"{name}: no PKG-INFO at the top; is this a source distribution?", field="source")
     metadata = core_metadata(files["PKG-INFO"])
     licence, permissive = permissive_licence(metadata)
-    kept = [(path, data) for path, data in sorted(files.items()) if not _passed_over(path, _PASSED_OVER)]
+    kept = [(path, _held(data)) for path, data in sorted(files.items()) if not _passed_over(path, _PASSED_OVER)]
     stated = "-".join((*metadata.get("Name", ())[:1], *metadata.get("Version", ())[:1]))
     return SourceFiles(name=stated or name, licence=licence, permissive=permissive, files=kept, sha256=sha256)
 
@@ -83,11 +86,13 @@ def core_metadata(data: bytes) -> Mapping[str, Sequence[str]]:
 def _project_metadata(data: bytes) -> Mapping[str, Sequence[str]]:
     """The licence fields of a pyproject.toml, as core metadata names them (PEP 621, 639)."""
     try:
-        project: dict[str, Any] = tomllib.loads(data.decode()).get("project", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        project = tomllib.loads(data.decode()).get("project")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
         return {}
-    stated = project.get("license")
-    found: dict[str, list[str]] = {"Classifier": [str(each) for each in project.get("classifiers", [])]}
+    if not isinstance(project, dict):
+        return {}
+    stated, classifiers = project.get("license"), project.get("classifiers")
+    found = {"Classifier": [str(each) for each in classifiers] if isinstance(classifiers, list) else []}
     if isinstance(stated, str):
         found["License-Expression"] = [stated]
     elif isinstance(stated, dict) and "text" in stated:
@@ -100,11 +105,20 @@ def _passed_over(path: str, names: set[str]) -> bool:
     return any(part in names or part.startswith(".") or part.endswith(".egg-info") for part in parts)
 
 
-def _walked(root: Path, passed_over: set[str]) -> Iterator[tuple[str, bytes]]:
+def _held(data: bytes) -> Read:
+    return lambda most: data[:most]
+
+
+def _walked(root: Path, passed_over: set[str]) -> Iterator[tuple[str, Read]]:
     """Regular files below `root` in the order of their paths. Links are not followed."""
     for directory, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not _passed_over(f"{name}/x", passed_over))
         for name in sorted(files):
             path = Path(directory) / name
             if stat.S_ISREG(path.lstat().st_mode):
-                yield path.relative_to(root).as_posix(), path.read_bytes()
+                yield path.relative_to(root).as_posix(), partial(_start_of, path)
+
+
+def _start_of(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(most)

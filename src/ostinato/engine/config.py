@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 
 class EngineConfig(BaseModel, frozen=True, extra="forbid"):
     """Which engine makes the tokens, and its sizes. vLLM servers have sizes of their own: of the rest they use `max_waiting`,
-    `recompute_on_swap`, `urls`, `connect_s`, `silence_s` and `weights_seen_as`.
+    `recompute_on_swap`, `urls`, `replicas`, `connect_s`, `silence_s` and `weights_seen_as`.
     """
 
     kind: Literal["embedded", "vllm"] = Field(
@@ -20,6 +20,11 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
         default=(),
         description="vLLM servers. Each holds one version, so as many versions can be loaded at once (live, control, canary, "
         "evaluation); slots that hold the same version share a server.",
+    )
+    replicas: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default={},
+        description="How many of the vLLM servers hold a slot's version, by slot (live = 2); 1 where nothing is said. Requests are "
+        "routed among them by what was sent there before and by how much they have to do.",
     )
     connect_s: float = Field(default=600.0, gt=0, description="Longest wait for the vLLM servers at the start.")
     silence_s: float = Field(
@@ -68,4 +73,6 @@ class EngineConfig(BaseModel, frozen=True, extra="forbid"):
             not url.startswith(("http://", "https://")) for url in self.urls
         ):
             raise ValueError("engine.urls: name each server once, as http://host:port")
+        if self.kind == "vllm" and max(self.replicas.values(), default=1) > len(self.urls):
+            raise ValueError("engine.replicas: a slot wants more servers than engine.urls names")
         return self

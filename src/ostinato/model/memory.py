@@ -6,6 +6,9 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
+GIVE_BACK_EVERY = 8
+"""Micro-batches of a step between two calls: what was given back must be asked for again, and each page of it filled with zeros."""
+
 
 @cache
 def _trim() -> Callable[[int], object]:

@@ -1,10 +1,11 @@
 """What one step's batch says about itself: the metrics of a step, and the reasons to refuse it.
 
-Tokens fall into three groups that are measured apart, because they call for different remedies:
+Tokens fall into groups that are measured apart, because they call for different remedies:
 
 - `mismatch_`: made under the trainer's own contract by the weights that it holds. In exact mode d is 0, to the bit.
 - `stale_`: the same contract, other weights: training moved on since.
-- `foreign_`: another contract, whatever the weights.
+- `foreign_`: another contract, whatever the weights; `foreign_same_`: those of them that the trainer's own weights made, so that what
+  is left is the other arithmetic alone.
 
 Episodes count by weight: where a turn is masked, its part of its episode leaves the normaliser.
 """
@@ -129,6 +130,7 @@ def _groups(
         ("mismatch_", same_M & ~foreign_M),
         ("stale_", ~same_M & ~foreign_M),
         ("foreign_", foreign_M),
+        ("foreign_same_", foreign_M & same_M),
     ):
         metrics |= drift(
             now_M[group_M], behaviour_M[group_M], cap=config.importance_cap, prefix=prefix, turns_M=turns_M[group_M]

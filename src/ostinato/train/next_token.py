@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ostinato.model.memory import give_back
+from ostinato.model.memory import GIVE_BACK_EVERY, give_back
 from ostinato.train.batch.packing import Packed, TokenTurn, microbatches, pack
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.tree_attention import TreeAttention
@@ -27,13 +27,16 @@ def next_token_gradient(policy: Policy, pieces: Sequence[Sequence[int]], config:
     """
     total = sum(len(piece) - 1 for piece in pieces)
     nats: list[float] = []
-    for packed in _packed(pieces, config):
+    for number, packed in enumerate(_packed(pieces, config), 1):
         loss = -_logprobs(policy, packed).sum() / total
         laps.end("forward")
         loss.backward()
-        give_back()
-        laps.end("backward")
         nats.append(float(loss.detach()))
+        if number % GIVE_BACK_EVERY == 0:
+            give_back()
+        laps.end("backward")
+    give_back()
+    laps.end("backward")
     return math.fsum(nats)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ostinato.core.errors import NoSignal
 from ostinato.core.numerics import Contract
-from ostinato.model.memory import give_back
+from ostinato.model.memory import GIVE_BACK_EVERY, give_back
 from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.batch.replay import Experts
 from ostinato.train.config import TrainConfig
@@ -23,7 +23,6 @@ from ostinato.train.ranks import Ranks
 from ostinato.train.references import penalties
 
 _LOG = logging.getLogger(__name__)
-_GIVE_BACK_EVERY = 8  # micro-batches; it costs each of them about half a percent
 
 
 class Laps:
@@ -139,7 +138,7 @@ class Passes:
                 )
                 laps.end("forward")
                 loss.backward()
-            if number % _GIVE_BACK_EVERY == 0 or number == len(mine):
+            if number % GIVE_BACK_EVERY == 0 or number == len(mine):
                 give_back()
             laps.end("backward")
             losses.append(loss.detach())

@@ -1,6 +1,8 @@
 """Does a real model learn in simulated worlds, and does what it learned hold on tasks that it was never taught?
 
     python -m tests.examinations.learning.run [functions repairs numbers] [--seeds 0 1 2] [--steps N] [--directory DIR]
+    python -m tests.examinations.learning.run removals --tasks FILE       # FILE: what `ostinato worlds build` made
+    python -m tests.examinations.learning.run --tasksets DIR             # only writes the tasks, to keep a corpus clear of them
 
 For each world and seed: `ostinato train --world` on the taught tasks, then `ostinato worlds run` on the held-out ones, four tries each,
 with the weights of the start and with the last. Intervals of shares have tasks as units; those of changes, families, as tasks of one family
@@ -8,7 +10,8 @@ rise and fall together. Held-out functions are of families that nobody taught. H
 that were taught; the kinds that were not demonstrated are reported by themselves.
 
 functions: one answer, hidden tests. repairs: two answers, between them a check that shows what fails. numbers: questions about a file that
-a Python tool has to answer, after a short start by imitation of some kinds of them. The model is SmolLM2-135M-Instruct throughout.
+a Python tool has to answer, after a short start by imitation of some kinds of them. removals: short bodies that were taken out of real
+packages, after a start by imitation of half of the packages; families are packages. The model is SmolLM2-135M-Instruct throughout.
 Prints a table and writes tests/examinations/results/learning.json. About 10 minutes a world and seed on two idle cores.
 """
 
@@ -29,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import t as student
-from tests.examinations.learning.tool_world import HARNESS, KINDS, demonstrations, tool_tasks
+from tests.examinations.learning import removal_world, tool_world
 
 from ostinato.app.worlds_tasks import function_tasks, repair_tasks
 from ostinato.core.records import PolicyVersion
@@ -43,7 +46,8 @@ from ostinato.worlds.tasks.tasksets import save
 RESULT = Path(__file__).parents[1] / "results" / "learning.json"
 TRIES = 4
 SHOWN = 48
-STEPS = {"functions": 12, "repairs": 12, "numbers": 16}
+STEPS = {"functions": 12, "repairs": 12, "numbers": 16, "removals": 6}
+TASKS = {"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_world.tool_tasks}
 SETTINGS = {
     "listen.port": 0,
     "engine.block": 16,
@@ -55,8 +59,11 @@ SETTINGS = {
     "worlds.epochs": 0,
 }
 """Of every world; each was tried with one seed before and kept for all."""
-NUMBERS = {"worlds.groups": 8}
-"""A rollout there takes several turns: smaller steps."""
+OWN: dict[str, dict[str, Any]] = {
+    "numbers": {"worlds.groups": 8},
+    "removals": {"worlds.groups": 8, "reward.flat_groups": "train"},
+}
+"""Where a rollout takes several turns: smaller steps. Few groups of removals differ: a step does not wait for so many that do."""
 
 
 def words(settings: dict[str, Any]) -> list[str]:
@@ -72,26 +79,46 @@ def ostinato(*argv: str, log: Path) -> float:
     return time.monotonic() - began
 
 
-async def start_of(world: str, place: Path) -> tuple[Path, dict[str, Any]]:
-    """A world's taskset, and the settings that are its own; for numbers the model that comes out of the start by imitation."""
+def write_tasks(world: str, place: Path) -> Path:
+    """The tasks of a world that makes its own, as a file."""
     place.mkdir(parents=True, exist_ok=True)
     file = place / f"{world}.jsonl"
-    save({"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_tasks}[world](), file)
-    if world != "numbers":
+    save(TASKS[world](), file)
+    return file
+
+
+async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, dict[str, Any]]:
+    """A world's taskset, and the settings that are its own; where there is a start by imitation, the model that came out of it."""
+    if world in TASKS:
+        file = write_tasks(world, place)
+    if world in ("functions", "repairs"):
         return file, {}
     boxes = Boxes()
-    shown = place / "shown.jsonl"
-    shown.write_text("\n".join(await demonstrations(boxes, SHOWN)) + "\n")
+    if world == "numbers":
+        tools = tool_world.HARNESS
+        lines = await tool_world.demonstrations(boxes, SHOWN)
+    else:
+        assert tasks is not None
+        tools, taskset = removal_world.HARNESS, removal_world.removal_tasks(tasks)
+        file = tasks.with_name("removals.jsonl")  # beside the layers
+        save(taskset, file)
+        lines = await removal_world.demonstrations(boxes, taskset)
     await boxes.close()
-    model = place / "start"
+    harness = {f"worlds.harness.tools.{name}": value for name, value in tools.items()}
+    return file, {"model.source": str(imitated(world, lines, place)), "model.name": "start", **harness, **OWN[world]}
+
+
+def imitated(world: str, lines: list[str], place: Path) -> Path:
+    """The model after its start by imitation of these lines; made once in a place."""
+    shown, model = place / f"{world}.shown.jsonl", place / f"{world}.start"
+    shown.write_text("\n".join(lines) + "\n")
     if not model.exists():
         settings = words({"train.learning_rate": 3e-5})
         ostinato(
             "train", "--demonstrations", str(shown), "--out", str(model), "--batch", "8", "--epochs", "2", *settings,
-            log=place / "start.log",
+            log=place / f"{world}.start.log",
         )  # fmt: skip
-    harness = {f"worlds.harness.tools.{name}": value for name, value in HARNESS.items()}
-    return file, {"model.source": str(model), "model.name": "start", **harness, **NUMBERS}
+    return model
 
 
 def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, place: Path) -> dict[str, Any]:
@@ -117,7 +144,7 @@ def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, pl
     found |= {"best_first": asdict(before.rates.best), "best_last": asdict(after.rates.best)}
     found["settings"] = {name: str(value) for name, value in sorted((SETTINGS | own).items()) if name != "model.source"}
     kept, _ = read_finished(tried.read_text().splitlines())
-    shown = {kind.name for kind in KINDS if kind.shown} if world == "numbers" else set[str]()
+    shown = {kind.name for kind in tool_world.KINDS if kind.shown} if world == "numbers" else set[str]()
     policies = (before.policy, after.policy)
     found["by_family"] = by_family(kept, policies)
     found["not_demonstrated"] = by_family([each for each in kept if each.family not in shown], policies)
@@ -194,19 +221,29 @@ def _share(mean: ItemMean) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("worlds", nargs="*", default=list(STEPS), choices=[*STEPS, []], metavar="WORLD")
+    parser.add_argument("worlds", nargs="*", default=list(TASKS), choices=[*STEPS, []], metavar="WORLD")
+    parser.add_argument("--tasks", type=Path, default=None, help="of removals: a taskset of `ostinato worlds build`")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
         "--steps", type=int, default=None, help=f"none: {', '.join(f'{n} for {w}' for w, n in STEPS.items())}"
     )
     parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
+    parser.add_argument(
+        "--tasksets", type=Path, default=None, help="write the worlds' own tasks there, and nothing else"
+    )
     given = parser.parse_args()
+    if given.tasksets:
+        for world in TASKS:
+            write_tasks(world, given.tasksets)
+        return
+    if "removals" in given.worlds and given.tasks is None:
+        parser.error("removals needs --tasks FILE: what `ostinato worlds build PACKAGE... --out FILE` made")
     console = Console(width=180)
     found: list[dict[str, Any]] = json.loads(RESULT.read_text()) if RESULT.exists() else []
     with tempfile.TemporaryDirectory() as nowhere:
         place = given.directory or Path(nowhere)
         for world in given.worlds:
-            file, own = asyncio.run(start_of(world, place))
+            file, own = asyncio.run(start_of(world, place, given.tasks))
             for seed in given.seeds:
                 row = train(world, file, own, seed, given.steps or STEPS[world], place)
                 found = [each for each in found if (each["world"], each["seed"]) != (world, seed)] + [row]

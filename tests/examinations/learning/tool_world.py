@@ -6,18 +6,15 @@ sandbox, for a start by imitation: of some kinds of questions only, so that the 
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ostinato.core.conversation import Message, Role, ToolCall
+from tests.examinations.learning.demonstrating import Say, call_of, demonstrated
+
+from ostinato.core.conversation import Message, Role
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Backend
-from ostinato.model.rendering.tool_text import function_schema
-from ostinato.worlds.harness.opening import open_harness
-from ostinato.worlds.harness.rollout import Answered
-from ostinato.worlds.harness.toolbox import tools_named
 from ostinato.worlds.tasks.task import Grading, Split, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
 
@@ -75,11 +72,19 @@ async def demonstrations(backend: Backend, count: int) -> list[str]:
     for number in range(count):
         kind = shown[number % len(shown)]
         task, program = _made(kind, Split.TRAIN, f"demonstration {number}")
-        box = await backend.start(task.spec)
-        rollout = await open_harness("tools", HARNESS).run(task, _Expert(READ + program), box)
-        await box.stop()
-        lines.append(json.dumps({"messages": [_row(each) for each in rollout.messages], "tools": _tools()}))
+        lines.append(await demonstrated(backend, task, HARNESS, _answers(READ + program)))
     return lines
+
+
+def _answers(program: str) -> Say:
+    """Calls the program, then says what it printed."""
+
+    def say(messages: Sequence[Message]) -> Message:
+        if messages[-1].role is Role.TOOL:
+            return Message(role=Role.ASSISTANT, text=messages[-1].text.split("\n")[0])
+        return call_of("python", code=program)
+
+    return say
 
 
 def _task(kind: Kind, part: Split, number: int) -> Task:
@@ -115,37 +120,3 @@ def _answer(program: str, numbers: Sequence[int]) -> str:
     tell: Callable[[object], None] = lambda value: said.append(str(value))  # noqa: E731
     exec(program, {"x": list(numbers), "print": tell})
     return said[0]
-
-
-class _Expert:
-    """Implements `Model`: calls the program, then says what it printed."""
-
-    def __init__(self, program: str) -> None:
-        self._program = program
-
-    async def ask(
-        self, messages: Sequence[Message], tools: Sequence[object] = (), *, max_tokens: int, stop: Sequence[str] = ()
-    ) -> Answered:
-        last = messages[-1]
-        if last.role is Role.TOOL:
-            said = Message(role=Role.ASSISTANT, text=last.text.split("\n")[0])
-        else:
-            call = ToolCall(id="call_0", name="python", arguments=json.dumps({"code": self._program}))
-            said = Message(role=Role.ASSISTANT, calls=(call,))
-        return Answered(turn=f"expert-{len(messages)}:0", message=said, finish="stop", prompt_tokens=0, tokens=1)
-
-
-def _row(message: Message) -> dict[str, object]:
-    row: dict[str, object] = {"role": message.role.value, "content": message.text}
-    if message.calls:
-        row["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.calls
-        ]
-    if message.role is Role.TOOL:
-        row["tool_call_id"] = message.answers
-    return row
-
-
-def _tools() -> list[object]:
-    return [function_schema(tool) for tool in tools_named(OFFERED)]

@@ -2,10 +2,11 @@
 
     python -m tests.examinations.midtraining.run --corpus DIR [--work DIR] [--budgets 65536 262144 1048576] [--source smollm2]
 
-DIR is what `ostinato corpus build stdlib PACKAGES... --out DIR --against SUITES...` made. Each budget is a course of its own from
-the same start, with a schedule of its own, so that each ends at its lowest learning rate. Compute is 6 x parameters x tokens (Kaplan et
-al. 2020, 2001.08361); the fit is least squares of the loss on log10 of it, over the ends of the courses. The models stay in the work
-directory, for what comes after; a run that was stopped goes on where it was. Writes tests/examinations/results/midtraining.json.
+DIR is what `ostinato corpus build stdlib PACKAGES... --out DIR --against SUITES...` made; `learning.run --tasksets` writes the tasks of
+the worlds, for --against. Each budget is a course of its own from the same start, with a schedule of its own, so that each ends at its
+lowest learning rate. Compute is 6 x parameters x tokens (Kaplan et al. 2020, 2001.08361); the fit is least squares of the loss on log10 of
+it, over the ends of the courses. The models stay in the work directory, for `rewards`, which says what they earn; a run that was stopped
+goes on where it was. Writes tests/examinations/results/midtraining.json.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def one(config: Config, args: argparse.Namespace, tokens: int) -> dict[str, Any]
     started = time.perf_counter()
     losses = read_into(config, course_of(args, tokens), out, tell)
     found = {
+        "budget": tokens,
         "tokens": course_of(args, tokens).steps * args.batch_tokens,
         "losses": losses,
         "seconds": time.perf_counter() - started,
@@ -113,6 +115,7 @@ def main() -> None:
     manifest = read_manifest(args.corpus)
     result = {
         "parameters": size,
+        "source": args.source,
         "corpus": {"documents": manifest.documents, "tokens": manifest.tokens, "against": manifest.against},
         "before": courses[0]["losses"][0][1],
         "courses": [

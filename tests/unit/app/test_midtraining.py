@@ -73,6 +73,7 @@ def test_it_learns_what_it_has_not_read_and_the_outcome_is_a_model_directory(pla
     assert losses[-1][1] < 0.8 * losses[0][1]
     assert [each.step for each in told] == list(range(9))
     assert told[5].metrics["tokens"] == 512
+    assert told[-1].epochs == pytest.approx(2 * told[4].epochs)
     PolicyTrainer(tmp_path / "out", TrainConfig(compute="fp32", publish="fp32"))
     assert not (tmp_path / "out.checkpoints").exists()
     with pytest.raises(BadConfig, match="not empty"):
@@ -131,9 +132,24 @@ def test_a_checkpoint_of_another_course_is_not_gone_on_with(place, corpus, tmp_p
     for config, course in [
         (settings(place), a_course(place, learning_rate=1e-3)),
         (settings(place, "train.seed=1"), a_course(place)),
+        (settings(place, "engine.block=64"), a_course(place)),  # another numerics contract
     ]:
         with pytest.raises(BadConfig, match="another course"):
             read_into(config, course, tmp_path / "out", lambda _: None)
+    seen = []
+    read_into(settings(place), a_course(place, keep_every=5), tmp_path / "out", seen.append)
+    assert seen[0].step == 3, "how often a checkpoint is kept may change"
+
+
+def test_the_first_steps_are_small_in_a_short_course_too(place):
+    short = a_course(place)
+    assert short.steps == 8
+    rates = [short.learning_rate_of(step, 2) for step in range(8)]
+    assert rates[0] == pytest.approx(0.5 * short.learning_rate)
+    assert rates[1] == rates[2] == max(rates) == short.learning_rate
+    long = a_course(place, tokens=512 * 400)
+    assert long.learning_rate_of(0, 2) == pytest.approx(long.learning_rate / 20)
+    assert a_course(place, tokens=512).learning_rate_of(0, 2) == short.learning_rate, "one step has no time to rise"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +160,8 @@ def test_a_checkpoint_of_another_course_is_not_gone_on_with(place, corpus, tmp_p
         ({"phases": (Phase(length=1024),), "batch_tokens": 1024}, "context"),
         ({"weights": (1.0, 2.0)}, "--mixture"),
         ({"weights": (-1.0,)}, "--mixture"),
+        ({"weights": (float("nan"),)}, "--mixture"),
+        ({"phases": (Phase(length=64, share=float("inf")),)}, "share"),
         ({"held_out": 0.0}, "--held-out"),
         ({"held_out": 1e-9}, "held out"),
     ],
@@ -185,6 +203,13 @@ async def test_control_tokens_in_a_text_are_text(place, tmp_path):
 async def test_a_source_that_is_none_is_refused():
     with pytest.raises(BadRequest, match="name a package"):
         await open_source("no/such/directory")
+
+
+def test_two_test_files_may_say_the_same(tmp_path):
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text("\ufeff" + json.dumps({"text": "one two three four five six seven eight"}))
+    tested, hashes = read_tests([tmp_path / "one.jsonl", tmp_path / "two.jsonl"], CorpusConfig())
+    assert (len(tested), len(hashes)) == (1, 2)
 
 
 def test_a_test_file_that_says_nothing_is_refused(tmp_path):

@@ -1,16 +1,21 @@
 """A corpus is the same for the same sources, keeps to its bounds, and is refused if anything of it was changed."""
 
 import json
+import re
+import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound
+from ostinato.core.errors import BadConfig, BadRequest, Corrupt, NotFound, StorageFull
 from ostinato.corpus.build import CorpusBuild
 from ostinato.corpus.config import CorpusConfig
 from ostinato.corpus.contamination import OverlapIndex
-from ostinato.corpus.manifest import MANIFEST
+from ostinato.corpus.manifest import MANIFEST, read_manifest
+from ostinato.corpus.order import Phase, held_out
+from ostinato.corpus.reading import CorpusReader
 from ostinato.corpus.shards import ShardSet
 from ostinato.corpus.sources import SourceFiles, archive_source, directory_source, stdlib_source
 
@@ -34,7 +39,8 @@ def build(out, *sources, config=None, tested=None):
 
 
 def source(name, inside, *, permissive=True, licence="MIT"):
-    return SourceFiles(name=name, licence=licence, permissive=permissive, files=inside)
+    files = [(path, lambda most, data=data: data[:most]) for path, data in inside]
+    return SourceFiles(name=name, licence=licence, permissive=permissive, files=files)
 
 
 @pytest.fixture
@@ -101,6 +107,77 @@ def test_nothing_is_written_where_nothing_is_left_or_something_lies(tmp_path, co
     with pytest.raises(BadConfig, match="not empty"):
         build(corpus, source("one", files(2)))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"], "and no half of it stays"
+
+
+def test_of_a_large_file_no_more_is_read_than_shows_that_it_is_large(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("weights.bin", "log.txt"):
+        with (tmp_path / "mine" / name).open("wb") as file:
+            file.truncate(1 << 40)  # a hole: a TiB that takes no space
+    (tmp_path / "mine" / "a.py").write_bytes(files(1)[0][1])
+    made = build(tmp_path / "c", directory_source(tmp_path / "mine"))
+    assert (made.documents, made.left_out) == (1, {"size": 1})
+
+
+def test_a_file_that_cannot_be_read_is_counted(tmp_path):
+    def refused(most):
+        raise PermissionError("no")
+
+    one = source("one", files(1))
+    made = build(tmp_path / "c", replace(one, files=[*one.files, ("b.py", refused)]))
+    assert (made.documents, made.left_out) == (1, {"unreadable": 1})
+
+
+def test_a_path_that_is_no_text_can_be_written_down(tmp_path):
+    tested = OverlapIndex(13, 8)
+    tested.add("suite", [a_file(3)])
+    made = build(tmp_path / "c", source("one", [*files(2), ("m\udcff.py", a_file(3).encode())]), tested=tested)
+    assert [each.path for each in made.refused] == ["m?.py"]
+    assert read_manifest(tmp_path / "c") == made
+
+
+def test_a_full_disk_is_named_and_nothing_half_written_stays(tmp_path):
+    made = CorpusBuild(CorpusConfig(), OverlapIndex(13, 8), lambda t: list(t.encode()), 256)
+    made.take(source("one", files(200)), lambda: None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+        with pytest.raises(StorageFull, match="free some space"):
+            made.write(tmp_path / "c", tokenizer="0" * 64, vocabulary=257, against={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    made.write(tmp_path / "c", tokenizer="0" * 64, vocabulary=257, against={})
+
+
+def test_what_is_measured_is_of_many_files_and_the_same_for_every_seed(tmp_path):
+    build(tmp_path / "c", source("one", files(20)), config=CorpusConfig())
+
+    def held(seed, predictions):
+        reader = CorpusReader(
+            [ShardSet(tmp_path / "c")], [1.0], [Phase(length=128)], batch_tokens=128, steps=4, share=0.4, seed=seed
+        )
+        return reader.held_out(predictions)
+
+    every = held(0, 1 << 20)
+    assert len({bytes(np.array(piece, np.int32)) for piece in every}) == len(every)
+    few = held(0, 1024)
+    assert few == held(1, 1024)
+    assert sum(len(piece) - 1 for piece in few) == 1024
+    names = {name for piece in few for name in re.findall(r"name\d+of", bytes(t for t in piece if t < 256).decode())}
+    assert len(names) >= 4, "one after the other, two would fill it"
+
+
+def test_epochs_are_those_of_the_corpus_that_is_read_most(corpus, tmp_path):
+    build(tmp_path / "small", source("two", files(9, first=50)))
+    sets = [ShardSet(corpus), ShardSet(tmp_path / "small")]
+    reader = CorpusReader(sets, [1.0, 1.0], [Phase(length=128)], batch_tokens=256, steps=4, share=0.4, seed=0)
+    read = sum(
+        int(size) - 1
+        for size, apart in zip(sets[1].sizes_D, held_out(sets[1].digests_D, 0.4), strict=True)
+        if not apart
+    )
+    assert reader.epochs(4 * read) == pytest.approx(2.0)
 
 
 def changed(corpus, change):
@@ -192,6 +269,9 @@ def test_a_directory_is_walked_in_order_and_no_link_is_followed(tmp_path):
     assert (found.licence, found.permissive) == ("own", True)
     (root / "pyproject.toml").write_text('[project]\nlicense = "GPL-3.0-only"\n')
     assert not directory_source(root).permissive
+    for strange in ("project = 3\n", "[project]\nclassifiers = 5\n", f"a = {'[' * 50_000}\n"):
+        (root / "pyproject.toml").write_text(strange)
+        assert not directory_source(root).permissive
     (root / "pyproject.toml").write_text('[project]\nlicense = {text = "MIT"}\n')
     assert directory_source(root).permissive
     (root / "PKG-INFO").write_text("Name: mine\nLicense-Expression: LGPL-2.1-only\n\nLicense-Expression: MIT\n")

@@ -11,17 +11,24 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/decisions/README.md",
-    "docs/guide.md",
     "docs/LOG.md",
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "guide").glob("*.md"))),
 ]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_relative_link_leads_somewhere(name):
     document = ROOT / name
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
-    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
-    assert missing == []
+    links = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", document.read_text())
+    own = [(document.parent / link if link else document, part) for link, part in links if "://" not in link]
+    assert [target for target, _ in own if not target.exists()] == []
+    assert [(target, part) for target, part in own if part and part not in headings(target)] == []
+
+
+def headings(document: Path) -> set[str]:
+    """What a link can name within a document, as GitHub makes it of its headings."""
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_readmes_commands_are_the_makefiles():

@@ -13,7 +13,8 @@ from ostinato.release.metrics.facts import MEANINGS
 from ostinato.reward.asking.loader import load
 from ostinato.testing.records import a_turn
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
+PAGES = sorted((Path(__file__).parents[3] / "docs" / "guide").glob("*.md"))
+GUIDE = "\n".join(page.read_text() for page in PAGES)
 
 
 def block(language: str) -> str:

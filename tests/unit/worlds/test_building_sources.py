@@ -1,6 +1,8 @@
 import hashlib
 import io
+import random
 import tarfile
+import zipfile
 
 import pytest
 from tests.fakes.tiny_package import tiny_files, tiny_sdist
@@ -43,6 +45,61 @@ def test_sizes_are_bounded(monkeypatch):
     monkeypatch.setattr(unpacking, "ALL_BYTES", 15)
     with pytest.raises(TooLarge):
         unpack(tiny_sdist({"a": b"x" * 8, "b": b"x" * 8}), "a.tar.gz")
+
+
+def test_a_header_is_not_held_whatever_size_it_states(monkeypatch):
+    entry = tarfile.TarInfo("top/pax")
+    entry.type, entry.size = tarfile.XHDTYPE, 1 << 40
+    said = 0
+
+    class Endless(io.RawIOBase):
+        def read(self, size=-1):
+            nonlocal said
+            data = entry.tobuf(tarfile.GNU_FORMAT) if not said else bytes(size)
+            said += len(data)
+            return data
+
+    monkeypatch.setattr(unpacking, "_PACKED", ((b"\x1f\x8b", lambda _: Endless()),))
+    with pytest.raises(TooLarge, match="headers"):
+        unpack(b"\x1f\x8b", "a.tar.gz")
+    assert said < 128 << 20
+
+
+def test_a_zip_of_very_many_entries_is_refused_before_they_are_listed(monkeypatch):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for number in range(50):
+            archive.writestr(f"top/{number}/", "")
+    monkeypatch.setattr(unpacking, "MOST_FILES", 24)
+    with pytest.raises(TooLarge, match="24 files"):
+        unpack(buffer.getvalue(), "a.zip")
+
+
+@pytest.mark.parametrize("packed", ["gz", "bz2", "xz", "zip"])
+def test_damage_is_named(packed):
+    text = "".join(f"{number * number}\n" for number in range(3000)).encode()
+    buffer = io.BytesIO()
+    if packed == "zip":
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("top/a\u00fc.py", text)
+    else:
+        with tarfile.open(fileobj=buffer, mode=f"w:{packed}") as archive:
+            entry = tarfile.TarInfo("top/a.py")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    whole, chance = buffer.getvalue(), random.Random(packed)
+    name = "a.zip" if packed == "zip" else f"a.tar.{packed}"
+    assert unpack(whole, name).popitem()[1] == text
+    refused = 0
+    for _ in range(300):
+        data = bytearray(whole[: chance.choice([len(whole), chance.randrange(len(whole))])])
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            unpack(bytes(data), name)
+        except BadRequest:  # TooLarge is one
+            refused += 1
+    assert refused > 100
 
 
 def test_what_is_no_archive_is_refused():

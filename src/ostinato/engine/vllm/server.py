@@ -41,19 +41,23 @@ class WeightDriver(Protocol):
         """The hash of the version that the server says it serves."""
         ...
 
+    async def stage(self, policy: PolicyVersion) -> object:
+        """Have the server fetch and verify a version while it serves. Raises Corrupt, Unavailable."""
+        ...
+
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object]) -> Paused:
         """Load a version; calls `loaded` when it is in and the server has not gone on yet."""
         ...
 
 
 class ServerClient:
-    """A client of one server. `driver` brings it weights; `label` is the version that it serves as far as is known, "" if not.
+    """A client of one server. `driver` brings it weights.
 
     `follows_grammars`: it was started so that it reads our grammars; known once `context` was asked.
     """
 
     def __init__(self, url: str, driver: WeightDriver, *, silence_s: float) -> None:
-        self.url, self.driver, self.label = url.rstrip("/"), driver, ""
+        self.url, self.driver = url.rstrip("/"), driver
         self.follows_grammars = False
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=silence_s),
@@ -88,6 +92,10 @@ class ServerClient:
             )
         self.follows_grammars = settings.reads_lark
         return context
+
+    async def check_health(self) -> None:
+        """Raises Unavailable if it cannot be reached or says that its engine is dead."""
+        await self._ask("/health")
 
     async def tokens(self, body: Mapping[str, Any]) -> AsyncGenerator[WireChoice, None]:
         """New tokens as they are made; closing the generator frees the request. Raises BadRequest, Unavailable."""

@@ -59,6 +59,11 @@ class WireChoice(BaseModel):
         content = self.logprobs.content if self.logprobs is not None else None
         return [entry.logprob for entry in content or []]
 
+    @property
+    def says_something(self) -> bool:
+        """Whether it holds a token or an end."""
+        return bool(self.token_ids) or self.finish_reason is not None
+
     def tops(self, count: int) -> tuple[Tops, ...]:
         """The likeliest tokens in each new one's place; the server tells the sampled one among them, wherever it stands."""
         content = self.logprobs.content if self.logprobs is not None else None

@@ -78,6 +78,23 @@ def check_emptied(config: Config) -> None:
         raise BadConfig(f"run.directory {place} is not empty and not an earlier demo's; give --directory another place")
 
 
+def check_servers(config: Config) -> None:
+    """Raise BadConfig if an engine over servers has too few of them for what the demo loads at once: it would stop releasing half-way."""
+    needed = (
+        "live",
+        "control",
+        "previous",
+        "a candidate",
+        *(("the best",) if config.evaluate.gate.sample_best else ()),
+    )
+    wanted = len(needed) - 1 + config.engine.replicas.get("live", 1)
+    if config.engine.kind == "vllm" and len(config.engine.urls) < wanted:
+        raise BadConfig(
+            f"engine.urls names {len(config.engine.urls)} vLLM servers, and the demo needs {wanted}: each holds one version "
+            f"({', '.join(needed)})"
+        )
+
+
 def empty(place: Path) -> None:
     """Remove what an earlier demo left, but not the locks: who holds one must not lose it."""
     for path in place.iterdir():
@@ -100,6 +117,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
     """
     await check_start(config)
     check_emptied(config)
+    check_servers(config)
     out.mkdir(parents=True, exist_ok=True)
     ends: list[str] = []
 

@@ -117,6 +117,35 @@ def last_third(seen: Observed, start: float, end: float) -> list[Rated]:
     return seen.between(end - (end - start) / 3, end)
 
 
+def mismatch_rows(seen: Observed) -> list[tuple[str, str]]:
+    """How far the trainer's log-probabilities are from those that were sampled with, over all steps: label, value.
+
+    Where the engine keeps the trainer's contract, what the trainer's own weights made is the one group. Otherwise all is foreign, and
+    what the trainer's own weights made of it says what the other arithmetic alone does.
+    """
+    groups = (
+        ("mismatch_", "trainer against engine, same weights"),
+        ("foreign_", "trainer against a foreign engine"),
+        ("foreign_same_", "of these, same weights"),
+    )
+    return [(label, line) for prefix, label in groups if (line := _mismatch(seen, prefix))]
+
+
+def _mismatch(seen: Observed, prefix: str) -> str:
+    steps = [step for step in seen.steps if step.get(f"{prefix}tokens")]
+    tokens = sum(step[f"{prefix}tokens"] for step in steps)
+    if not tokens:
+        return ""
+    if not any(step[f"{prefix}differing"] for step in steps):
+        return f"0 of {tokens:.0f} tokens differ"
+    k3, cut = (
+        sum(step[f"{prefix}{name}"] * step[f"{prefix}tokens"] for step in steps) / tokens
+        for name in ("k3", "truncated")
+    )
+    largest = max(step[f"{prefix}max_abs"] for step in steps)
+    return f"k3 {k3:.2g} nats per token over {tokens:.0f}, at most {largest:.2g} apart, {100 * cut:.2g}% of weights cut"
+
+
 def summary(
     seen: Observed, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
@@ -136,6 +165,7 @@ def summary(
         rows.append(
             ("smallest total loss that the gate can rule out", f"{100 * resolved:.1f} pp, at the spread measured last")
         )
+    rows += mismatch_rows(seen)
     if sizes:
         rows.append(
             (

@@ -83,6 +83,22 @@ class VllmFollower:
         """The root that the server says it serves; another word before the first swap."""
         return str((await self._call("GET", "/weight_info"))["weight_version"])
 
+    async def stage(self, policy: PolicyVersion) -> float:
+        """Have every worker fetch and verify a version beside the serving. Returns the seconds of the slowest.
+
+        Raises Corrupt if the workers refuse it, Unavailable if the server cannot be reached.
+        """
+        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store})
+        workers = await self._ask("ostinato_stage", policy.hash)
+        while any(worker["state"] == "fetching" for worker in workers):
+            await asyncio.sleep(self._poll_s)
+            workers = await self._ask("ostinato_status")
+        refused = [worker for worker in workers if worker["state"] != "ready" or worker["root"] != policy.hash]
+        if refused:
+            why = refused[0].get("error") or f"it is at {refused[0]['state']}"
+            raise Corrupt(f"{policy} is refused by {self._url}, which goes on as it was: {why}")
+        return max(float(worker["seconds"]) for worker in workers)
+
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object] | None = None) -> VllmSwap:
         """Put a version before the server's users. Streams stay open.
 
@@ -95,8 +111,7 @@ class VllmFollower:
                 with what the old weights cached: swap again.
             Conflict: what it serves is not known. It is left paused, because nobody should be answered by it.
         """
-        await self._call("POST", "/init_weight_transfer_engine", {"init_info": self._store})
-        staged_s = await self._stage(policy)
+        staged_s = await self.stage(policy)
         started, known = time.perf_counter(), True
         try:
             await self._call("POST", "/pause?mode=keep&clear_cache=false")
@@ -153,18 +168,6 @@ class VllmFollower:
                 await self._forget()  # it may have ended before it did
             await self._resume()
         return False
-
-    async def _stage(self, policy: PolicyVersion) -> float:
-        """Have every worker fetch and verify the version beside the serving. Returns the seconds of the slowest."""
-        workers = await self._ask("ostinato_stage", policy.hash)
-        while any(worker["state"] == "fetching" for worker in workers):
-            await asyncio.sleep(self._poll_s)
-            workers = await self._ask("ostinato_status")
-        refused = [worker for worker in workers if worker["state"] != "ready" or worker["root"] != policy.hash]
-        if refused:
-            why = refused[0].get("error") or f"it is at {refused[0]['state']}"
-            raise Corrupt(f"{policy} is refused by {self._url}, which goes on as it was: {why}")
-        return max(float(worker["seconds"]) for worker in workers)
 
     async def _load(self, policy: PolicyVersion) -> float:
         """Load the staged version, and verify that every worker and the server's label say so."""

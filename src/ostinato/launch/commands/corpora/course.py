@@ -33,8 +33,11 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
     )  # fmt: skip
     with bar:
         line = bar.add_task("loading the model", total=course.steps)
+        epochs = 0.0
 
         def tell(at: ReadingStep) -> None:
+            nonlocal epochs
+            epochs = at.epochs
             words = [f"step {at.step:>5}"]
             if at.metrics:
                 words += [f"loss {at.metrics['loss']:.4f}", f"{at.metrics['tokens_per_second']:.0f} tokens/s"]
@@ -45,7 +48,7 @@ def read_corpora(config: Config, course: Course, out: Path, console: Console) ->
         losses = read_into(config, course, out, tell)
     (_, before), (_, after) = losses[0], losses[-1]
     console.print(
-        f"{out}: read {course.steps * course.batch_tokens:,} tokens, held-out loss {before:.4f} -> {after:.4f}; "
+        f"{out}: read {course.steps * course.batch_tokens:,} tokens ({epochs:.2f} epochs), held-out loss {before:.4f} -> {after:.4f}; "
         f"use it with --set model.source='{out}'",
         highlight=False,
     )

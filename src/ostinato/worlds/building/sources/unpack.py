@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import IO
 
 from ostinato.core.errors import BadRequest, Corrupt, TooLarge
 
 FILE_BYTES, ALL_BYTES, MOST_FILES = 8 << 20, 64 << 20, 8000
+_HEADERS = 2048  # bytes of a tar that a file may take beside its content
+_PACKED = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
+_DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError, OverflowError, EOFError, OSError,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip
+"""What the standard library raises for an archive that is none, or is damaged."""
 
 
 def check_sha256(data: bytes, digest: str, name: str) -> None:
@@ -39,7 +52,8 @@ def _inside(name: str) -> str:
 
 
 def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:*") as archive:
+    unpacked = next((opened(io.BytesIO(data)) for magic, opened in _PACKED if data.startswith(magic)), io.BytesIO(data))
+    with tarfile.open(fileobj=_Bounded(unpacked), mode="r|") as archive:  # pyright: ignore[reportArgumentType, reportCallIssue]
         for entry in archive:
             if entry.isdir():
                 continue
@@ -52,7 +66,24 @@ def _tar(data: bytes) -> Iterator[tuple[str, bytes]]:
                 yield name, opened.read(FILE_BYTES + 1)
 
 
+class _Bounded:
+    """A tar as it is unpacked, up to a size: an extended header is held whole, whatever length it states."""
+
+    def __init__(self, unpacked: IO[bytes]) -> None:
+        self._unpacked = unpacked
+        self._left = ALL_BYTES + MOST_FILES * _HEADERS
+
+    def read(self, size: int) -> bytes:
+        data = self._unpacked.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLarge("archive: its headers are larger than what it may hold", field="archive")
+        return data
+
+
 def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
+    if data.count(b"PK\1\2") > 2 * MOST_FILES:  # before an object is made of each entry
+        raise TooLarge(f"archive: more than {MOST_FILES} files", field="archive")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for entry in archive.infolist():
             if entry.is_dir() or (entry.external_attr >> 28) == 0xA:  # a symbolic link
@@ -80,7 +111,7 @@ def unpack(data: bytes, name: str) -> dict[str, bytes]:
             files[path] = content
             if total > ALL_BYTES or len(files) > MOST_FILES:
                 raise TooLarge(f"{name}: more than {ALL_BYTES >> 20} MiB or {MOST_FILES} files", field="archive")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except _DAMAGE as error:
         raise BadRequest(f"{name}: not an archive that can be read: {error}", field="archive") from error
     return files
 

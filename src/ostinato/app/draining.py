@@ -1,0 +1,30 @@
+"""Which of the engine's servers get nothing new, as a file in the run's directory: `ostinato drain` writes it, the gateway reads it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ostinato.core.errors import BadRequest
+from ostinato.engine.config import EngineConfig
+
+
+def read_draining(path: Path) -> frozenset[str]:
+    """The URLs; none if there is no file."""
+    try:
+        return frozenset(path.read_text(errors="replace").split())
+    except FileNotFoundError:
+        return frozenset()
+
+
+def write_draining(path: Path, engine: EngineConfig, url: str, *, back: bool) -> frozenset[str]:
+    """Add a server, or take it out again. Returns all that drain then. Raises BadRequest for one that the engine does not have."""
+    known = {each.rstrip("/") for each in engine.urls}
+    url = url.rstrip("/")
+    if engine.kind != "vllm" or url not in known:
+        raise BadRequest(f"{url} is none of engine.urls: {', '.join(sorted(known)) or 'there are none'}", field="url")
+    left = (read_draining(path) - {url}) if back else read_draining(path) | {url}
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text("".join(f"{each}\n" for each in sorted(left)))
+    partial.replace(path)
+    return left

@@ -1,0 +1,183 @@
+"""A serving fleet, a trainer's workers and traffic, step by step. A simulation; pure: the same arguments give the same numbers.
+
+Requests are a fluid: what the replicas cannot carry waits. A request's delay is the backlog over what is carried, and on top the mean wait
+of a queue with that many servers by Sakasegawa's approximation (Annals of the Institute of Statistical Mathematics 29, 1977).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.compute.borrowing.guard import FleetView, GuardRules, lending
+from ostinato.compute.share import ShareRules, moved
+from ostinato.core.errors import BadRequest
+
+ASSUMED = (
+    "traffic is a fluid; requests are alike, and a replica carries the same number of them at every load",
+    "a lent replica samples with the version that it serves; given back, it serves again after `return_s`, and its rollouts are cut off",
+    "lent replicas and the trainer's own workers sample equally fast; a worker that moves does nothing for `switch_s`",
+    "workers move between optimizer steps only; an outage takes replicas that serve, and its end brings them back at once",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFleet:
+    """Replicas of which each carries `carries` requests a second, `slots` at once; `slo_s` is the longest delay that users are promised.
+
+    From `outage_at_s` on, for `outage_s`, `outage` of the replicas are lost. `workers` belong to training and its own sampling.
+
+    Example: ``ServingFleet(replicas=40)``
+    """
+
+    replicas: int = 40
+    carries: float = 5.0
+    slots: int = 64
+    slo_s: float = 2.0
+    return_s: float = 60.0
+    outage: float = 0.15
+    outage_at_s: float = 8 * 86_400.0 + 12 * 3600.0
+    outage_s: float = 7200.0
+    workers: int = 48
+    step_s: float = 600.0
+    switch_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harvest:
+    """What came of it. `violations` are steps of the simulation in which a request waited longer than promised, `late` the share of
+    requests; hours are replica-hours; `share` is sampling's of all compute, `apart` the most that it was off over any `WINDOW_S`.
+    """
+
+    violations: int
+    late: float
+    worst_delay_s: float
+    harvested_h: float
+    idle_h: float
+    preemptions: int
+    most_preemptions_h: int
+    moves: int
+    share: float
+    apart: float
+
+
+WINDOW_S = 6 * 3600.0
+_MEMORY_S = 3600.0  # over which the share that the rules are told is averaged
+
+
+def mean_wait(servers: float, load: float, service_s: float) -> float:
+    """Mean seconds in the queue of `servers` with this load below 1, by Sakasegawa: load^(sqrt(2(c+1)) - 1) / (c (1 - load)) * service."""
+    return load ** (np.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - load)) * service_s
+
+
+class _Run:
+    def __init__(self, fleet: ServingFleet, guard: GuardRules | None, rules: ShareRules, step_s: float) -> None:
+        self.fleet, self.guard, self.rules, self.step_s = fleet, guard, rules, step_s
+        self.lent = 0
+        self.returning: deque[tuple[float, int]] = deque()
+        self.backlog = self.delay = 0.0
+        self.since = -1e18
+        self.lately: deque[tuple[float, float]] = deque()  # (time, rate), rates falling: the first is the highest
+        self.sampling = round(rules.share * fleet.workers)
+        self.observed = rules.share
+        self.moving: list[tuple[float, int]] = []
+        self.moves = 0
+        self.back_at: list[tuple[float, int]] = []
+
+    def serve(self, now: float, rate: float) -> float:
+        """One step of serving. Returns how many replicas' worth of what serves was not needed."""
+        fleet = self.fleet
+        while self.returning and self.returning[0][0] <= now:
+            self.returning.popleft()
+        coming = sum(count for _, count in self.returning)
+        out = fleet.outage_at_s <= now < fleet.outage_at_s + fleet.outage_s
+        lost = round(fleet.outage * fleet.replicas) if out else 0
+        serving = max(1, fleet.replicas - lost - self.lent - coming)
+        capacity = serving * fleet.carries
+        self.backlog = max(0.0, self.backlog + (rate - capacity) * self.step_s)
+        load = min(rate / capacity, 0.999)
+        self.delay = self.backlog / capacity + mean_wait(serving * fleet.slots, load, fleet.slots / fleet.carries)
+        while self.lately and self.lately[-1][1] <= rate:
+            self.lately.pop()
+        self.lately.append((now, rate))
+        if self.guard is not None:
+            self._lend(now, rate, serving, coming)
+        return max(0.0, serving - rate / fleet.carries)
+
+    def _lend(self, now: float, rate: float, serving: int, coming: int) -> None:
+        assert self.guard is not None
+        while self.lately[0][0] < now - self.guard.window_s:
+            self.lately.popleft()
+        share = self.rules.share
+        seen = FleetView(
+            serving=serving,
+            returning=coming,
+            lent=self.lent,
+            rate=rate,
+            highest=self.lately[0][1],
+            delay_s=self.delay,
+            carries=self.fleet.carries,
+            since_s=now - self.since,
+        )
+        change = lending(self.guard, seen, int(share / (1 - share) * self.fleet.workers))
+        self.lent += change
+        if change < 0:
+            self.since = now
+            self.returning.append((now + self.fleet.return_s, -change))
+            self.back_at.append((now, -change))
+
+    def train(self, now: float) -> tuple[float, float]:
+        """One step of the workers. Returns how many sample and how many train, lent replicas among them."""
+        fleet = self.fleet
+        self.moving = [each for each in self.moving if each[0] > now]
+        if now % fleet.step_s < self.step_s:
+            change = moved(self.rules, fleet.workers, self.sampling, self.lent, self.observed)
+            if change:
+                self.sampling += change
+                self.moves += abs(change)
+                self.moving.append((now + fleet.switch_s, change))
+        sampling = self.sampling - sum(change for _, change in self.moving if change > 0) + self.lent
+        training = fleet.workers - self.sampling + sum(change for _, change in self.moving if change < 0)
+        blend = self.step_s / _MEMORY_S
+        self.observed += blend * (sampling / max(1, sampling + training) - self.observed)
+        return float(sampling), float(training)
+
+
+def simulate_lending(
+    fleet: ServingFleet, guard: GuardRules | None, rules: ShareRules, rate_T: NDArray[np.float64], step_s: float
+) -> Harvest:
+    """Run the traffic: requests a second, a value for each step [T]. `guard` None: nothing is lent.
+
+    Raises BadRequest for a fleet of nothing.
+    """
+    if min(fleet.replicas, fleet.workers) < 1 or not 0 < rules.share < 1:
+        raise BadRequest("a fleet has at least one replica and one worker, and a share lies between 0 and 1")
+    run = _Run(fleet, guard, rules, step_s)
+    delay_T, lent_T, free_T, sampling_T, training_T = (np.zeros(len(rate_T)) for _ in range(5))
+    for at, rate in enumerate(rate_T.tolist()):
+        now = at * step_s
+        free_T[at] = run.serve(now, rate)
+        delay_T[at], lent_T[at] = run.delay, run.lent
+        sampling_T[at], training_T[at] = run.train(now)
+    late_T = delay_T > fleet.slo_s
+    hours = np.zeros(int(len(rate_T) * step_s // 3600) + 1, dtype=int)
+    for now, count in run.back_at:
+        hours[int(now // 3600)] += count
+    width = max(1, min(len(rate_T), round(WINDOW_S / step_s)))
+    window_T = np.convolve(sampling_T, np.ones(width), "valid")
+    whole_T = np.convolve(sampling_T + training_T, np.ones(width), "valid")
+    return Harvest(
+        violations=int(late_T.sum()),
+        late=float(rate_T[late_T].sum() / rate_T.sum()) if rate_T.sum() else 0.0,
+        worst_delay_s=float(delay_T.max()),
+        harvested_h=float(lent_T.sum() * step_s / 3600),
+        idle_h=float(free_T.sum() * step_s / 3600),
+        preemptions=int(sum(count for _, count in run.back_at)),
+        most_preemptions_h=int(hours.max()),
+        moves=run.moves,
+        share=float(sampling_T.sum() / (sampling_T + training_T).sum()),
+        apart=float(np.abs(window_T / whole_T - rules.share).max()),
+    )

@@ -1,0 +1,282 @@
+"""A cycle by phase: machines, bytes, seconds, money, and what is full first. Pure.
+
+Lanes work side by side, the phases of a lane one after another. A lane's load is the share of a cycle in which it works, at the peak for
+lanes that serve. Machines that the description leaves open are as many as the load allows; of the other lanes the one with the highest
+load is the first bottleneck: it is full when a cycle is shortened by 1/load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ostinato.compute.plan.description import Description, PlannedRegion
+from ostinato.compute.plan.roofline import (
+    Need,
+    decoded,
+    dispatched,
+    least_replica,
+    planned_work,
+    prefilled,
+    roofline,
+    room,
+)
+from ostinato.compute.work import causal_pairs
+from ostinato.core.errors import BadConfig
+
+NOT_COUNTED = (
+    "norms, activations, drawing tokens, the embedding's lookup; work that speculation or a failed answer wastes",
+    "in training: time in which a pipeline waits, and gradients between replicas of the trainer; weights stay, tokens travel",
+    "requests to the bucket and what lies in it; `ostinato weights plan` has both. Machines without accelerators: gateways, log, sandboxes",
+    "experts are all as likely; prefill, decode and training reach the shares of the peaks that are listed, at every size",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """One version on its way, from the weight store's own plan: bytes of its delta; seconds to code it and to send it to the bucket; and by
+    region seconds on the line and on the cores.
+
+    Example: ``Delivery(bytes=1e10, encode_s=3.0, upload_s=28.0, regions={"europe": (28.0, 2.0)})``
+    """
+
+    bytes: float
+    encode_s: float
+    upload_s: float
+    regions: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPhase:
+    """What one phase takes in a cycle. `bytes` are read from memory, or sent if it is `by` a line; `money` is for the time it computes."""
+
+    lane: str
+    name: str
+    machines: int
+    flops: float
+    bytes: float
+    seconds: float
+    money: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Phases that wait for each other. `idle` is the money for its machines in the rest of the cycle; `open`: the description left their
+    number open.
+    """
+
+    name: str
+    machines: int
+    load: float
+    idle: float
+    open: bool
+    phases: tuple[PlannedPhase, ...]
+
+    @property
+    def widest(self) -> PlannedPhase:
+        """The phase that takes longest."""
+        return max(self.phases, key=lambda phase: phase.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CyclePlan:
+    """The answers. `lag` is, by region, the time from a step's end until its version answers there, evaluation not counted."""
+
+    lanes: tuple[Lane, ...]
+    lag: Mapping[str, float]
+    bottleneck: Lane
+
+    @property
+    def machines(self) -> int:
+        """All of them."""
+        return sum(lane.machines for lane in self.lanes)
+
+    @property
+    def money(self) -> float:
+        """Of a cycle, idle machines and egress included."""
+        return sum(lane.idle + sum(phase.money for phase in lane.phases) for lane in self.lanes)
+
+
+def plan_cycle(told: Description, delivery: Delivery) -> CyclePlan:
+    """Everything that follows from the description. Raises BadConfig that names the field where something does not fit."""
+    _check_classes(told)
+    serving = {name: _serving(told, name) for name in told.regions}
+    replicas = {name: serving[name].machines // region.replica for name, region in told.regions.items()}
+    follow = {name: _following(told, name, delivery, replicas[name]) for name in told.regions}
+    lanes = (*serving.values(), _training(told), _evaluation(told), _publication(told, delivery), *follow.values())
+    fixed = [lane for lane in lanes if not lane.open]
+    ahead = delivery.encode_s + delivery.upload_s
+    return CyclePlan(
+        lanes=lanes,
+        lag={name: ahead + sum(each.seconds for each in follow[name].phases) / told.training.steps for name in follow},
+        bottleneck=max(fixed, key=lambda lane: lane.load),
+    )
+
+
+def _check_classes(told: Description) -> None:
+    users = {"training": told.training, "evaluation": told.evaluation}
+    for name, user in (users | {f"regions.{name}": region for name, region in told.regions.items()}).items():
+        if user.hardware not in told.hardware:
+            known = ", ".join(told.hardware)
+            raise BadConfig(f"{name}.hardware: no class {user.hardware!r} in hardware; there are: {known}")
+
+
+def _phase(
+    told: Description, lane: str, name: str, need: Need, compute: float, hardware: str, machines: int
+) -> PlannedPhase:
+    on = told.hardware[hardware]
+    bound = roofline(need, on, told.reached, compute)
+    return PlannedPhase(
+        lane=lane,
+        name=name,
+        machines=machines,
+        flops=need.flops,
+        bytes=need.wire if bound.by == "network" else need.memory,
+        seconds=bound.seconds / (machines * on.accelerators),
+        money=bound.seconds / 3600 * on.price,
+        by=bound.by,
+    )
+
+
+def _lane(
+    told: Description, name: str, phases: Sequence[PlannedPhase], hardware: str, *, peak: float = 1.0, is_open: bool
+) -> Lane:
+    on, machines, cycle = told.hardware[hardware], phases[0].machines, told.turns.hours * 3600
+    seconds = sum(phase.seconds for phase in phases)
+    idle = max(0.0, cycle - seconds) / 3600 * machines * on.accelerators * on.price
+    return Lane(
+        name=name, machines=machines, load=seconds * peak / cycle, idle=idle, open=is_open, phases=tuple(phases)
+    )
+
+
+def _answering(
+    told: Description, where: str, region: PlannedRegion, turns: float
+) -> tuple[tuple[str, Need, float], ...]:
+    """(name, need, share of the peak) of prefill and decode for so many turns."""
+    on, at = told.hardware[region.hardware], min(told.training.copies, region.replica - 1)
+    held = room(told.model, told.turns, on, told.reached, region.replica)
+    if held < 1:
+        least = least_replica(told.model, told.turns, on, told.reached)
+        raise BadConfig(f"{where}: {region.replica} machines have no room for the model and one answer; {least} have")
+    batch = min(float(region.batch), held)
+    return (
+        ("prefill", prefilled(told.model, told.turns, region.chunk, at) * turns, told.reached.prefill),
+        ("decode", decoded(told.model, told.turns, batch, at) * turns, told.reached.decode),
+    )
+
+
+def learned_turns(told: Description) -> float:
+    """Turns that a cycle learns from."""
+    return told.turns.tokens / (told.turns.prompt + told.turns.answer)
+
+
+def _serving(told: Description, name: str) -> Lane:
+    region = told.regions[name]
+    on, lane = told.hardware[region.hardware], f"serve {name}"
+    part = region.share / sum(each.share for each in told.regions.values())
+    work = _answering(told, f"regions.{name}.replica", region, learned_turns(told) * told.turns.served * part)
+    machines = region.machines
+    if not machines:
+        seconds = sum(roofline(need, on, told.reached, compute).seconds for _, need, compute in work)
+        replicas = (
+            seconds * told.turns.peak / (told.turns.hours * 3600 * told.reached.busy * on.accelerators * region.replica)
+        )
+        machines = max(1, math.ceil(replicas)) * region.replica
+    if machines % region.replica:
+        raise BadConfig(f"regions.{name}.machines: {machines} are not a multiple of replica, {region.replica}")
+    phases = [_phase(told, lane, what, need, compute, region.hardware, machines) for what, need, compute in work]
+    return _lane(told, lane, phases, region.hardware, peak=told.turns.peak, is_open=not region.machines)
+
+
+def trained(told: Description) -> tuple[tuple[str, Need], ...]:
+    """(name, need) of the trainer's phases in a cycle; what turns share is computed once, and answers alone are scored."""
+    turns, model, training = told.turns, told.model, told.training
+    new, old = turns.prompt * (1 - turns.cached) + turns.answer, turns.prompt * turns.cached
+    one = Need(
+        flops=planned_work(model).forward(new, causal_pairs(new, old), 0),
+        wire=new * dispatched(model, training.copies),
+    )
+    forward = one * learned_turns(told)
+    back = Need(flops=2 * forward.flops, wire=forward.wire) + forward * training.recomputed
+    return (
+        ("forward", forward),
+        ("backward", back),
+        ("reference", forward * training.references),
+        ("optimizer", Need(memory=training.step_bytes * model.parameters * training.steps)),
+    )
+
+
+def _training(told: Description) -> Lane:
+    training = told.training
+    on, work = told.hardware[training.hardware], trained(told)
+    fits = training.state_bytes * told.model.parameters / (on.accelerators * on.memory * told.reached.memory)
+    if 0 < training.machines < fits:
+        raise BadConfig(
+            f"training.machines: {training.machines} machines have no room for the trainer's state; {math.ceil(fits)} have"
+        )
+    seconds = sum(roofline(need, on, told.reached, told.reached.train).seconds for _, need in work)
+    wanted = seconds / (told.turns.hours * 3600 * told.reached.busy * on.accelerators)
+    machines = training.machines or max(1, math.ceil(max(fits, wanted)))
+    phases = [_phase(told, "train", name, need, told.reached.train, training.hardware, machines) for name, need in work]
+    return _lane(told, "train", phases, training.hardware, is_open=not training.machines)
+
+
+def _evaluation(told: Description) -> Lane:
+    asked = told.evaluation
+    # Candidates are asked as people of the first region are: the same replica, batch and lengths.
+    region = next(iter(told.regions.values())).model_copy(update={"hardware": asked.hardware})
+    turns = float(asked.candidates * asked.items * asked.draws * asked.versions)
+    work = _answering(told, "evaluation.hardware", region, turns)
+    machines = asked.replicas * region.replica
+    phases = [_phase(told, "evaluate", what, need, compute, asked.hardware, machines) for what, need, compute in work]
+    return _lane(told, "evaluate", phases, asked.hardware, is_open=False)
+
+
+def _moved(told: Description, lane: str, rows: Sequence[tuple[str, float, float, float, str]]) -> Lane:
+    """A lane without machines of its own, of (name, bytes, seconds, money, by) for one version each."""
+    steps = told.training.steps
+    phases = tuple(
+        PlannedPhase(
+            lane=lane,
+            name=name,
+            machines=0,
+            flops=0.0,
+            bytes=size * steps,
+            seconds=seconds * steps,
+            money=money * steps,
+            by=by,
+        )
+        for name, size, seconds, money, by in rows
+    )
+    load = sum(phase.seconds for phase in phases) / (told.turns.hours * 3600)
+    return Lane(name=lane, machines=0, load=load, idle=0.0, open=False, phases=phases)
+
+
+def _publication(told: Description, delivery: Delivery) -> Lane:
+    whole = told.model.parameters * told.model.weight_bytes
+    return _moved(
+        told,
+        "publish",
+        (
+            ("diff, encode, check", whole, delivery.encode_s, 0.0, "cores"),
+            ("upload", delivery.bytes, delivery.upload_s, 0.0, "line"),
+        ),
+    )
+
+
+def _following(told: Description, name: str, delivery: Delivery, replicas: int) -> Lane:
+    region, (line_s, cores_s) = told.regions[name], delivery.regions[name]
+    on, whole = told.hardware[region.hardware], told.model.parameters * told.model.weight_bytes
+    inside = delivery.bytes * replicas
+    return _moved(
+        told,
+        f"follow {name}",
+        (
+            ("fetch", delivery.bytes, line_s, delivery.bytes / 1e9 * told.publication.egress_per_gb, "line"),
+            ("to each replica", inside, inside * 8 / 1e9 / told.publication.relay_gbit, 0.0, "relays"),
+            ("decode, verify", whole * replicas, cores_s, 0.0, "cores"),
+            ("swap", whole * replicas, whole / (region.replica * on.accelerators * on.load_rate), 0.0, "load"),
+        ),
+    )

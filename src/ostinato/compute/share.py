@@ -1,0 +1,36 @@
+"""Which workers sample and which train, so that sampling gets a set share of compute. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRules:
+    """Sampling shall have `share` of the time of all workers, borrowed ones among them.
+
+    Nothing moves for less than `slack` of a worker (hysteresis), and at most `moves` workers at once.
+
+    Example: ``ShareRules(share=1 / 3)``
+    """
+
+    share: float = 1 / 3
+    slack: float = 0.75
+    moves: int = 4
+
+
+def moved(rules: ShareRules, workers: int, sampling: int, borrowed: float, observed: float) -> int:
+    """How many of `workers` go from training to sampling (negative: back), of which `sampling` sample now.
+
+    Wanted are as many as give the share beside `borrowed` samplers, and more or less of them by what was lately (`observed`, a share)
+    missed. To be asked between two optimizer steps only: so no step loses a worker, and who begins to sample begins with the newest
+    version.
+
+    Example: ``moved(ShareRules(share=0.5), workers=10, sampling=2, borrowed=0, observed=0.5) == 3``
+    """
+    whole = workers + borrowed
+    wanted = rules.share * whole - borrowed + (rules.share - observed) * whole
+    gap = min(float(workers), max(0.0, wanted)) - sampling
+    if abs(gap) < rules.slack:
+        return 0
+    return max(-rules.moves, min(rules.moves, round(gap)))

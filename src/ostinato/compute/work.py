@@ -1,0 +1,120 @@
+"""Operations of a decoder-only transformer, counted from its shape. Pure.
+
+A multiplication and an addition are two operations. Counted are matrix products: projections, attention, experts, routers, the output
+head. Norms, rotations, activations, softmax and the lookup of embeddings are left out, as in the sources: Kaplan et al.,
+arXiv 2001.08361, section 2.1 (2N operations a token forward, 4N backward, and what attention adds with the context), and the PaLM paper,
+arXiv 2204.02311, appendix B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.errors import BadConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWork:
+    """Operations of one forward pass: `body` per token, `head` per token whose successor is scored or drawn, `pair` per pair of a query
+    and a key that it sees, over all layers.
+
+    Example: ``TokenWork(body=6, head=2, pair=4).forward(tokens=10, pairs=55, scored=1) == 282``
+    """
+
+    body: float
+    head: float
+    pair: float
+
+    def forward(self, tokens: float, pairs: float, scored: float) -> float:
+        """Operations of a forward pass over so many tokens, pairs and scored positions."""
+        return self.body * tokens + self.pair * pairs + self.head * scored
+
+    def backward(self, tokens: float, pairs: float, scored: float) -> float:
+        """Operations of its backward pass: each product has a gradient for both of its factors, so twice as many."""
+        return 2 * self.forward(tokens, pairs, scored)
+
+
+def causal_pairs(new: float, before: float = 0.0) -> float:
+    """Pairs of a query and a key that it sees, itself included, when `new` tokens follow `before` that are in the cache.
+
+    Example: ``causal_pairs(3) == 6``; ``causal_pairs(1, 9) == 10``
+    """
+    return new * before + new * (new + 1) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """The shape of a decoder of equal layers: grouped-query attention, then a gated MLP of three matrices or experts of three each.
+
+    `mlp` is the width of the MLP or of one expert, `shared` that of the experts that every token passes; `experts` 0: dense.
+
+    Example: SmolLM2-135M is ``Decoder(layers=30, hidden=576, heads=9, kv_heads=3, head_size=64, mlp=1536, vocabulary=49152)``, with
+    ``token_work().body == 2 * 106_168_320``.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    vocabulary: int
+    experts: int = 0
+    experts_per_token: int = 0
+    shared: int = 0
+
+    def token_work(self) -> TokenWork:
+        """What a token costs. Of the experts only those that it is sent to; the router in full."""
+        attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
+        used = self.experts_per_token if self.experts else 1
+        mlp = 3 * self.hidden * (used * self.mlp + self.shared) + self.hidden * self.experts
+        return TokenWork(
+            body=2.0 * self.layers * (attention + mlp),
+            head=2.0 * self.hidden * self.vocabulary,
+            pair=pair_work(self.layers, self.heads, self.head_size),
+        )
+
+
+def pair_work(layers: int, heads: int, head_size: int) -> float:
+    """Operations per query and key: a dot product and a weighted sum in each head of each layer."""
+    return 4.0 * layers * heads * head_size
+
+
+SUPPORTED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "mixtral", "olmoe", "qwen3_moe"})
+"""Model types, as `config.json` names them, whose layers are what `Decoder` says."""
+
+
+def decoder_of(config: Mapping[str, Any]) -> Decoder:
+    """The shape that a model's `config.json` describes. Raises BadConfig for another architecture or a missing field.
+
+    Example: ``decoder_of(json.loads((model / "config.json").read_text())).token_work()``
+    """
+    kind = config.get("model_type")
+    if kind not in SUPPORTED:
+        raise BadConfig(
+            f"model_type: operations of {kind!r} cannot be counted; of {', '.join(sorted(SUPPORTED))} they can"
+        )
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise BadConfig("mlp_only_layers: operations of a model whose layers differ cannot be counted")
+
+    def read(*names: str) -> int:
+        for name in names:
+            if config.get(name) is not None:
+                return int(config[name])
+        raise BadConfig(f"{names[0]}: missing in the model's config.json")
+
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    heads, hidden = read("num_attention_heads"), read("hidden_size")
+    return Decoder(
+        layers=read("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=read("num_key_value_heads", "num_attention_heads"),
+        head_size=int(config.get("head_dim") or hidden // heads),
+        mlp=read("moe_intermediate_size", "intermediate_size") if experts else read("intermediate_size"),
+        vocabulary=read("vocab_size"),
+        experts=experts,
+        experts_per_token=read("num_experts_per_tok") if experts else 0,
+    )

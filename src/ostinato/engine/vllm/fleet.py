@@ -1,0 +1,273 @@
+"""Which server holds which version, for which slots: versions are brought to servers one after another, failing servers are set aside.
+
+A server that was set aside is looked at again, at growing intervals, and gets its slots' weights before it is asked anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ostinato.core.errors import Conflict, OstinatoError, Unavailable
+from ostinato.core.records import PolicyVersion
+from ostinato.engine.vllm.replica import Replica, candidates, chosen
+from ostinato.engine.vllm.server import ServerClient
+
+_LOG = logging.getLogger(__name__)
+_LOOK_S = 1.0
+_ASK_S = 10.0  # a server that has not said after that what it serves is asked again
+_PAUSES = 1024
+
+
+class Fleet:
+    """The servers and the slots. `want`: slot -> how many servers its version is brought to, 1 where nothing is said.
+
+    `draining()` names the servers, by URL, that get nothing new. `lost` hears of a replica of which nobody knows what it
+    holds. `running()` counts the open samples of each replica.
+
+    Example: ``await fleet.load("live", policy)``
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerClient],
+        want: Mapping[str, int],
+        draining: Callable[[], Collection[str]],
+        running: Callable[[], Counter[Replica]],
+        lost: Callable[[Replica], None],
+    ) -> None:
+        self.replicas = [Replica(server) for server in servers]
+        self.slots: dict[str, PolicyVersion] = {}
+        self.swaps = 0
+        self.pauses: list[float] = []
+        self._want, self._draining, self._running, self._lost = want, draining, running, lost
+        self._loading = asyncio.Lock()
+
+    def candidates(self, slot: str) -> list[Replica]:
+        """Who may be asked something new of a slot. Raises Unavailable if nobody."""
+        found = candidates(slot, self.replicas)
+        if not found:
+            urls = ", ".join(each.server.url for each in self.replicas if slot in each.slots)
+            raise Unavailable(f"no vLLM server of {slot!r} can be asked now ({urls or 'none'}); try again in a moment.")
+        return found
+
+    def policy_of(self, replica: Replica, slot: str) -> PolicyVersion:
+        """The version that a replica's tokens are made by, under the number that the slot knows it by."""
+        own = self.slots.get(slot)
+        assert replica.policy is not None, "nobody is sent to a server without a version"
+        return own if own is not None and own.hash == replica.policy.hash else replica.policy
+
+    async def load(self, slot: str, policy: PolicyVersion) -> tuple[float, list[Replica]]:
+        """Bring a version to a slot's servers: each fetches it while it serves, then they change over one after another.
+
+        Returns the longest pause and the replicas. One that cannot be reached is set aside and gets the version later. Raises as
+        `VllmEngine.load`.
+        """
+        async with self._loading:
+            self._read_draining()
+            found = chosen(slot, policy.hash, self.replicas, self._want.get(slot, 1), self._running())
+            if not found:
+                raise Unavailable(
+                    f"each of the {len(self.replicas)} vLLM servers holds another slot's version or drains; add one to engine.urls for "
+                    f"{slot!r}"
+                )
+            pause_s = await self._roll(slot, policy, found)
+        return pause_s, found
+
+    def unload(self, slot: str) -> None:
+        """Nobody stands for the slot any more; the servers keep their weights."""
+        self.slots.pop(slot, None)
+        for replica in self.replicas:
+            replica.slots.discard(slot)
+
+    async def keep(self) -> None:
+        """Look after each server by itself, until cancelled: one that hangs keeps no other from its weights."""
+        async with asyncio.TaskGroup() as group:
+            for replica in self.replicas:
+                group.create_task(self._keep(replica))
+
+    # ---- a version comes
+
+    async def _roll(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> float:
+        waiting, failed = await self._staged([each for each in found if not each.holds(policy.hash)], policy)
+        waiting.sort(key=lambda replica: bool(replica.slots))  # a free one first: nobody waits for it
+        ready = [each for each in found if each.holds(policy.hash)]
+        pause_s = 0.0
+        while waiting:
+            replica = waiting.pop(0)
+
+            def arrived(replica: Replica = replica) -> None:
+                replica.slots.add(slot)
+                if not waiting:  # the last one: from here on nobody is answered by another version
+                    self._moved(slot, policy, found)
+
+            try:
+                pause_s = max(pause_s, await self._swap(replica, policy, arrived))
+            except OstinatoError as error:
+                failed = error
+                _LOG.error("%s", error)
+            else:
+                ready.append(replica)
+        if failed is not None and not ready:
+            raise failed
+        for replica in ready:
+            replica.slots.add(slot)
+        self._moved(slot, policy, found)
+        if len(ready) < self._want.get(slot, 1):
+            _LOG.warning("%s is served by %d of %d servers", slot, len(ready), self._want.get(slot, 1))
+        return pause_s
+
+    def _moved(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> None:
+        self.slots[slot] = policy
+        for replica in self.replicas:
+            if replica not in found:
+                replica.slots.discard(slot)
+
+    async def _staged(
+        self, replicas: Sequence[Replica], policy: PolicyVersion
+    ) -> tuple[list[Replica], OstinatoError | None]:
+        """Have all fetch and verify a version beside their serving. Returns those that did, and why others cannot be reached: they are
+        set aside. Raises Corrupt if one refuses: then none was touched.
+        """
+        alone = len(replicas) == 1
+        results = await asyncio.gather(
+            *(self._stage(each, policy, alone=alone) for each in replicas), return_exceptions=True
+        )
+        done = list[Replica]()
+        lost: OstinatoError | None = None
+        for replica, result in zip(replicas, results, strict=True):
+            if isinstance(result, Unavailable):
+                replica.set_aside()
+                lost = result
+                _LOG.error("%s", result)
+            elif result is not None:
+                raise result
+            else:
+                done.append(replica)
+        return done, lost
+
+    async def _stage(self, replica: Replica, policy: PolicyVersion, *, alone: bool) -> None:
+        if not alone:
+            await self._served(replica)  # one that hangs must not hold up the others
+        await replica.server.driver.stage(policy)
+
+    async def _swap(self, replica: Replica, policy: PolicyVersion, loaded: Callable[[], object]) -> float:
+        """Bring a version to a server; returns the pause. `loaded` is called when no token of the old one can come any more."""
+
+        def arrived() -> None:
+            replica.policy, replica.sure = policy, False  # until the driver says that all went well
+            loaded()
+
+        replica.swapping = True
+        try:
+            swap = await replica.server.driver.swap(policy, arrived)
+        except BaseException as error:
+            replica.set_aside()
+            if isinstance(error, Conflict):
+                self._lose(replica)
+            raise
+        finally:
+            replica.swapping = False
+        replica.well = replica.sure = True
+        self.swaps += 1
+        self.pauses = [*self.pauses, swap.pause_s][-_PAUSES:]
+        return swap.pause_s
+
+    def _lose(self, replica: Replica) -> None:
+        """Nobody knows what it holds: it stands for nothing, and a slot for which nobody else stands is empty."""
+        slots, replica.slots, replica.policy = replica.slots, set[str](), None
+        for slot in slots:
+            if not any(slot in each.slots for each in self.replicas):
+                self.slots.pop(slot, None)
+        self._lost(replica)
+
+    # ---- looking after a server
+
+    async def _keep(self, replica: Replica) -> None:
+        """What fails is said once and tried again."""
+        said, missed = "", 0
+        while True:
+            if replica.well:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(replica.woken.wait(), _LOOK_S)
+            replica.woken.clear()
+            if not replica.well:
+                await asyncio.sleep(replica.patience(_LOOK_S))
+            try:
+                self._read_draining()
+                await self._look(replica)
+                said, missed = "", 0
+            except Exception as error:  # noqa: BLE001 (whatever a server answers, the next look may find it well)
+                known = isinstance(error, OstinatoError)
+                words = str(error) if known else f"{replica.server.url}: {error!r}"
+                if said != words:
+                    _LOG.error("%s", words, exc_info=None if known else error)
+                # one that is slow may answer its streams all the same: those that it lets hang speak for themselves
+                slow = isinstance(error.__cause__, TimeoutError)
+                said, missed = words, missed + (not slow)
+                if missed > 1 or not replica.well:
+                    replica.set_aside()
+
+    async def _look(self, replica: Replica) -> None:
+        """See that it answers, then that it has the version of its slots, or of a slot that is short of servers."""
+        self._leave_surplus(replica)
+        held, seen = self._due(replica), replica.state
+        if held is None and replica.well:
+            return
+        served = await self._served(replica)
+        if not replica.well:
+            await replica.server.check_health()
+        if held is None:
+            replica.well = replica.well or replica.state == seen  # unless it failed again meanwhile
+            return
+        slot, policy = held
+        if replica.ended_with(policy.hash) and served == policy.hash:
+            if (self._due(replica), replica.state) == (held, seen):
+                replica.well = True
+                replica.slots.add(slot)
+            return
+        async with self._loading:
+            if (self._due(replica), replica.state) != (held, seen):
+                return  # it was given something meanwhile: what it said is old
+            why = f"serves {served}" if served != policy.hash else "did not end its last swap well"
+            _LOG.warning("%s %s: it is given %s again", replica.server.url, why, policy)
+            await self._swap(replica, policy, lambda: replica.slots.add(slot))
+
+    def _due(self, replica: Replica) -> tuple[str, PolicyVersion] | None:
+        """A slot, and the version of it that the server should serve; None if it stands for nothing and is not needed."""
+        for slot, policy in self.slots.items():
+            if slot in replica.slots:
+                return slot, policy
+        if replica.slots or not replica.usable:
+            return None
+        return next(((slot, policy) for slot, policy in self.slots.items() if self._short(slot)), None)
+
+    def _short(self, slot: str) -> bool:
+        return len(self._usable(slot)) < self._want.get(slot, 1)
+
+    def _usable(self, slot: str) -> list[Replica]:
+        return [each for each in self.replicas if slot in each.slots and each.usable]
+
+    def _leave_surplus(self, replica: Replica) -> None:
+        """A slot that found another server while this one was away has enough of them."""
+        if not replica.usable:
+            replica.slots -= {
+                slot
+                for slot in replica.slots
+                if len(self._usable(slot)) >= self._want.get(slot, 1) and slot in self.slots
+            }
+
+    async def _served(self, replica: Replica) -> str:
+        try:
+            async with asyncio.timeout(_ASK_S):
+                return await replica.server.driver.served()
+        except TimeoutError as error:
+            raise Unavailable(f"{replica.server.url} does not say what it serves; is the vLLM server well?") from error
+
+    def _read_draining(self) -> None:
+        names = {url.rstrip("/") for url in self._draining()}
+        for replica in self.replicas:
+            replica.draining = replica.server.url in names

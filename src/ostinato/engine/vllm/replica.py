@@ -1,0 +1,93 @@
+"""What is known of one server: for which slots it stands, which version it holds, and whether it can be asked. No IO."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ostinato.core.records import PolicyVersion
+from ostinato.engine.vllm.server import ServerClient
+
+_LONGEST_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One server. It stands for `slots`, which hold the same version: requests for them may go there.
+
+    `policy`: what its tokens are made by, None before the first. `sure`: the last change of weights ended well. `well`: it may be asked;
+    otherwise it was set aside, after `failures` in a row. `swapping`: it is being given a version. `draining`: it gets nothing new.
+    `woken`: there is something to look at.
+
+    Example: ``Replica(ServerClient("http://10.0.0.5:8000", driver, silence_s=300.0))``
+    """
+
+    server: ServerClient
+    slots: set[str] = field(default_factory=set[str])
+    policy: PolicyVersion | None = None
+    sure: bool = False
+    well: bool = True
+    swapping: bool = False
+    draining: bool = False
+    failures: int = 0
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usable(self) -> bool:
+        """It can be counted on for what is new."""
+        return self.well and not self.draining
+
+    def ended_with(self, hash: str) -> bool:
+        """Whether this was the last version that it was given, and that ended well."""
+        return self.sure and self.policy is not None and self.policy.hash == hash
+
+    def holds(self, hash: str) -> bool:
+        """Whether it serves this version now, and for somebody: one that nobody uses may have been started again unseen."""
+        return bool(self.slots) and self.well and self.ended_with(hash)
+
+    @property
+    def state(self) -> tuple[PolicyVersion | None, bool, bool, int]:
+        """Differs once something happened to it."""
+        return self.policy, self.sure, self.well, self.failures
+
+    def set_aside(self) -> None:
+        """It failed: nothing new goes there until a look finds it well and its weights in place."""
+        self.well = False
+        self.failures += 1
+        self.woken.set()
+
+    def patience(self, look_s: float) -> float:
+        """Seconds until it is looked at again: at once after its first failure, then later and later."""
+        return 0.0 if self.failures < 2 else min(_LONGEST_S, look_s * 2.0 ** min(self.failures - 2, 10))
+
+
+def candidates(slot: str, replicas: Sequence[Replica]) -> list[Replica]:
+    """Who may be asked something new: those that stand for the slot and are well.
+
+    One that is being given a version is passed over while there is another; alone it is asked, and the request waits there. One that
+    drains is asked only while nobody else stands for the slot.
+    """
+    well = [each for each in replicas if slot in each.slots and each.well and each.policy is not None]
+    staying = [each for each in well if not each.draining]
+    return [each for each in staying if not each.swapping] or staying or well
+
+
+def chosen(
+    slot: str, hash: str, replicas: Sequence[Replica], want: int, running: Mapping[Replica, int]
+) -> list[Replica]:
+    """The at most `want` replicas that a version of a slot should be served by, the best first.
+
+    Those that serve it for other slots already, then the slot's own, then free ones, where least is open first; those that are set
+    aside come last, and those that drain never.
+    """
+
+    def rank(replica: Replica) -> tuple[bool, int, int] | None:
+        if replica.draining:
+            return None
+        if replica.slots - {slot}:
+            return (False, 0, 0) if replica.holds(hash) else None
+        return (not replica.well, 1 if replica.slots else 2, 0 if replica.slots else running[replica])
+
+    ranked = [(found, at) for at, each in enumerate(replicas) if (found := rank(each)) is not None]
+    return [replicas[at] for _, at in sorted(ranked)[:want]]

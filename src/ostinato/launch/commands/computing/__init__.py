@@ -1,0 +1,1 @@
+"""What a cycle would take on paper, and what a run's operations went to."""

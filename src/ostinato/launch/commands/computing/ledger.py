@@ -1,0 +1,74 @@
+"""`ostinato compute`: what a run's operations were spent on, from its log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ostinato.app.storage import model_path, open_log
+from ostinato.compute.ledger import OperationLedger
+from ostinato.compute.work import TokenWork, decoder_of
+from ostinato.config import Config
+from ostinato.core.records import Arm, Batch, Turn
+from ostinato.core.seams import Log
+
+RESTS_ON = (
+    "counted from lengths in the log, not measured: matrix products and attention, forward once and backward twice",
+    "a turn that goes on from another is taken to find that one's tokens in the cache, in serving and, within a step, in training",
+    "what else was computed is not in the log: prompts that others share, recomputation, drift and reference passes, steps taken again",
+)
+
+
+async def show_compute(config: Config, console: Console, *, machine: bool) -> None:
+    """Print the ledger. Raises NotFound if the run does not exist, BadConfig for a model whose operations cannot be counted."""
+    shape = json.loads((model_path(config) / "config.json").read_text(encoding="utf-8"))
+    with open_log(config) as log:
+        found = await fill(log, decoder_of(shape).token_work())
+    if machine:
+        said = {**asdict(found), "sampling_of_all": found.of_all, "sampling_per_training": found.per_training}
+        console.out(json.dumps({**said, "rests_on": RESTS_ON}), highlight=False)
+        return
+    table = Table("phase", "operations", "share", box=None, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name, count in asdict(found).items():
+        table.add_row(name, f"{count:.3e}", f"{100 * count / found.total if found.total else 0:.1f}%")
+    console.print(table)
+    per = "no step yet" if found.per_training is None else f"{found.per_training:.3f} for each operation of training"
+    console.print(
+        f"on sampling: {100 * found.of_all:.1f}% of all; {per} (a third was published in both senses)", highlight=False
+    )
+    for line in RESTS_ON:
+        console.print(Text(line, "dim"), soft_wrap=True)
+
+
+async def fill(log: Log, work: TokenWork) -> OperationLedger:
+    """The ledger of a whole log. What people's turns of a model outside took is not ours, and turns that were erased have no lengths."""
+    ledger, lengths = OperationLedger(), dict[str, tuple[int, int, str | None]]()
+    async for _, row in log.read(0, {Turn, Batch}):
+        if isinstance(row, Turn):
+            if row.arm is Arm.OUTSIDE or row.redacted:
+                continue
+            prompt, answer = len(row.prompt_ids), len(row.sampled_ids)
+            before = lengths.get(row.parent or "")
+            cached = 0 if before is None else min(prompt - 1, before[0] + before[1])
+            lengths[row.id] = (prompt, answer, row.parent)
+            ledger = ledger.served(work, prompt, max(0, cached), answer, evaluation=row.arm is Arm.EVAL)
+        elif isinstance(row, Batch):
+            inside = set(row.turns)
+            taken = [lengths[turn] for turn in row.turns if turn in lengths]
+            ledger = ledger.stepped(
+                work,
+                [
+                    (
+                        prompt,
+                        min(prompt, sum(lengths[parent][:2])) if parent in inside and parent in lengths else 0,
+                        answer,
+                    )
+                    for prompt, answer, parent in taken
+                ],
+            )
+    return ledger

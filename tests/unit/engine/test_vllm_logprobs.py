@@ -1,0 +1,78 @@
+"""vLLM's processed log-probabilities mean what ours mean, for the same logits, wherever a turn may be learned from.
+
+Ours: softmax of the edited logits over the temperature, before any nucleus is cut (`engine.embedded.sampler.draw`).
+"""
+
+import numpy as np
+import pytest
+import torch
+from tests.fakes.vllm_engine import vllm_engine
+from tests.fakes.vllm_tokens import TokenVllm
+from tests.unit.engine.test_vllm import ask, collect, version
+
+from ostinato.core.records import Sampling
+from ostinato.model.logit_edits import LogitEditor, edit_logits
+from ostinato.model.logprobs import RowSoftmax
+from ostinato.testing.engine import VOCAB_SIZE
+
+SCRIPT = "abracadabra, abracadabra"
+
+
+def logits(place):
+    return np.random.default_rng(place).normal(0.0, 3.0, VOCAB_SIZE).astype(np.float32)
+
+
+def ours(sampling, ids):
+    """What the embedded engine records for these tokens."""
+    editor, found = LogitEditor.of(sampling, None), []
+    for place, token in enumerate(ids):
+        row_1V = torch.from_numpy(logits(place))[None].clone()
+        if editor is not None:
+            edit_logits(row_1V, {0: editor.edit()})
+            editor.take(token)
+        normal = RowSoftmax.of(row_1V, torch.tensor([sampling.temperature or 1.0]))
+        found.append(float(normal.logprobs(np.array([token]))))
+    return found
+
+
+async def told(**sampling):
+    fake = TokenVllm(SCRIPT)
+    fake.logits = logits
+    async with vllm_engine(fake) as engine:
+        await engine.load("live", version(1))
+        chunks = await collect(engine, ask(max_tokens=12, **sampling))
+    return [i for chunk in chunks for i in chunk.ids], [value for chunk in chunks for value in chunk.logprobs]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 1.7},
+        {"temperature": 0.0},
+        {"temperature": 0.0, "top_p": 0.5},
+        {"temperature": 0.8, "logit_bias": ((97, 2.5), (98, -4.0), (5, 30.0))},
+        {"temperature": 0.8, "presence_penalty": 1.5, "frequency_penalty": -0.75},
+        {"temperature": 1.2, "presence_penalty": -2.0, "frequency_penalty": 2.0, "logit_bias": ((97, -1.0),)},
+    ],
+)
+async def test_temperature_biases_and_penalties_mean_the_same(sampling):
+    ids, values = await told(**sampling)
+    assert len(ids) == 12
+    assert values == pytest.approx(ours(Sampling(**({"max_tokens": 12} | sampling)), ids), abs=2e-5)
+
+
+async def test_a_nucleus_does_not_mean_the_same_which_is_why_such_turns_are_held_back(monkeypatch):
+    """Likely tokens, so that they lie within the nucleus: vLLM's numbers are higher by the logarithm of its mass, ours are not cut."""
+    kept = logits
+
+    def favoured(place):
+        row_V = kept(place).copy()
+        row_V[SCRIPT.encode()[place]] = 12.0
+        return row_V
+
+    monkeypatch.setitem(globals(), "logits", favoured)
+    ids, values = await told(temperature=1.0, top_p=0.5)
+    apart = np.array(values) - ours(Sampling(max_tokens=12, temperature=1.0), ids)
+    assert (apart > 1e-3).all()
