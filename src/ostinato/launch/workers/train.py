@@ -28,7 +28,6 @@ from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
-from ostinato.train import checkpoint
 from ostinato.weights.version.content import version_ref, weights_root
 
 logger = logging.getLogger(__name__)
@@ -65,10 +64,8 @@ class TrainWorker:
     async def resume(self) -> None:
         """Load the last checkpoint and take the recorded steps after it again, with the recorded credits."""
         parts = self.parts
-        found = await asyncio.to_thread(checkpoint.load, self._run.home.checkpoints)
-        if found is not None:
-            parts.trainer.restore(found)
-            logger.info("resumed at step %d", found.step)
+        if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
+            logger.info("resumed at step %d", parts.trainer.step_count)
         named = await parts.released.candidate()
         parts.candidates.last = await self._present() or named or parts.released.live
         async with parts.candidates.repeating(named):
@@ -102,9 +99,8 @@ class TrainWorker:
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
                     await parts.stored.settle()  # what a checkpoint is past is never published again
-                    state = replace(parts.trainer.state(), cursor=self._run.log.newest())
-                    keep = self._settings.keep_checkpoints
-                    await asyncio.to_thread(checkpoint.save, self._run.home.checkpoints, state, keep=keep)
+                    cursor, keep = self._run.log.newest(), self._settings.keep_checkpoints
+                    await asyncio.to_thread(parts.trainer.save, self._run.home.checkpoints, cursor=cursor, keep=keep)
                 await parts.desk.save()
 
     @contextlib.contextmanager
