@@ -21,6 +21,7 @@ from ostinato.core.weights import Weights
 from ostinato.model.tensors import bytes_of, named_tensors, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.norm import sum_of_squares
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -102,7 +103,7 @@ class Masters:
 
     def grad_norm(self) -> float:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
-        return float(torch.linalg.vector_norm(self.grads))
+        return float(sum_of_squares([self.grads]).sqrt())
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:

@@ -19,6 +19,7 @@ from ostinato.core.weights import WeightArray, Weights
 from ostinato.model.tensors import bytes_of, named_tensors, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.norm import sum_of_squares
 from ostinato.train.pieces import Part
 from ostinato.train.sharding.balance import rows_of
 from ostinato.train.sharding.group import RankGroup
@@ -82,8 +83,7 @@ class ShardedMasters:
 
     def grad_norm(self) -> float:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
-        squares = [torch.linalg.vector_norm(grad).double() ** 2 for grad in self._grads().values()]
-        total = torch.stack(squares).sum().view(1) if squares else torch.zeros(1, dtype=torch.float64)
+        total = sum_of_squares(self._grads().values()).view(1)
         return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays one
 
     @torch.no_grad()
