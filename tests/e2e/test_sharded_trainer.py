@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tests.e2e.sharded_runs import CONFIG, batches, difference, equal, gradients, masters
@@ -18,7 +19,7 @@ from ostinato.model.load import load_model, weights_of
 from ostinato.testing.tiny import tiny_model
 from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
-from ostinato.train.sharding.trainer import ShardedTrainer
+from ostinato.train.sharding.trainer import ShardedTrainer, _meeting_place
 from ostinato.train.trainer import PolicyTrainer
 
 torch.set_num_threads(1)
@@ -130,3 +131,9 @@ def test_references_are_dealt_out_and_one_that_cannot_be_fetched_is_an_error_of_
     assert together["loss"] == alone["loss"]
     two.go_back(others, 0)
     assert equal(two.weights().weights, others)
+
+
+def test_where_the_ranks_meet_only_this_machine_can_ask():
+    store = _meeting_place(2)
+    listening = [each for each in psutil.Process().net_connections("tcp") if each.laddr.port == store.port]
+    assert {each.laddr.ip for each in listening if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}

@@ -8,6 +8,7 @@ with them and taken again from the last checkpoint.
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -46,7 +47,7 @@ class ShardedTrainer:
     """
 
     def __init__(self, model: Path, config: TrainConfig, contract: Contract | None = None) -> None:
-        store = dist.TCPStore("127.0.0.1", 0, config.ranks, is_master=True, wait_for_workers=False)
+        store = _meeting_place(config.ranks)
         self.others = [
             _start(RankTask(model=model, config=config, contract=contract, rank=rank, port=store.port))
             for rank in range(1, config.ranks)
@@ -167,6 +168,15 @@ class ShardedTrainer:
             f"a rank of the trainer is lost ({why[:200]}; ended so far, with their exit codes: {ended}): the trainer must start again "
             "from the last checkpoint"
         )
+
+
+def _meeting_place(ranks: int) -> dist.TCPStore:
+    """Where the ranks find each other, on the loopback alone: a TCPStore left to itself listens on every address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1", port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
 
 
 def _here(rank: int) -> str:
