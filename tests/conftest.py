@@ -56,4 +56,5 @@ def in_postgres(postgres_server):
     from ostinato.record.config import RecordConfig
 
     namespace = f"log_{next(_SCHEMAS)}"
-    return lambda **settings: RecordConfig(url=postgres_server.url, namespace=namespace, **settings)
+    patient = {"append_s": 60.0}  # the machine may be busy
+    return lambda **settings: RecordConfig(url=postgres_server.url, namespace=namespace, **(patient | settings))

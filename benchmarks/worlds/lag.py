@@ -59,7 +59,7 @@ from ostinato.worlds.tasks.task import Grading, Task, Taskset
 from ostinato.worlds.tasks.tasksets import taskset_of
 
 RESULT = RESULTS / "worlds_lag.json"
-HIDDEN, LAYERS = 256, 4
+HIDDEN, LAYERS = 384, 5
 RATE = 2e-5
 BOUND = 8
 LEAD, WINDOW, CONCURRENCY = 3, 17, 384

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,11 +109,14 @@ def settings(directory: Path, *overrides: str) -> list[str]:
     ]
 
 
-async def start(directory: Path, *overrides: str) -> Run:
+async def start(directory: Path, *overrides: str, names: Sequence[str] | None = None) -> Run:
+    """`names`: only these of the workers."""
     config = load(None, settings(directory, *overrides))
     events, stack = [], contextlib.AsyncExitStack()
     stack.enter_context(hold(home(config).root, "up"))
-    launched = await stack.enter_async_context(launch(config, lambda who, what: events.append((who, what))))
+    launched = await stack.enter_async_context(
+        launch(config, lambda who, what: events.append((who, what)), names=names)
+    )
     try:
         async with asyncio.timeout(180):
             url = await launched.during(ready(launched.home, ("live", "control")))

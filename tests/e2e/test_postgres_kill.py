@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.fakes.postgres_server import started
 
@@ -78,3 +79,26 @@ async def test_what_was_acknowledged_is_there_once_after_kills_of_writers_and_se
     assert [place for place, _ in rows] == list(range(1, 751))
     assert sorted(name for _, name in rows) == sorted(f"w{i}/{n}" for i in range(3) for n in range(250))
     assert all(acknowledged(Path(file)) == set(range(250)) for file in files)
+
+
+async def test_connections_that_an_administrator_cuts_at_random_lose_and_double_nothing(in_postgres, tmp_path):
+    draw, config = random.Random(6), in_postgres(segment_rows=300, append_s=120)
+    PostgresLog.open(config).close()
+    told = config.model_dump_json()
+    files = [tmp_path / f"w{i}" for i in range(3)]
+    readers = [client("follow", told, 600, 0.001) for _ in range(2)]
+    writers = [client("write", told, f"w{i}", 200, 4, 2, file) for i, file in enumerate(files)]
+    theirs = "SELECT pid FROM pg_stat_activity WHERE application_name = 'ostinato' AND pid <> pg_backend_pid()"
+    cut = 0
+    with psycopg.connect(config.url, autocommit=True, application_name="administrator") as connection:
+        while any(writer.poll() is None for writer in writers):
+            pids = connection.execute(theirs).fetchall()
+            if pids:
+                cut += connection.execute("SELECT pg_terminate_backend(%s)", draw.choice(pids)).rowcount
+            await asyncio.sleep(0.05)
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert cut > 3
+    for reader in readers:
+        found = json.loads(reader.communicate()[0])
+        assert (found["newest"], found["different"], found["out_of_order"]) == (600, 600, 0)
+    assert all(acknowledged(file) == set(range(200)) for file in files)

@@ -30,6 +30,7 @@ from ostinato.weights.publish.candidates import Candidates, Overlapped
 from ostinato.weights.publish.publisher import Published, VersionPublisher
 
 if TYPE_CHECKING:
+    from ostinato.train.sharding.trainer import ShardedTrainer
     from ostinato.train.trainer import PolicyTrainer
 
 
@@ -38,7 +39,7 @@ class Learning:
     """What learns. `learner` are the loop's stages over the other parts."""
 
     learner: Learner
-    trainer: PolicyTrainer
+    trainer: PolicyTrainer | ShardedTrainer
     desk: RewardDesk
     source: DeskSource
     released: Released
@@ -87,10 +88,9 @@ def open_learning(
     `open_desk`.
     """
     from ostinato.train.stepper import Stepper
-    from ostinato.train.trainer import PolicyTrainer
 
     config = run.config
-    trainer = PolicyTrainer(model, training(config), contract)
+    trainer = _trainer(model, config, contract)
     desk = open_desk(config, run.log, run.folds, contract, asker)
     # of what is fetched, the anchor and the newest release stay: the next one is built from that
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
@@ -126,3 +126,14 @@ def open_learning(
         candidates=candidates,
         stored=Overlapped(candidates),
     )
+
+
+def _trainer(model: Path, config: Config, contract: Contract) -> PolicyTrainer | ShardedTrainer:
+    """This process alone, or with `train.ranks` - 1 more that it starts."""
+    if config.train.ranks == 1:
+        from ostinato.train.trainer import PolicyTrainer
+
+        return PolicyTrainer(model, training(config), contract)
+    from ostinato.train.sharding.trainer import ShardedTrainer
+
+    return ShardedTrainer(model, training(config), contract)

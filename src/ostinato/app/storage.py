@@ -22,6 +22,7 @@ from ostinato.record.lock import hold
 if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor, must not load what opens them
     from ostinato.core.seams import Folds
     from ostinato.record.postgres.log import PostgresLog
+    from ostinato.record.roles import FencingToken, Tenure
     from ostinato.record.rowlog import RowLog
     from ostinato.weights.follow.follower import Follower
     from ostinato.weights.store.interface import KeptStore, RefStore
@@ -158,8 +159,10 @@ def home(config: Config) -> Home:
     return Home(place)
 
 
-def open_log(config: Config) -> RowLog:
+def open_log(config: Config, token: FencingToken | None = None) -> RowLog:
     """The run's log: in its directory, or at `record.url`. Raises BadConfig for one that this version does not read.
+
+    `token` is shown with each write, for who has a role of the run.
 
     Where the log lies elsewhere the directory says so in a file, by which other commands find the run, and which keeps it from going
     on with another log.
@@ -168,7 +171,7 @@ def open_log(config: Config) -> RowLog:
 
     place = home(config)
     if config.record.url:
-        return _open_elsewhere(config, place)
+        return _open_elsewhere(config, place, token)
     if place.elsewhere.exists():
         raise BadConfig(
             f"the log of the run in {place.root} lies in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
@@ -176,12 +179,12 @@ def open_log(config: Config) -> RowLog:
     return SqlLog.open(place.log, wall_clock, config.record)
 
 
-def _open_elsewhere(config: Config, place: Home) -> RowLog:
+def _open_elsewhere(config: Config, place: Home, token: FencingToken | None) -> RowLog:
     if any(place.log.glob("*.db")):
         raise BadConfig(
             f"the run in {place.root} has a log of its own in {place.log}; leave record.url empty, or move it with `ostinato log copy`"
         )
-    log = _postgres().open(config.record, wall_clock)
+    log = _postgres().open(config.record, wall_clock, token=token)
     try:
         place.log.mkdir(mode=0o700, parents=True, exist_ok=True)
         known = place.elsewhere.read_text().strip() if place.elsewhere.exists() else ""
@@ -241,8 +244,8 @@ def _postgres() -> type[PostgresLog]:
     return PostgresLog
 
 
-def open_folds(config: Config) -> Folds:
-    """What was folded from the run's log; it lies where the log lies."""
+def open_folds(config: Config, token: FencingToken | None = None) -> Folds:
+    """What was folded from the run's log; it lies where the log lies. `token` as for `open_log`."""
     from ostinato.record.folds import FileFolds
 
     if not config.record.url:
@@ -250,15 +253,17 @@ def open_folds(config: Config) -> Folds:
     from ostinato.record.postgres.folds import PostgresFolds
     from ostinato.record.postgres.server import Server
 
-    return PostgresFolds(Server.of(config.record))
+    return PostgresFolds(Server.of(config.record).fenced(token))
 
 
-def open_store(config: Config) -> KeptStore:
-    """The run's weight store: a directory, or what `weights.url` names."""
+def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
+    """The run's weight store: a directory, or what `weights.url` names. `tenure`: the role that refs are moved in."""
     from ostinato.weights.store.directory import DirectoryStore
+    from ostinato.weights.store.interface import unfenced
     from ostinato.weights.store.opening import open_url
 
-    return open_url(config.weights) if config.weights.url else DirectoryStore(home(config).weights)
+    fence = unfenced if tenure is None else tenure.check
+    return open_url(config.weights, fence) if config.weights.url else DirectoryStore(home(config).weights, fence=fence)
 
 
 def store_place(config: Config, seen_as: str = "") -> dict[str, object]:
@@ -306,17 +311,18 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: Config) -> Generator[Run]:
-    """The run's log and weights. The log is closed at the end."""
+def open_run(config: Config, tenure: Tenure | None = None) -> Generator[Run]:
+    """The run's log and weights. The log is closed at the end. `tenure`: the role that it is written in."""
     from ostinato.weights.follow.follower import Follower
 
-    place, store = home(config), open_store(config)
-    with open_log(config) as log:
+    token = None if tenure is None else tenure.token
+    place, store = home(config), open_store(config, tenure)
+    with open_log(config, token) as log:
         yield Run(
             config=config,
             home=place,
             log=log,
-            folds=open_folds(config),
+            folds=open_folds(config, token),
             store=store,
             follower=Follower(store, config.follow),
         )

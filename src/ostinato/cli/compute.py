@@ -29,7 +29,7 @@ def plan(
         TOML file with the values that are not the defaults: [model], [turns], [training], [evaluation], [publication], [reached],
         [regions.NAME], [hardware.NAME]. Regions or classes that are named replace the default ones.
     overrides
-        One value, as in --set turns.tokens=1e9; may be repeated.
+        One value of the description, as turns.tokens=1e9; may be repeated.
     json
         As JSON, for programs.
     """

@@ -10,6 +10,7 @@ OstinatoError
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
 ├── Corrupt             stored bytes do not have their promised hash or form
 ├── Conflict            a compare-and-swap lost, or another process holds the store
+│   └── LeaseLost       another process has our role by now
 ├── NoSignal            a batch that would teach nothing
 ├── BadRoutes           recorded router choices that cannot be replayed
 ├── BadWeights          NaN, wrong shape, unsafe file: never loaded, never released
@@ -90,6 +91,12 @@ class Conflict(OstinatoError):
 
     status = 409
     code = "conflict"
+
+
+class LeaseLost(Conflict):
+    """Another process has the role that a write was made in: nothing of it was kept, and this process has to end."""
+
+    code = "lease_lost"
 
 
 class NoSignal(OstinatoError, ValueError):

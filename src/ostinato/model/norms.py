@@ -27,10 +27,15 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D] in x's dtype."""
-        if not torch.is_grad_enabled():  # calling the function below costs more than the kernel does
-            return _norm(x.reshape(-1, x.shape[-1]).contiguous(), self.weight, self.eps)[0].view(x.shape)
-        result: Tensor = _Norm.apply(x, self.weight, self.eps)  # pyright: ignore[reportAssignmentType]
-        return result
+        return rms_normed(x, self.weight, self.eps)
+
+
+def rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., D] normed and times a weight [D], which must be plain memory: numpy looks at it. Works under autograd."""
+    if not torch.is_grad_enabled():  # calling the function below costs more than the kernel does
+        return _norm(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps)[0].view(x.shape)
+    result: Tensor = _Norm.apply(x, weight, eps)  # pyright: ignore[reportAssignmentType]
+    return result
 
 
 def _norm(x_ND: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

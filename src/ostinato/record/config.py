@@ -32,8 +32,8 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
     )
     namespace: str = Field(
         default="ostinato",
-        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
-        description="The schema of the database that this run's log lies in: one for each run.",
+        pattern=r"^([a-oq-z_][a-z0-9_]{0,62}|p([a-fh-z0-9_][a-z0-9_]{0,61})?|pg([a-z0-9][a-z0-9_]{0,60})?)$",
+        description="The schema of the database that this run's log lies in: one for each run. Those of Postgres begin with pg_.",
     )
     retain_days: float | None = Field(
         default=None, gt=0, description="Turns, signals and rewards are dropped so many days later; unset: never."
@@ -43,6 +43,11 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
     segment_hours: float = Field(default=24.0, gt=0, description="Hours after which a new segment begins.")
     append_s: float = Field(
         default=5.0, gt=0, description="Longest wait for the disk, or for another process that writes; then 503."
+    )
+    lease_s: float = Field(
+        default=15.0,
+        ge=1,
+        description="On Postgres: seconds without a sign of life after which another host's worker takes a role over.",
     )
     encrypt: Encrypt = Field(
         default=Encrypt.NONE,

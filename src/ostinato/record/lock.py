@@ -30,8 +30,7 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
         with hold(store, "serve"):
             run_server()
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,31}", role):
-        raise BadConfig(f"lock role {role!r} must be a plain lower-case name")
+    check_role(role)
     path = directory / f".{role}.lock"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -43,6 +42,12 @@ def hold(directory: Path, role: str, *, wait_s: float = 0.0) -> Generator[Path]:
         yield path
     finally:
         os.close(descriptor)
+
+
+def check_role(role: str) -> None:
+    """Raises BadConfig for what is no plain lower-case name."""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,31}", role):
+        raise BadConfig(f"lock role {role!r} must be a plain lower-case name")
 
 
 def _acquire(descriptor: int, path: Path, role: str, wait_s: float) -> None:

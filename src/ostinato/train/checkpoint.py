@@ -2,32 +2,38 @@
 
 Data flow: `PolicyTrainer.state` -> `save` -> one directory per checkpoint -> `load` -> `PolicyTrainer.restore`.
 
-A checkpoint is a directory ``<step>-<hash>`` with two safetensors files and ``checkpoint.json``, which holds the files' BLAKE3 hashes;
-the directory's name holds the hash of that JSON. It is written under another name, synced, renamed, and then `LATEST` is moved, so
-a kill at any instant leaves the previous checkpoint whole. Nothing here runs code on load.
+A checkpoint is a directory ``<step>-<hash>`` with two safetensors files for each rank that trained and ``checkpoint.json``, which holds
+the files' BLAKE3 hashes and which rows of the tensors they have; the directory's name holds the hash of that JSON. It is written under
+another name, synced, renamed, and then `LATEST` is moved, so a kill at any instant leaves the previous checkpoint whole. Any number
+of ranks reads what any number wrote. Nothing here runs code on load, which is why torch.distributed.checkpoint is not used: its index
+is a pickle.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import Corrupt, StorageFull
+from ostinato.train.pieces import Joined, Part
+from ostinato.train.ranks import Alone, Ranks
 
 _log = logging.getLogger(__name__)
 
 FORMAT = "ostinato-checkpoint@1"
+SHARDED = "ostinato-checkpoint@2"
 _MANIFEST = "checkpoint.json"
 _LATEST = "LATEST"
 _PARTIAL = ".partial-"
@@ -42,7 +48,8 @@ class Checkpoint:
     """What a resumed trainer needs to go on with the same bits.
 
     `weights`, `moments`: name -> fp32 (or uint8) array; on load they are read-only maps of the file. `cursor` is the log position up
-    to which batches are in the weights; `extra` is JSON that belongs to the caller (a baseline's state, say).
+    to which batches are in the weights; `extra` is JSON that belongs to the caller (a baseline's state, say). `part`: which rows of the
+    tensors these are, if one of several ranks has them; the moments are then called ``exp_avg/<name>``. On load everything is whole.
 
     Example: ``Checkpoint(step=3, weights={"w": ...}, moments={"exp_avg": ..., "exp_avg_sq": ..., "rng": ...}, cursor=812)``
     """
@@ -52,62 +59,121 @@ class Checkpoint:
     moments: Arrays
     cursor: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    part: Part | None = None
+
+    def rows(
+        self, kind: Literal["weights", "exp_avg", "exp_avg_sq"], name: str, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Rows [first, last) of a parameter's masters or moments, of a loaded checkpoint; no more than these are read."""
+        if isinstance(self.weights, Joined) and isinstance(self.moments, Joined):
+            return (
+                self.weights.rows(name, first, last)
+                if kind == "weights"
+                else self.moments.rows(f"{kind}/{name}", first, last)
+            )
+        whole = self.weights[name]
+        if kind != "weights":  # one after another, as the weights are
+            before = sum(array.size for array in list(self.weights.values())[: list(self.weights).index(name)])
+            whole = self.moments[kind][before : before + whole.size].reshape(whole.shape)
+        return whole[first:last]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape of the whole."""
+        return (
+            {name: tuple(array.shape) for name, array in self.weights.items()}
+            if self.part is None
+            else dict(self.part.shapes)
+        )
 
 
-def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 2, ranks: Ranks | None = None) -> Path:
     """Write durably and point `LATEST` at it; checkpoints other than the newest `keep` are removed. Returns its directory.
 
-    Raises StorageFull if the disk refuses: the earlier checkpoints stay as they were.
+    All of `ranks` (None: this process) call it together, each with its part. Raises StorageFull, on all of them, if the disk
+    refuses: the earlier checkpoints stay as they were.
     """
-    partial = directory / f"{_PARTIAL}{os.getpid()}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _sweep(directory)
-        partial.mkdir()
-        files = {
-            name: _write_arrays(partial / name, arrays)
-            for name, arrays in (
-                ("weights.safetensors", checkpoint.weights),
-                ("optimizer.safetensors", checkpoint.moments),
+    ranks = ranks or Alone()
+    partial = directory / f"{_PARTIAL}{ranks.gather(str(os.getpid()).encode())[0].decode()}"
+    final = partial
+    with _agreeing(ranks, partial, checkpoint.step):
+        if ranks.rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            _sweep(directory)
+            partial.mkdir()
+    files: dict[str, Any] = {}
+    with _agreeing(ranks, partial, checkpoint.step):
+        suffix = f"-{ranks.rank + 1:05d}-of-{ranks.count:05d}" if checkpoint.part is not None else ""
+        for name, arrays in (("weights", checkpoint.weights), ("optimizer", checkpoint.moments)):
+            named = f"{name}{suffix}.safetensors"
+            files[named] = _write_arrays(partial / named, arrays)
+            if checkpoint.part is not None:
+                files[named]["firsts"] = dict(checkpoint.part.firsts)
+    said = ranks.gather(json.dumps(files).encode())
+    with _agreeing(ranks, partial, checkpoint.step):
+        if ranks.rank == 0:
+            final = _finish(
+                directory, partial, checkpoint, {k: v for each in said for k, v in json.loads(each).items()}
             )
-        }
-        body = json.dumps(
-            {
-                "format": FORMAT,
-                "step": checkpoint.step,
-                "cursor": checkpoint.cursor,
-                "extra": dict(checkpoint.extra),
-                "files": files,
-            },
-            sort_keys=True,
-        ).encode()
-        _write(partial / _MANIFEST, body)
-        _sync(partial)
-        final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
-        if not final.exists():  # the same name means the same bytes: a step that was taken again after a crash
-            partial.rename(final)
-        _sync(directory)
-        _point(directory, final.name)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise StorageFull(
-                f"checkpoint of step {checkpoint.step} was not written to {directory}: {error.strerror}. "
-                "Free some space; earlier checkpoints are untouched."
-            ) from error
-        raise
-    _sweep(directory)
-    for old in _found(directory)[keep:]:
-        if old != final:
-            shutil.rmtree(old, ignore_errors=True)
+    if ranks.rank == 0:
+        _sweep(directory)
+        for old in _found(directory)[keep:]:
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def load(directory: Path) -> Checkpoint | None:
+@contextlib.contextmanager
+def _agreeing(ranks: Ranks, partial: Path, step: int) -> Generator[None]:
+    """A part of the writing that every rank does or none: a disk that refuses one is an error of all."""
+    failed: OSError | None = None
+    try:
+        yield
+    except OSError as error:
+        failed = error
+    worst = max(ranks.gather(b"" if failed is None else json.dumps([failed.errno, str(failed)]).encode()), key=len)
+    if not worst:
+        return
+    if ranks.rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+    number, why = json.loads(worst)
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise StorageFull(
+            f"checkpoint of step {step} was not written to {partial.parent}: {why}. "
+            "Free some space; earlier checkpoints are untouched."
+        ) from failed
+    raise failed or OSError(number, why)
+
+
+def _finish(directory: Path, partial: Path, checkpoint: Checkpoint, files: Mapping[str, Any]) -> Path:
+    """The manifest, the name, and `LATEST`."""
+    written: dict[str, Any] = {
+        "format": FORMAT if checkpoint.part is None else SHARDED,
+        "step": checkpoint.step,
+        "cursor": checkpoint.cursor,
+        "extra": dict(checkpoint.extra),
+        "files": dict(files),
+    }
+    if checkpoint.part is not None:
+        written["shapes"] = {name: list(shape) for name, shape in checkpoint.part.shapes.items()}
+    body = json.dumps(written, sort_keys=checkpoint.part is None).encode()  # the order of the shapes is the parameters'
+    _write(partial / _MANIFEST, body)
+    _sync(partial)
+    final = directory / f"{checkpoint.step:08d}-{blake3(body).hexdigest()[:16]}"
+    if not final.exists():  # the same name means the same bytes: a step that was taken again after a crash
+        partial.rename(final)
+    _sync(directory)
+    _point(directory, final.name)
+    return final
+
+
+def load(directory: Path, ranks: Ranks | None = None) -> Checkpoint | None:
     """The newest whole checkpoint, verified by hash, or None if there has never been one.
 
-    A torn or corrupt checkpoint is reported and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
+    All of `ranks` (None: this process) call it together, verify a part of the files each, and take the same one. A torn or corrupt
+    checkpoint is reported and the one before it is taken. Raises Corrupt if checkpoints exist and none is whole.
     """
+    ranks = ranks or Alone()
     candidates = _found(directory)
     latest = directory / _LATEST
     if latest.exists():
@@ -115,13 +181,16 @@ def load(directory: Path) -> Checkpoint | None:
         candidates.sort(key=lambda path: path.name != named)  # stable: LATEST first, then the newest
     problems: list[str] = []
     for candidate in candidates:
+        found, wrong = None, ""
         try:
-            found = _read(candidate)
+            found = _read(candidate, ranks)
         except (Corrupt, OSError) as error:
-            problems.append(f"{candidate.name}: {error}")
-            _log.warning("checkpoint %s cannot be used, falling back to the one before: %s", candidate, error)
-            continue
-        return found
+            wrong = str(error) or type(error).__name__
+        wrong = next((said.decode() for said in ranks.gather(wrong.encode()) if said), "")
+        if found is not None and not wrong:
+            return found
+        problems.append(f"{candidate.name}: {wrong}")
+        _log.warning("checkpoint %s cannot be used, falling back to the one before: %s", candidate, wrong)
     if problems:
         raise Corrupt(
             f"no whole checkpoint in {directory} ({'; '.join(problems)}). Restore one from a backup, or remove the directory "
@@ -200,29 +269,49 @@ def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, ranks: Ranks) -> Checkpoint:
+    """Raises Corrupt: of the files' hashes this rank looks at its own share."""
     body = (path / _MANIFEST).read_bytes()
     if path.name.split("-")[-1] != blake3(body).hexdigest()[:16]:
         raise Corrupt(f"{_MANIFEST} does not have the hash in the directory's name")
     manifest = json.loads(body)
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in (FORMAT, SHARDED):
         raise Corrupt(f"format {manifest.get('format')!r} is not {FORMAT}: use the version of ostinato that wrote it")
-    files = manifest["files"]
+    files = cast("dict[str, Any]", manifest["files"])
+    arrays = {
+        name: _read_arrays(path / name, promised, check=number % ranks.count == ranks.rank)
+        for number, (name, promised) in enumerate(sorted(files.items()))
+    }
+    known = {"step": manifest["step"], "cursor": manifest["cursor"], "extra": manifest["extra"]}
+    if manifest["format"] == FORMAT:
+        return Checkpoint(weights=arrays["weights.safetensors"], moments=arrays["optimizer.safetensors"], **known)
+    shapes = {name: tuple(shape) for name, shape in manifest["shapes"].items()}
+    weights, moments = (
+        _joined({name: (arrays[name], files[name]["firsts"]) for name in sorted(files) if name.startswith(kind)})
+        for kind in ("weights-", "optimizer-")
+    )
     return Checkpoint(
-        step=manifest["step"],
-        cursor=manifest["cursor"],
-        extra=manifest["extra"],
-        weights=_read_arrays(path / "weights.safetensors", files["weights.safetensors"]),
-        moments=_read_arrays(path / "optimizer.safetensors", files["optimizer.safetensors"]),
+        weights=weights, moments=moments, part=Part(shapes=shapes, firsts=dict.fromkeys(shapes, 0)), **known
     )
 
 
-def _read_arrays(path: Path, promised: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+def _joined(files: Mapping[str, tuple[dict[str, NDArray[Any]], Mapping[str, int]]]) -> Joined:
+    """All files of one kind, each with the first rows of its tensors; what every rank wrote whole is taken from the first."""
+    pieces: dict[str, list[tuple[int, NDArray[Any]]]] = {}
+    for arrays, firsts in files.values():
+        for name, array in arrays.items():
+            first = firsts.get(name.removeprefix("exp_avg/").removeprefix("exp_avg_sq/"))
+            if first is not None or name not in pieces:
+                pieces.setdefault(name, []).append((first or 0, array))
+    return Joined(pieces)
+
+
+def _read_arrays(path: Path, promised: Mapping[str, Any], *, check: bool) -> dict[str, NDArray[Any]]:
     if path.stat().st_size != promised["bytes"]:
         raise Corrupt(f"{path.name} has {path.stat().st_size} bytes, not {promised['bytes']}")
-    data = np.memmap(path, np.uint8, "r")
-    if blake3(data.data, max_threads=1).hexdigest() != promised["blake3"]:
+    if check and _digest(path) != promised["blake3"]:
         raise Corrupt(f"{path.name} does not have its promised hash")
+    data = np.memmap(path, np.uint8, "r")
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(_HEADER_LIMIT, len(data) - 8):
         raise Corrupt(f"{path.name} has an impossible header length")
@@ -234,3 +323,12 @@ def _read_arrays(path: Path, promised: Mapping[str, Any]) -> dict[str, NDArray[A
             data[8 + length + start : 8 + length + stop].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
         )
     return arrays
+
+
+def _digest(path: Path) -> str:
+    """By reading and not by a map, whose pages would count as this process's."""
+    digest, block = blake3(max_threads=1), bytearray(1 << 22)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(block):
+            digest.update(memoryview(block)[:size])
+    return digest.hexdigest()

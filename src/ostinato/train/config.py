@@ -132,7 +132,13 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         description="A token keeps its live experts in a layer where a recorded one has less than this times the probability of "
         "the last one chosen live; null: recorded experts are always used.",
     )
-    threads: int = Field(default=1, ge=1, description="torch threads of the trainer.")
+    threads: int = Field(default=1, ge=1, description="torch threads of the trainer, of each rank.")
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes of this machine that train together, each with its rows of the masters, gradients and moments.",
+    )
     seed: int = Field(
         default=0, description="Seeds torch at the start, for models that draw; later the checkpoint holds the RNG."
     )

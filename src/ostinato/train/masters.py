@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -18,7 +19,11 @@ from transformers import PreTrainedModel
 from ostinato.core.errors import BadWeights
 from ostinato.core.weights import Weights
 from ostinato.model.tensors import bytes_of, named_tensors, values_of
+from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.norm import sum_of_squares
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Masters:
@@ -71,6 +76,25 @@ class Masters:
             "exp_avg_sq": self.moments[1],
         }
 
+    def forget_mean(self) -> None:
+        """Drop the momentum, AdamW's first moment."""
+        self.moments[0].zero_()
+
+    def arrays(self) -> tuple[Arrays, Arrays, None]:
+        """Views of the masters, and of the moments in the order of the weights; nothing is left to others."""
+        moments = {name: moment.numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
+        return {name: view.numpy() for name, view in self.weights.items()}, moments, None
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
+        for name, view in self.weights.items():
+            np.copyto(view.numpy(), checkpoint.rows("weights", name, 0, len(view)))
+        for kind, flat in zip(_MOMENTS, self.moments, strict=True):
+            for name, view in self._views(flat).items():
+                np.copyto(view.numpy(), checkpoint.rows(kind, name, 0, len(view)))
+        self.set_steps(checkpoint.step)
+        self.round_into_model()
+
     def clear_grads(self) -> None:
         """Forget gradient sums, half-finished ones included."""
         self.grads.zero_()
@@ -79,7 +103,7 @@ class Masters:
 
     def grad_norm(self) -> float:
         """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
-        return float(torch.linalg.vector_norm(self.grads))
+        return float(sum_of_squares([self.grads]).sqrt())
 
     @torch.no_grad()
     def update(self, *, learning_rate: float, scale: float) -> None:

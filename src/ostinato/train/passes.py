@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,9 @@ from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.batch.replay import Experts
 from ostinato.train.config import TrainConfig
 from ostinato.train.losses import policy_loss, sequence_mask
-from ostinato.train.masters import Masters
+from ostinato.train.master_weights import MasterWeights
 from ostinato.train.policy import Policy
+from ostinato.train.ranks import Ranks
 from ostinato.train.references import penalties
 
 _LOG = logging.getLogger(__name__)
@@ -56,46 +57,73 @@ class Passed:
 
 
 class Passes:
-    """Runs them. `contract`: the trainer's own arithmetic, None if nobody measured it."""
+    """Runs them. `contract`: the trainer's own arithmetic, None if nobody measured it. `ranks`: who computes them together."""
 
     def __init__(
-        self, policy: Policy, masters: Masters, experts: Experts, contract: Contract | None, config: TrainConfig
+        self,
+        policy: Policy,
+        masters: MasterWeights,
+        experts: Experts,
+        contract: Contract | None,
+        config: TrainConfig,
+        ranks: Ranks,
     ) -> None:
         self._policy, self._masters, self._experts = policy, masters, experts
-        self._contract, self._config = contract, config
+        self._contract, self._config, self._ranks = contract, config, ranks
 
     def run(
-        self, work: Sequence[Microbatch], *, held: Collection[int], step: int, anchor_beta: float, laps: Laps
+        self,
+        work: Sequence[Microbatch],
+        *,
+        held: Collection[int],
+        step: int,
+        anchor_beta: float,
+        laps: Laps,
+        check: Callable[[], None],
     ) -> Passed:
-        """All micro-batches. `held`: the policy numbers whose weights the trainer holds; `step`: the step about to be taken.
+        """All micro-batches. `held`: the policy numbers whose weights the trainer holds; `step`: the step about to be taken;
+        `check`: called before each of them, and may end the step.
 
         Where the engine's bits at the same weights are not the trainer's, an exact contract does not hold, and then nothing vouches for
         any turn: the step is taken as in fast mode, or raises NoSignal (`train.broken_promise`).
         """
         exact = self._contract is not None and self._contract.mode == "exact"
         try:
-            return Passed(loss=self._accumulate(work, held if exact else None, step, anchor_beta, laps), broken=False)
+            loss = self._accumulate(work, held if exact else None, step, anchor_beta, laps, check)
+            return Passed(loss=loss, broken=False)
         except BrokenPromise as error:
             if self._config.broken_promise == "refuse":
                 raise
             _LOG.error("%s; this step is taken as in fast mode", str(error))
         # not in the handler: the error's traceback holds all that the failed micro-batch kept for its backward pass
         self._experts.start_over()
-        return Passed(loss=self._accumulate(work, None, step, anchor_beta, laps), broken=True)
+        return Passed(loss=self._accumulate(work, None, step, anchor_beta, laps, check), broken=True)
 
     def _accumulate(
-        self, work: Sequence[Microbatch], promised: Collection[int] | None, step: int, anchor_beta: float, laps: Laps
+        self,
+        work: Sequence[Microbatch],
+        promised: Collection[int] | None,
+        step: int,
+        anchor_beta: float,
+        laps: Laps,
+        check: Callable[[], None],
     ) -> float:
         """`promised`: the policy numbers whose bits an exact contract promises; None without one. Returns the loss."""
         normaliser = sum(float(item.weights_S.double().sum()) for item in work) * self._config.turn_tokens
-        total = 0.0
+        losses: list[Tensor] = []
         self._masters.clear_grads()
-        for number, item in enumerate(work, 1):
+        mine = self._ranks.share(work)
+        for number, item in enumerate(mine, 1):
+            check()
             with self._experts.replaying(item.routes):  # the backward pass may recompute activations: routes alike
                 logprobs_M = self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
                 item.logprobs_M = logprobs_M.detach()
                 if promised is not None:
-                    self._check_promise(item, promised, step)
+                    broken = self._broken(item, promised, step)
+                    if self._ranks.any(bool(broken)):
+                        raise BrokenPromise(
+                            broken or f"step {step}: another rank found the promise of exact mode broken"
+                        )
                 item.keep_M = self._mask(item, exact=promised is not None)
                 loss = policy_loss(
                     logprobs_M,
@@ -110,10 +138,28 @@ class Passes:
                 )
                 laps.end("forward")
                 loss.backward()
-            if number % GIVE_BACK_EVERY == 0 or number == len(work):
+            if number % GIVE_BACK_EVERY == 0 or number == len(mine):
                 give_back()
             laps.end("backward")
-            total += float(loss.detach())
+            losses.append(loss.detach())
+        return self._put_together(work, mine, losses)
+
+    def _put_together(self, work: Sequence[Microbatch], mine: Sequence[Microbatch], losses: Sequence[Tensor]) -> float:
+        """What every rank found, on every rank: `judge` then says the same everywhere. Returns the loss."""
+        found = self._ranks.exchange(
+            work,
+            [
+                torch.cat([loss.view(1), item.logprobs_M, item.keep_M.float()])
+                for item, loss in zip(mine, losses, strict=True)
+            ],
+            each=2,
+            extra=1,
+        )
+        total = 0.0
+        for item, values in zip(work, found, strict=True):
+            item.logprobs_M, kept_M = values[1:].chunk(2)
+            item.keep_M = kept_M.bool()
+            total += float(values[0])
         return total
 
     def _mask(self, item: Microbatch, *, exact: bool) -> Tensor:
@@ -127,12 +173,15 @@ class Passes:
             keep_M = ~subject_M | sequence_mask(item.logprobs_M, item.behaviour_M, item.turns_M, bound=bound)
         return keep_M
 
-    def _check_promise(self, item: Microbatch, promised: Collection[int], step: int) -> None:
+    def _broken(self, item: Microbatch, promised: Collection[int], step: int) -> str:
+        """How the micro-batch breaks the promise of exact mode; "" if it does not."""
         same_M = item.made_by(lambda version: version.number in promised) & ~item.foreign_M
         d_M = (item.logprobs_M - item.behaviour_M)[same_M]
-        if differing := int((d_M != 0).sum()):
-            raise BrokenPromise(
-                f"step {step}: {differing} of {len(d_M)} tokens of the same weights under the exact contract "
-                f"{self._contract.id if self._contract else ''} differ from the engine's (largest |d| {float(d_M.abs().max()):.3g}): "
-                "the promise is broken. Run `ostinato doctor`, and set model.numerics to 'fast' until it holds"
-            )
+        differing = int((d_M != 0).sum())
+        if not differing:
+            return ""
+        return (
+            f"step {step}: {differing} of {len(d_M)} tokens of the same weights under the exact contract "
+            f"{self._contract.id if self._contract else ''} differ from the engine's (largest |d| {float(d_M.abs().max()):.3g}): "
+            "the promise is broken. Run `ostinato doctor`, and set model.numerics to 'fast' until it holds"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -36,14 +37,17 @@ class Policy:
     """
 
     def __init__(self, path: Path, dtype: torch.dtype, config: TrainConfig, rows: int = DEFAULT_ROWS) -> None:
-        self._rows, self._recompute_tokens = rows, config.recompute_tokens
         # eval mode: dropout would make the trainer's policy another one than the sampler's
-        self.model = load_model(path, dtype)
-        self.served = _served_dtypes(self.model, path, dtype, config)
-        set_rows(self.model, rows)
-        self._layers = _recomputable(self.model)
-        self._head = partial(logits, self.model, rows=rows)
-        head = cast("nn.Linear", self.model.get_output_embeddings())
+        model = load_model(path, dtype)
+        self._run(model, served_dtypes(model, path, dtype, config), config, rows)
+
+    def _run(self, model: PreTrainedModel, served: Mapping[str, torch.dtype], config: TrainConfig, rows: int) -> None:
+        self.model, self.served = model, served
+        self._rows, self._recompute_tokens = rows, config.recompute_tokens
+        set_rows(model, rows)
+        self._layers = _recomputable(model)
+        self._head = partial(logits, model, rows=rows)
+        head = cast("nn.Linear", model.get_output_embeddings())
         self._row_bytes = head.out_features * head.weight.element_size()
 
     def logprobs(
@@ -63,7 +67,7 @@ class Policy:
         return token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep)
 
 
-def _served_dtypes(
+def served_dtypes(
     model: PreTrainedModel, path: Path, dtype: torch.dtype, config: TrainConfig
 ) -> dict[str, torch.dtype]:
     """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest is."""

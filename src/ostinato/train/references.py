@@ -18,7 +18,7 @@ from ostinato.train.batch.microbatch import Microbatch
 from ostinato.train.config import TrainConfig
 from ostinato.train.drift import k3
 from ostinato.train.losses import Penalty
-from ostinato.train.masters import Masters
+from ostinato.train.master_weights import MasterWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,9 @@ Under = Callable[[PolicyVersion, Sequence[Microbatch]], list[Tensor]]
 
 
 def reader(
-    fetch: Callable[[PolicyVersion], Weights], masters: Masters, forward: Callable[[Microbatch], Tensor]
+    fetch: Callable[[PolicyVersion], Weights],
+    masters: MasterWeights,
+    forward: Callable[[Sequence[Microbatch]], list[Tensor]],
 ) -> Under:
     """Log-probabilities under other weights, which stand in the compute model meanwhile and are let go then.
 
@@ -56,9 +58,11 @@ def reader(
             return [item.behaviour_M for item in items]
         masters.put(fetch(policy))
         try:
+            asked = [number for number, own_M in enumerate(own) if not bool(own_M.all())]
+            found = dict(zip(asked, forward([items[number] for number in asked]), strict=True))
             return [
-                item.behaviour_M if bool(own_M.all()) else torch.where(own_M, item.behaviour_M, forward(item))
-                for item, own_M in zip(items, own, strict=True)
+                torch.where(own_M, item.behaviour_M, found[number]) if number in found else item.behaviour_M
+                for number, (item, own_M) in enumerate(zip(items, own, strict=True))
             ]
         finally:
             masters.round_into_model()

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Protocol
 
 from ostinato.core.errors import BadWeights, Cancelled, NoSignal
 from ostinato.core.records import PolicyVersion
-from ostinato.core.samples import TrainingBatch
+from ostinato.core.samples import Sample, TrainingBatch
 from ostinato.core.weights import Learned, Snapshot, Weights
 from ostinato.train.references import References
-from ostinato.train.trainer import PolicyTrainer
 
 _PATIENCE_S = 0.2  # between two looks at whether the step was cancelled, while weights are on their way
+
+
+class StepTaker(Protocol):
+    """A trainer as a stepper sees it (`PolicyTrainer`, or several processes that act as one)."""
+
+    def step(self, samples: Sequence[Sample], references: References | None, stop: Callable[[], bool]) -> Learned:
+        """See `PolicyTrainer.step`."""
+        ...
+
+    def go_back(self, weights: Weights, number: int | None = None) -> None:
+        """See `PolicyTrainer.go_back`."""
+        ...
+
+    def skip_step(self) -> None:
+        """See `PolicyTrainer.skip_step`."""
+        ...
 
 
 class Stepper:
@@ -30,7 +46,7 @@ class Stepper:
 
     def __init__(
         self,
-        trainer: PolicyTrainer,
+        trainer: StepTaker,
         snapshot: Callable[[PolicyVersion], Awaitable[Snapshot]],
         on_learned: Callable[[Learned], None],
         anchor: Callable[[], Awaitable[PolicyVersion | None]] | None = None,

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,16 +33,21 @@ from ostinato.train.batch.edits import AnswerEdits
 from ostinato.train.batch.microbatch import Microbatch, make_microbatches, temperatures, token_turns
 from ostinato.train.batch.packing import microbatches, pack
 from ostinato.train.batch.replay import Experts
-from ostinato.train.checkpoint import Checkpoint
+from ostinato.train.checkpoint import Checkpoint, load, save
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.products import sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.judge import judge
+from ostinato.train.master_weights import MasterWeights
 from ostinato.train.masters import Masters
 from ostinato.train.next_token import next_token_gradient, surprise
 from ostinato.train.passes import Laps, Passes
 from ostinato.train.policy import Policy
+from ostinato.train.ranks import Alone, Ranks
 from ostinato.train.references import References, consult, reader
+
+if TYPE_CHECKING:
+    from ostinato.train.sharding.group import RankGroup
 
 
 def never() -> bool:
@@ -58,8 +65,10 @@ class PolicyTrainer:
         config: how a step is taken. `compute` must name its dtype: "auto" means the engine's, which is not known here.
         contract: the arithmetic of this process. Turns made under another are labelled or refused (`foreign_numerics`); None:
             nobody measured it, and nothing is checked.
+        group: the ranks that train this model together, as many as `config.ranks`; every one of them calls the same methods with the
+            same arguments. None: this process alone.
 
-    Raises BadConfig for a `compute` of "auto".
+    Raises BadConfig for a `compute` of "auto", and for several ranks without a group.
 
     Example::
 
@@ -68,13 +77,25 @@ class PolicyTrainer:
         learned.metrics["loss"], learned.weights["model.embed_tokens.weight"].dtype  # "BF16"
     """
 
-    def __init__(self, model_path: Path, config: TrainConfig, contract: Contract | None = None) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        config: TrainConfig,
+        contract: Contract | None = None,
+        group: RankGroup | None = None,
+    ) -> None:
+        if config.ranks != (1 if group is None else group.count):
+            raise BadConfig(
+                f"train.ranks is {config.ranks}, and only the training worker starts ranks: set it to 1 for this"
+            )
         self.config = config
         self.contract = contract
         self.step_count = 0
         self._held = {0}  # the policy numbers whose weights are the present ones
         rows = DEFAULT_ROWS if contract is None else contract.rows
-        self._policy = Policy(model_path, _arithmetic(config), config, rows)
+        self._policy, self._masters, self._ranks = (
+            _whole(model_path, config, rows) if group is None else _divided(model_path, config, rows, group)
+        )
         self._experts = Experts(routing.of(self._policy.model), config)
         self._edits = AnswerEdits(lambda: HFRenderer(model_path).grammars)
         self._admission = Admission(
@@ -83,9 +104,7 @@ class PolicyTrainer:
             experts=self._experts,
             edits=self._edits,
         )
-        self._masters = Masters(self._policy.model, config, self._policy.served)
-        sum_gradients_into(self._policy.model, self._masters.sums)
-        self._passes = Passes(self._policy, self._masters, self._experts, contract, config)
+        self._passes = Passes(self._policy, self._masters, self._experts, contract, config, self._ranks)
         torch.manual_seed(config.seed)
 
     # ------------------------------------------------------------ one step
@@ -93,16 +112,25 @@ class PolicyTrainer:
     def step(
         self, samples: Sequence[Sample], references: References | None = None, stop: Callable[[], bool] = never
     ) -> Learned:
-        """Learn from `samples`, held to `references` (None: to nothing). `stop` is asked at every layer of every pass.
+        """Learn from `samples`, held to `references` (None: to nothing). `stop` is asked at every layer of every pass;
+        by several ranks before every micro-batch.
 
         Raises NoSignal (no turn left to learn from, or a batch that must not be learned from; the message says why), BadWeights (a NaN
         or infinite loss or gradient) and Cancelled (`stop` said so); the trainer is then as it was before the call.
         """
         laps = Laps()
 
-        def check() -> None:
-            if stop():
+        def refuse(wanted: bool) -> None:
+            if wanted:
                 raise Cancelled(f"step {self.step_count + 1} was cancelled; weights and moments are as before it")
+
+        alone = self._ranks.count == 1  # several must all end at the same place: before a micro-batch
+
+        def check_layer() -> None:
+            refuse(alone and stop())
+
+        def check() -> None:
+            refuse(not alone and self._ranks.any(stop()))
 
         try:
             usable, counts = self._admission.admit(samples)
@@ -113,12 +141,14 @@ class PolicyTrainer:
                 self._admission.foreign,
                 self._experts.lay_out,
                 self._edits.replay,
-                check,
+                check_layer,
             )
             laps.end("prepare")
-            anchor_beta = self._consult(work, references)
+            anchor_beta = self._consult(work, references, check)
             laps.end("reference")
-            done = self._passes.run(work, held=self._held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps)
+            done = self._passes.run(
+                work, held=self._held, step=self.step_count + 1, anchor_beta=anchor_beta, laps=laps, check=check
+            )
             metrics = judge(
                 work,
                 loss=done.loss,
@@ -188,14 +218,18 @@ class PolicyTrainer:
         """Mean nats per predicted token of the pieces under the present weights."""
         return surprise(self._policy, pieces, self.config)
 
-    def _consult(self, work: Sequence[Microbatch], references: References | None) -> float:
+    def _consult(self, work: Sequence[Microbatch], references: References | None, check: Callable[[], None]) -> float:
         """Ask the references for their log-probabilities; returns the price of a nat from the anchor."""
         if references is None:
             return 0.0
 
         @torch.no_grad()
-        def forward(item: Microbatch) -> Tensor:
-            return self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits)
+        def forward(items: Sequence[Microbatch]) -> list[Tensor]:
+            found: list[Tensor] = []
+            for item in self._ranks.share(items):
+                check()
+                found.append(self._policy.logprobs(item.packed, item.attend, item.temperatures_M, item.edits))
+            return self._ranks.exchange(items, found, each=1)
 
         under = reader(references.fetch, self._masters, forward)
         return consult(work, references, under, step=self.step_count, config=self.config)
@@ -212,27 +246,31 @@ class PolicyTrainer:
 
     def state(self) -> Checkpoint:
         """The whole state, as views of live memory: write it (`checkpoint.save`) before the next step."""
-        first, second = self._masters.moments
-        moments = {"exp_avg": first.numpy(), "exp_avg_sq": second.numpy(), "rng": torch.get_rng_state().numpy()}
-        weights = {name: view.numpy() for name, view in self._masters.weights.items()}
-        return Checkpoint(step=self.step_count, weights=weights, moments=moments)
+        weights, moments, part = self._masters.arrays()
+        moments = {**moments, "rng": torch.get_rng_state().numpy()}
+        return Checkpoint(step=self.step_count, weights=weights, moments=moments, part=part)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. Raises Corrupt, with the trainer unchanged, if it belongs to another model."""
-        shapes = {name: tuple(array.shape) for name, array in checkpoint.weights.items()}
-        if shapes != self._masters.shapes() or not {"exp_avg", "exp_avg_sq", "rng"} <= checkpoint.moments.keys():
+        if checkpoint.shapes != self._masters.shapes() or "rng" not in checkpoint.moments:
             raise Corrupt(
                 "the checkpoint's tensors are not this model's: resume with the model that it was trained from"
             )
-        for name, view in self._masters.weights.items():
-            np.copyto(view.numpy(), checkpoint.weights[name])
-        for moment, name in zip(self._masters.moments, ("exp_avg", "exp_avg_sq"), strict=True):
-            np.copyto(moment.numpy(), checkpoint.moments[name])
+        self._masters.restore(checkpoint)
         torch.set_rng_state(torch.from_numpy(np.array(checkpoint.moments["rng"])))
         self.step_count = checkpoint.step
         self._held = {checkpoint.step}
-        self._masters.set_steps(checkpoint.step)
-        self._masters.round_into_model()
+
+    def save(self, directory: Path, *, cursor: int, keep: int) -> None:
+        """Write a checkpoint (`checkpoint.save`); `cursor` is the log position up to which batches are in the weights."""
+        save(directory, replace(self.state(), cursor=cursor), keep=keep, ranks=self._ranks)
+
+    def resume(self, directory: Path) -> bool:
+        """Go on from the newest whole checkpoint; False if there is none. Raises Corrupt."""
+        found = load(directory, self._ranks)
+        if found is not None:
+            self.restore(found)
+        return found is not None
 
     def go_back(self, weights: Weights, number: int | None = None) -> None:
         """Start the next step from a standing release: its weights become the masters, and the momentum that led away is dropped.
@@ -243,7 +281,7 @@ class PolicyTrainer:
         """
         self._masters.put(weights)
         self._masters.take_from_model()
-        self._masters.moments[0].zero_()
+        self._masters.forget_mean()
         self._held = set() if number is None else {number}
 
     def skip_step(self) -> None:
@@ -251,6 +289,9 @@ class PolicyTrainer:
         self.step_count += 1
         self._held.add(self.step_count)
         self._masters.set_steps(self.step_count)  # a resumed trainer knows only the step count
+
+    def close(self) -> None:
+        """End what was started besides this process: nothing. Several ranks have something to end (`ShardedTrainer`)."""
 
     def weights(self) -> Learned:
         """The present weights as a publishable result without metrics."""
@@ -261,6 +302,24 @@ def _arithmetic(config: TrainConfig) -> torch.dtype:
     if config.compute == "auto":
         raise BadConfig('train.compute is "auto", and a trainer by itself knows no engine: set it to "bf16" or "fp32"')
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
+
+
+def _whole(path: Path, config: TrainConfig, rows: int) -> tuple[Policy, MasterWeights, Ranks]:
+    """A model in this process alone."""
+    policy = Policy(path, _arithmetic(config), config, rows)
+    masters = Masters(policy.model, config, policy.served)
+    sum_gradients_into(policy.model, masters.sums)
+    return policy, masters, Alone()
+
+
+def _divided(path: Path, config: TrainConfig, rows: int, group: RankGroup) -> tuple[Policy, MasterWeights, Ranks]:
+    """This rank's part of a model. FSDP2 is loaded where it is used: importing it takes a second."""
+    from ostinato.train.sharding.masters import ShardedMasters
+    from ostinato.train.sharding.policy import ShardedPolicy
+
+    dtype = _arithmetic(config)
+    policy = ShardedPolicy(path, dtype, config, group, rows)
+    return policy, ShardedMasters(policy, dtype, config, group), group
 
 
 def _counted(work: Sequence[Microbatch], usable: Sequence[Sample], before: int) -> dict[str, float]:

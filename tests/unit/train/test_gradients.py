@@ -1,5 +1,6 @@
 """What the backward pass computes by itself equals what autograd makes of the library's own modules, for every architecture we take."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 from ostinato.train.batch.microbatch import temperatures, token_turns
 from ostinato.train.batch.packing import pack
 from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.norm import sum_of_squares
 from ostinato.train.gradients.products import sum_gradients_into
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy
@@ -174,3 +176,12 @@ def test_the_norms_gradient_is_that_of_its_formula(dtype: torch.dtype):
     close = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other.double(), one, **close)
+
+
+def test_the_norm_of_a_hundred_million_entries_is_theirs():
+    entry = torch.full((1,), 1e-5)
+    many = entry.expand(2**24 + 5)  # one fp32 sum over them is 0.5% off
+    assert float(sum_of_squares([many]).sqrt()) == pytest.approx(float(entry) * (2**24 + 5) ** 0.5, rel=1e-5)
+    assert float(sum_of_squares([])) == 0.0
+    assert float(sum_of_squares([torch.ones(3), torch.tensor([[2.0]])])) == pytest.approx(7.0)
+    assert not math.isfinite(float(sum_of_squares([torch.tensor([1.0, float("nan")])])))

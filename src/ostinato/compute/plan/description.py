@@ -141,7 +141,9 @@ class PlannedEvaluation(BaseModel, frozen=True, extra="forbid"):
     hardware: str = Field(default="h200", description="Which class.", json_schema_extra={"source": "assumed"})
     replicas: int = _count(1, "Replicas that answer.", "assumed")
     candidates: int = _count(1, "Versions that are evaluated in a cycle.", "assumed", least=0)
-    items: int = _count(2000, "Items of the suite.", "computed: margins of 2.2 points, simulated (LOG, Many small losses)")
+    items: int = _count(
+        2000, "Items of the suite.", "computed: margins of 2.2 points, simulated (LOG, Many small losses)"
+    )
     draws: int = _count(8, "Answers to each.", "computed: as there")
     versions: int = _count(
         4, "Versions that are compared: candidate, live, best, anchor.", "measured here: what the gate does"

@@ -8,6 +8,7 @@ killed at any instant.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -15,16 +16,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ostinato.app.keeping import collect_weights, drop_old_rows
-from ostinato.app.storage import Run, home, open_run
+from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.views import summary
 from ostinato.launch.views.progress import Progress, kept_bytes, older
+from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.stopping import unless
-from ostinato.record.lock import hold
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,32 @@ LEFT_S = 3600.0
 
 
 async def housekeeping(config: Config, life: Life) -> None:
-    """Tidy up until told to stop. Raises Conflict if another process does."""
-    with hold(home(config).root, "housekeeping"), open_run(config) as run:
-        life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
-        await unless(life.stopping, prepared(run))
-        await unless(life.stopping, _work(run, life))
+    """Tidy up until told to stop. Raises as `act`."""
+    tidying = asyncio.create_task(_tidy_here(config))
+
+    async def work(run: Run) -> None:
+        tidying.cancel()
+        await unless(life.stopping, _keep_house(run, life))
+
+    try:
+        await act(config, life, "housekeeping", work)
+    finally:
+        tidying.cancel()
+
+
+async def _tidy_here(config: Config) -> None:
+    """What this machine's disk needs even while another machine's worker does the rest. Until cancelled."""
+    while True:
+        with contextlib.suppress(OSError):  # tried again in the next round
+            shorten_logs(config)
+            remove_leftovers(home(config).root, wall_clock() - LEFT_S)
+        await asyncio.sleep(config.housekeeping.every_s)
+
+
+async def _keep_house(run: Run, life: Life) -> None:
+    life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
+    await prepared(run)
+    await _work(run, life)
 
 
 async def _work(run: Run, life: Life) -> None:
@@ -113,13 +135,18 @@ class Rounds:
         return f"dropped {dropped} old segments of the log" if dropped else ""
 
     async def _logs(self) -> str:
-        logs = (self._run.home.root / "logs").glob("*.log")
-        moved = [path.name for path in logs if set_aside(path, kept_bytes(self._run.config))]
+        moved = shorten_logs(self._run.config)
         return f"set aside {', '.join(moved)}" if moved else ""
 
     async def _leftovers(self) -> str:
         gone = remove_leftovers(self._run.home.root, wall_clock() - LEFT_S)
         return f"removed {', '.join(gone)}" if gone else ""
+
+
+def shorten_logs(config: Config) -> list[str]:
+    """Set aside what is long of the workers' output. Returns the names. Raises OSError."""
+    logs = (home(config).root / "logs").glob("*.log")
+    return [path.name for path in logs if set_aside(path, kept_bytes(config))]
 
 
 def set_aside(path: Path, most_bytes: int) -> bool:

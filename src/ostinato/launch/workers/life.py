@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, OstinatoError, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, LeaseLost, OstinatoError, StorageFull, Unavailable
 from ostinato.launch.placing.sign import Sign
 from ostinato.launch.workers.pulse import Pulse, Sender, supervised
 from ostinato.launch.workers.stopping import Stopped, die_with_parent, until_stopped
@@ -113,9 +113,9 @@ def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
 
 
 def _passes(cause: BaseException) -> bool:
-    """True if it is no fault of the worker's and passes: a full disk, or a disk, a store or a service that is away."""
+    """True if it is no fault of the worker's and passes: a full disk, a store or a service that is away, a role that another host took."""
     full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or isinstance(cause, StorageFull | Unavailable)
+    return full or isinstance(cause, StorageFull | Unavailable | LeaseLost)
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from ostinato.app.proving import open_releases
+from ostinato.app.roles import open_roles, wait_for
 from ostinato.app.storage import Run, model_path
-from ostinato.core.errors import Conflict
-from ostinato.record.lock import hold
+from ostinato.config import Config
 from ostinato.weights.publish.publisher import VersionPublisher
 
 _AGAIN_S = 0.2
@@ -18,7 +18,7 @@ _AGAIN_S = 0.2
 
 async def prepare(run: Run, say: Callable[[str], None]) -> Path:
     """Make the run ready and return the model's directory. Does nothing the second time; safe in several processes at once."""
-    async with _alone(run.home.root, say):
+    async with _alone(run.config, say):
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
             await _publish_base(run, path, say)
@@ -35,21 +35,11 @@ async def prepared(run: Run) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _alone(root: Path, say: Callable[[str], None]) -> AsyncGenerator[None]:
+async def _alone(config: Config, say: Callable[[str], None]) -> AsyncGenerator[None]:
     """One process at a time; the others wait as long as it takes."""
-    told = False
-    while True:
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(hold(root, "prepare"))
-            except Conflict:
-                if not told:
-                    say("waiting for another worker to make the run ready")
-                told = True
-            else:
-                yield
-                return
-        await asyncio.sleep(_AGAIN_S)
+    waiting = "waiting for another worker to make the run ready"
+    with contextlib.closing(await wait_for(open_roles(config), "prepare", lambda _: say(waiting))):
+        yield
 
 
 async def _publish_base(run: Run, path: Path, say: Callable[[str], None]) -> None:

@@ -14,15 +14,15 @@ from ostinato.app.proving import (
     open_monitors,
     open_releases,
 )
-from ostinato.app.storage import Home, home, open_run
+from ostinato.app.storage import Home, Run
 from ostinato.config import Config
 from ostinato.core.errors import OstinatoError
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.stopping import unless
-from ostinato.record.lock import hold
 from ostinato.release.controller import ReleaseController
 
 _PACE_S = 600.0
@@ -33,33 +33,37 @@ logger = logging.getLogger(__name__)
 async def release(config: Config, life: Life) -> None:
     """Judge candidates until told to stop. Without a suite nothing ships by itself; what is live is guarded all the same.
 
-    Raises BadConfig for a suite that cannot be graded, Conflict if another release worker holds the run.
+    Raises as `act`, and BadConfig for a suite that cannot be graded.
     """
-    with hold(home(config).root, "release"), open_run(config) as run:
-        life.starting(config)("looking at the suite")
-        suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
-        life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
-        await unless(life.stopping, prepared(run))
-        await note_suite(run)
-        await note_hearing(run)
-        evaluation = None
-        if suite is None:
-            life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
-        else:
-            await note_resolution(run, suite)
-            life.pulse.begin("waiting for the gateway")
-            evaluation = open_evaluation(config, await unless(life.stopping, gateway(run.home)))
-            life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
-        monitors = open_monitors(run)
-        controller = open_releases(run, evaluation, monitors)
-        life.pulse.trouble = lambda: "; ".join(filter(None, (controller.trouble, monitors.trouble))) or None
-        await monitors.refresh()  # an alarm that stands pauses the first step already
-        progress = Progress(run.home.progress("release"), kept_bytes(config))
-        telling = asyncio.create_task(tell_pace(controller, config.evaluate.gate.alpha, progress))
-        try:
-            await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
-        finally:
-            telling.cancel()
+    await act(config, life, "release", lambda run: _judge(run, life))
+
+
+async def _judge(run: Run, life: Life) -> None:
+    config = run.config
+    life.starting(config)("looking at the suite")
+    suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
+    life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
+    await unless(life.stopping, prepared(run))
+    await note_suite(run)
+    await note_hearing(run)
+    evaluation = None
+    if suite is None:
+        life.pulse.begin("guarding what is live; there is no suite, so nothing ships by itself")
+    else:
+        await note_resolution(run, suite)
+        life.pulse.begin("waiting for the gateway")
+        evaluation = open_evaluation(config, await unless(life.stopping, gateway(run.home)))
+        life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
+    monitors = open_monitors(run)
+    controller = open_releases(run, evaluation, monitors)
+    life.pulse.trouble = lambda: "; ".join(filter(None, (controller.trouble, monitors.trouble))) or None
+    await monitors.refresh()  # an alarm that stands pauses the first step already
+    progress = Progress(run.home.progress("release"), kept_bytes(config))
+    telling = asyncio.create_task(tell_pace(controller, config.evaluate.gate.alpha, progress))
+    try:
+        await asyncio.gather(controller.run(life.stopping), monitors.run(life.stopping))
+    finally:
+        telling.cancel()
 
 
 async def tell_pace(controller: ReleaseController, gate_alpha: float, progress: Progress) -> None:

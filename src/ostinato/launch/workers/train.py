@@ -12,7 +12,7 @@ import torch
 
 from ostinato.app.learning import Learning, open_learning
 from ostinato.app.numerics import trainer_contract
-from ostinato.app.storage import Run, home, open_run
+from ostinato.app.storage import Run
 from ostinato.config import Config
 from ostinato.core.errors import BadWeights, Corrupt, NoSignal, NotFound
 from ostinato.core.records import PolicyVersion
@@ -20,15 +20,14 @@ from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
 from ostinato.core.weights import Learned
 from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepare
 from ostinato.launch.workers.pulse import Pulse
 from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
-from ostinato.record.lock import hold
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
-from ostinato.train import checkpoint
 from ostinato.weights.version.content import version_ref, weights_root
 
 logger = logging.getLogger(__name__)
@@ -67,10 +66,8 @@ class TrainWorker:
     async def resume(self) -> None:
         """Load the last checkpoint and take the recorded steps after it again, with the recorded credits."""
         parts = self.parts
-        found = await asyncio.to_thread(checkpoint.load, self._run.home.checkpoints)
-        if found is not None:
-            parts.trainer.restore(found)
-            logger.info("resumed at step %d", found.step)
+        if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
+            logger.info("resumed at step %d", parts.trainer.step_count)
         named = await parts.released.candidate()
         parts.candidates.last = await self._present() or named or parts.released.live
         async with parts.candidates.repeating(named):
@@ -104,9 +101,8 @@ class TrainWorker:
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
                     await parts.stored.settle()  # what a checkpoint is past is never published again
-                    state = replace(parts.trainer.state(), cursor=self._run.log.newest())
-                    keep = self._settings.keep_checkpoints
-                    await asyncio.to_thread(checkpoint.save, self._run.home.checkpoints, state, keep=keep)
+                    cursor, keep = self._run.log.newest(), self._settings.keep_checkpoints
+                    await asyncio.to_thread(parts.trainer.save, self._run.home.checkpoints, cursor=cursor, keep=keep)
                 await parts.desk.save()
 
     @contextlib.contextmanager
@@ -176,10 +172,10 @@ class TrainWorker:
 
 
 async def train(config: Config, life: Life) -> None:
-    """Train until told to stop. Raises Conflict if the run is trained already."""
+    """Train until told to stop. Raises as `act`."""
     torch.set_num_threads(config.train.threads)
-    with hold(home(config).root, "train"), open_run(config) as run:
-        await unless(life.stopping, _train(run, life), max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S))
+    cleaning_s = max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S)
+    await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life), cleaning_s))
 
 
 async def _train(run: Run, life: Life) -> None:

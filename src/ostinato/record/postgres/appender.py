@@ -14,15 +14,17 @@ from uuid import UUID
 
 import psycopg
 
-from ostinato.core.errors import OstinatoError
+from ostinato.core.errors import Conflict, OstinatoError
+from ostinato.core.records import Row, Turn
 from ostinato.core.seams import Clock, Cursor
+from ostinato.record.codec.kinds import TURNS
 from ostinato.record.codec.rows import Ready
 from ostinato.record.config import RecordConfig
 from ostinato.record.head import Head, TokenText
 from ostinato.record.keys import KeyRing
 from ostinato.record.owners import assign
 from ostinato.record.postgres.reader import PostgresReader
-from ostinato.record.postgres.schema import add_segment
+from ostinato.record.postgres.schema import LAYOUT, add_segment, check_layout
 from ostinato.record.postgres.segment import PostgresSegment
 from ostinato.record.postgres.server import Connection, Server, digest_of, passes
 
@@ -66,14 +68,18 @@ class PostgresAppender:
             raise
 
     def write(self, head: Open, rows: Sequence[Ready]) -> Cursor:
-        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction."""
+        """Write those rows that the log does not hold; the place of the newest row then. Inside the transaction.
+
+        Raises Conflict for a turn whose identity another turn has: that of a gateway which answered the same call at the same time.
+        """
         segment = head.segment
         asked: dict[UUID, Ready] = {}
         for row in rows:
-            asked.setdefault(digest_of(row.kind, row.identity), row)
+            _refuse_other(asked.setdefault(digest_of(row.kind, row.identity), row).row, row.row)
         query: LiteralString = "SELECT identity FROM identities WHERE identity = ANY(%s::uuid[])"
         there = {identity for (identity,) in segment.ask(query, (list(asked),))} if asked else set[UUID]()
         fresh = [(row, digest.int) for digest, row in asked.items() if digest not in there]
+        self._compare([row for digest, row in asked.items() if digest in there and row.turn is not None])
         newest = segment.newest
         if fresh:
             head.insert(fresh, newest, self.token_text)
@@ -86,6 +92,11 @@ class PostgresAppender:
     def refusal(self, error: Exception) -> OstinatoError:
         """The project's error for one that a transaction met."""
         return self._server.refusal(error)
+
+    def _compare(self, known: Sequence[Ready]) -> None:
+        found = self._reader.find(TURNS, [row.identity for row in known]) if known else {}
+        for row in known:
+            _refuse_other(found.get(row.identity), row.row)
 
     # ------------------------------------------------------------ the open segment
 
@@ -108,16 +119,21 @@ class PostgresAppender:
         return head
 
     def _look(self, segment: PostgresSegment) -> bool:
-        """Take the log's lock, and see where the segment stands now; False if it is not the newest any more. One round trip."""
+        """Take the log's lock, and see where the segment stands now; False if it is not the newest any more. One round trip.
+
+        Raises LeaseLost if this process writes in a role that another has by now, BadConfig if a newer Ostinato changed the tables.
+        """
         connection = segment.connection
         with connection.pipeline():
             connection.execute("BEGIN")
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._server.lock,))
-            newest = connection.execute("SELECT max(first) FROM segments")
+            newest = connection.execute("SELECT max(first), (SELECT layout FROM log) FROM segments")
             query: LiteralString = "SELECT max(id) FROM dictionaries WHERE segment = %s"
             dictionaries = connection.execute(query, (segment.first,))
-        found = newest.fetchone()
-        if found is None or found[0] != segment.first:
+        self._server.fence(connection)
+        first, layout = newest.fetchone() or (None, LAYOUT)
+        check_layout(self._server, layout)
+        if first != segment.first:
             return False
         segment.dictionaries = (dictionaries.fetchone() or (None,))[0] or 1
         segment.newest, segment.size = segment.standing()
@@ -149,3 +165,14 @@ class PostgresAppender:
             with suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
+
+
+def _refuse_other(there: Row | None, row: Row) -> None:
+    if isinstance(there, Turn) and isinstance(row, Turn) and _said(there) != _said(row):
+        raise Conflict(
+            f"turn {row.id} was answered by another gateway at the same time, and that answer is kept; send the call again to get it"
+        )
+
+
+def _said(turn: Turn) -> tuple[object, ...]:
+    return turn.tenant, turn.user, turn.prompt_ids, turn.sampled_ids

@@ -7,11 +7,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, LiteralString
 
-import psycopg
-
 from ostinato.core.seams import Cursor
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
-from ostinato.record.postgres.server import Server
+from ostinato.record.postgres.server import Connection, Server
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +24,10 @@ class PostgresFolds:
         self._server = server
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
-        """Durable when it returns. Raises StorageFull, Unavailable; what was kept before stays."""
+        """Durable when it returns. Raises StorageFull, Unavailable, LeaseLost; what was kept before stays."""
         check_fold_name(name)
         insert = "INSERT INTO folds VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
-        await asyncio.to_thread(self._asked, insert, (name, pack_fold(cursor, state)))
+        await asyncio.to_thread(self._asked, insert, (name, pack_fold(cursor, state)), writes=True)
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
         """What was saved last. A damaged one, or one of another version, is reported and counts as none. Raises Unavailable."""
@@ -41,10 +39,12 @@ class PostgresFolds:
             logger.warning("fold %s in %s cannot be used, the log is read instead: %s", name, self._server.name, error)
             return None
 
-    def _asked(self, query: LiteralString, values: tuple[Any, ...]) -> list[Any]:
-        with self._server.dial_patiently() as connection:
-            try:
+    def _asked(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
+        def ask(connection: Connection) -> list[Any]:
+            with connection.transaction():
+                if writes:
+                    self._server.fence(connection)
                 cursor = connection.execute(query, values, binary=True)
                 return cursor.fetchall() if cursor.description else []
-            except psycopg.Error as error:
-                raise self._server.refusal(error) from error
+
+        return self._server.ask(ask)

@@ -16,6 +16,7 @@ from ostinato.record.postgres.reader import PostgresReader
 from ostinato.record.postgres.retention import drop_tables, keep_copied
 from ostinato.record.postgres.schema import ready_schema
 from ostinato.record.postgres.server import Server
+from ostinato.record.roles import FencingToken
 from ostinato.record.rowlog import RowLog
 
 
@@ -34,10 +35,18 @@ class PostgresLog(RowLog):
         super().__init__(PostgresReader(server, None), PostgresAppender(server, config, clock, None), None, config)
 
     @classmethod
-    def open(cls, config: RecordConfig, clock: Clock = wall_clock, *, first: Cursor = 1) -> Self:
+    def open(
+        cls,
+        config: RecordConfig,
+        clock: Clock = wall_clock,
+        *,
+        first: Cursor = 1,
+        token: FencingToken | None = None,
+    ) -> Self:
         """Open or create the log at `record.url`, in the schema `record.namespace`. Waits `record.append_s` for a server that starts.
 
-        `first`: the place of the first row of a log that is created.
+        `first`: the place of the first row of a log that is created. `token`: what is shown with each write, for who has a role; once
+        another process has that role, writes raise LeaseLost.
 
         Raises:
             BadConfig: the URL is none, the server is too old or not durable, or the schema is another program's or version's.
@@ -47,9 +56,8 @@ class PostgresLog(RowLog):
             raise BadConfig(
                 "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
             )
-        server = Server.of(config)
-        with server.dial_patiently() as connection:
-            name = ready_schema(connection, server, clock(), first)
+        server = Server.of(config).fenced(token)
+        name = server.ask(lambda connection: ready_schema(connection, server, clock(), first))
         return cls(server, name, clock, config)
 
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:

@@ -23,7 +23,7 @@ def drop_tables(server: Server, now: float, retain_days: float, keep_after: Curs
     """Drop the segments that were closed more than `retain_days` ago and have no row above `keep_after`; how many.
 
     The oldest first, and none out of turn. Safe beside readers, writers, other callers and kill -9: each segment goes in one
-    transaction. One that a reader holds is left for the next call. Raises StorageFull, Unavailable, Corrupt.
+    transaction. One that a reader holds is left for the next call. Raises StorageFull, Unavailable, Corrupt, LeaseLost.
     """
     dropped, before = 0, now - retain_days * DAY_S
     try:
@@ -48,6 +48,7 @@ def _drop_table(connection: Connection, server: Server, first: Cursor, last: Cur
         still = connection.execute("SELECT 1 FROM segments WHERE first = %s", (first,)).fetchone()
         if claimed != (True,) or still is None:
             return False
+        server.fence(connection)
         # its rows' identities may be many
         connection.execute("SET LOCAL statement_timeout = 0")
         _copy_out(PostgresSegment(connection, server.name, first, None), KeptRows(connection, server.name), last)
@@ -74,12 +75,12 @@ def _copy_out(segment: PostgresSegment, kept: KeptRows, last: Cursor) -> None:
 
 def keep_copied(server: Server, rows: Sequence[tuple[Cursor, Row]]) -> None:
     """Take in rows that stay for ever, with their identities, each at its place. Raises StorageFull, Unavailable."""
-    try:
-        with server.dial_patiently() as connection, connection.transaction():
-            ready = [(prepare(row), seq) for seq, row in rows]
+    ready = [(prepare(row), seq) for seq, row in rows]
+    places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
+
+    def keep(connection: Connection) -> None:
+        with connection.transaction(), connection.cursor() as cursor:
             KeptRows(connection, server.name).keep([(each.kind, seq, each.body) for each, seq in ready])
-            places = [(digest_of(each.kind, each.identity), seq) for each, seq in ready]
-            with connection.cursor() as cursor:
-                cursor.executemany("INSERT INTO identities VALUES (%s, %s) ON CONFLICT DO NOTHING", places)
-    except psycopg.Error as error:
-        raise server.refusal(error) from error
+            cursor.executemany("INSERT INTO identities VALUES (%s, %s) ON CONFLICT DO NOTHING", places)
+
+    server.ask(keep)

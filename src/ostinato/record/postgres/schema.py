@@ -16,8 +16,16 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import KINDS, Kind
 from ostinato.record.postgres.server import Connection, Server, passes
 
-LAYOUT = 1
+LAYOUT = 2
 """The version of these tables."""
+
+_LEASES = (
+    "CREATE TABLE leases (role text PRIMARY KEY, number bigint NOT NULL, mark uuid NOT NULL, holder text NOT NULL, "
+    "until timestamptz NOT NULL)"
+)
+
+_FROM = {1: (_LEASES, "UPDATE log SET layout = 2")}
+"""What makes the next version of an older one."""
 
 NUMBERS = {
     "turns": 1,
@@ -45,6 +53,7 @@ _TABLES = (
     "CREATE TABLE kept (seq bigint PRIMARY KEY, kind smallint NOT NULL, body bytea NOT NULL)",
     "CREATE INDEX kept_kinds ON kept (kind, seq)",
     "CREATE TABLE folds (name text PRIMARY KEY, body bytea NOT NULL)",
+    _LEASES,
     "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
     "$$BEGIN RAISE EXCEPTION 'the log is append-only'; END$$",
 )
@@ -76,16 +85,21 @@ def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
 def ready_schema(connection: Connection, server: Server, made_at: float, first: Cursor = 1) -> str:
     """Make the log's tables, and its first segment, unless they are there; the name that it was given when it was made.
 
-    Any number of processes may do this at once. Raises BadConfig for a schema that is another program's, newer or older.
+    Tables of an older version are brought up to this one. Any number of processes may do this at once. Raises BadConfig for a schema that
+    is another program's, or newer.
     """
     found = _layout(connection, server)
-    if found is None:
+    if found is None or found[0] in _FROM:
         try:
             with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
                 found = _layout(connection, server)
                 if found is None:
                     found = _make(connection, server, made_at, first)
+                while found[0] in _FROM:
+                    for statement in _FROM[found[0]]:
+                        connection.execute(statement)  # pyright: ignore[reportArgumentType,reportCallIssue]
+                    found = (found[0] + 1, found[1])
         except psycopg.errors.InsufficientPrivilege as error:
             raise BadConfig(
                 f"{server.name} cannot be made: {error}; let the database's owner run CREATE SCHEMA {server.namespace} "
@@ -96,12 +110,17 @@ def ready_schema(connection: Connection, server: Server, made_at: float, first: 
                 raise
             raise server.refusal(error) from error
     layout, name = found
+    check_layout(server, layout)
+    return name
+
+
+def check_layout(server: Server, layout: int) -> None:
+    """Raises BadConfig for tables of another version than this."""
     if layout != LAYOUT:
         raise BadConfig(
             f"{server.name} has layout {layout}, this Ostinato reads {LAYOUT}; use the Ostinato that wrote it, or name another "
             "schema in record.namespace"
         )
-    return name
 
 
 def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
@@ -119,6 +138,11 @@ def _layout(connection: Connection, server: Server) -> tuple[int, str] | None:
         found = connection.execute("SELECT layout, name FROM log").fetchone()
     except psycopg.errors.UndefinedColumn as error:
         raise strange from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege) as error:  # the first without USAGE
+        raise BadConfig(
+            f"{server.name} is there, and permission denied; let its owner grant the user of record.url USAGE of the schema, and "
+            "SELECT, INSERT, UPDATE and DELETE of its tables"
+        ) from error
     if found is None:
         raise strange
     return found

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ostinato.core.errors import BadConfig, Corrupt, OstinatoError, StorageFull, TooLarge, Unavailable
+from ostinato.core.errors import BadConfig, Corrupt, LeaseLost, OstinatoError, StorageFull, TooLarge, Unavailable
 from ostinato.core.records import Identity
 from ostinato.record.codec.kinds import Kind
 from ostinato.record.config import RecordConfig
+from ostinato.record.roles import FencingToken
 
 OLDEST = 130000
 """The oldest server that is talked to: Postgres 13."""
@@ -26,16 +28,20 @@ LOCK_MS = 1000
 """How long one attempt waits for another process's lock. Whoever wants to wait longer tries again."""
 
 _PAUSE_S = 0.1  # after a connection that could not be made
-_PASSING = frozenset({"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "57P05", "25006", "53300"})
-"""Serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a standby, too many clients."""
+_PASSING = frozenset(
+    {"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "57P05", "25006", "25P03", "53300"}
+)
+"""Serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a standby, too long a pause within
+a transaction, too many clients."""
 _OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid")
 
 Connection = psycopg.Connection[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a log lies. `name` is for messages: it holds no password.
+    """Where a log lies. `name` is for messages: it holds no password. `token` is what is shown with each write, for who has a role.
 
     Example: ``Server.of(RecordConfig(url="postgresql://ann@db.example/loop"))``
     """
@@ -44,6 +50,7 @@ class Server:
     namespace: str
     parameters: Mapping[str, Any] = field(repr=False)
     wait_s: float
+    token: FencingToken | None = None
 
     @classmethod
     def of(cls, config: RecordConfig, environment: Mapping[str, str] = os.environ) -> Server:
@@ -60,7 +67,7 @@ class Server:
         name = f"postgresql://{host or ''}{f':{port}' if port else ''}/{database or ''} (schema {config.namespace})"
         wait = max(2, round(config.append_s))
         parameters = {"target_session_attrs": "read-write", "application_name": "ostinato", "connect_timeout": wait}
-        parameters |= {"tcp_user_timeout": wait * 1000, **found}
+        parameters |= {"tcp_user_timeout": wait * 1000, **found, "client_encoding": "UTF8"}
         if config.password_env:
             if not environment.get(config.password_env):
                 raise BadConfig(f"record.password_env names the variable {config.password_env}, which is not set")
@@ -84,17 +91,37 @@ class Server:
             raise
         return connection
 
-    def dial_patiently(self) -> Connection:
-        """As `dial`, again and again until `record.append_s` is over. Raises BadConfig, Unavailable."""
+    def ask(self, question: Callable[[Connection], T]) -> T:
+        """What `question` answers over a connection of its own; asked again while what it meets may pass, until `record.append_s` is over.
+
+        So it must be safe to ask twice what was carried out once. Raises BadConfig, and as `refusal` says.
+        """
         deadline = time.monotonic() + self.wait_s
         while True:
             try:
-                return self.dial()
+                with self.dial() as connection:
+                    return question(connection)
             except psycopg.Error as error:
                 if error.sqlstate is None and _OURS.search(str(error)):
                     raise BadConfig(f"{self.name} does not let us in: {_line(error)}; correct record.url") from None
                 if not passes(error) or time.monotonic() > deadline:
                     raise self.refusal(error) from error
+
+    def fenced(self, token: FencingToken | None) -> Server:
+        """The same for who writes in a role."""
+        return replace(self, token=token)
+
+    def fence(self, connection: Connection) -> None:
+        """Inside a transaction that writes: nobody takes our role over before it ends. Raises LeaseLost if somebody has."""
+        if self.token is None:
+            return
+        query = "SELECT 1 FROM leases WHERE role = %s AND number = %s AND mark = %s FOR SHARE"
+        token = self.token
+        if connection.execute(query, (token.role, token.number, token.mark)).fetchone() is None:
+            raise LeaseLost(
+                f"another process is the {token.role} process at {self.name} by now, and token {token.number} is refused: this one "
+                "paused, or was cut off, for longer than record.lease_s; nothing was written"
+            )
 
     @property
     def lock(self) -> int:
@@ -133,8 +160,10 @@ def passes(error: Exception) -> bool:
 
 def digest_of(kind: Kind, identity: Identity) -> UUID:
     """128 bits that stand for an identity. Raises UnicodeEncodeError for a lone surrogate."""
-    plain = "\0".join([kind.table, *map(str, identity)]).encode()
-    return UUID(bytes=blake2b(plain, digest_size=16).digest())
+    parts = [kind.table, *map(str, identity)]
+    # a part that holds the sign between parts would let two identities read alike; JSON writes it as an escape
+    plain = json.dumps(parts, ensure_ascii=False) if any("\0" in part for part in parts) else "\0".join(parts)
+    return UUID(bytes=blake2b(plain.encode(), digest_size=16).digest())
 
 
 def _line(error: Exception) -> str:
@@ -148,6 +177,8 @@ def _prepare(connection: Connection, server: Server) -> None:
     query = (
         "SELECT current_setting('fsync'), current_setting('synchronous_commit'), set_config('search_path', %s, false), "
         "set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false), "
+        # with another the snapshot would be older than the log's lock, and places would be given twice
+        "set_config('default_transaction_isolation', 'read committed', false), "
         "set_config('idle_in_transaction_session_timeout', %s, false)"
     )
     timeout = f"{round(server.wait_s * 1000)}ms"

@@ -107,6 +107,30 @@ def make_microbatches(
     return work
 
 
+def idle_microbatch() -> Microbatch:
+    """One that teaches nothing: a rank without work computes it where all must compute as often."""
+    packed = pack([TokenTurn(prompt=(0,), sampled=(0,))])
+    return Microbatch(
+        packed=packed,
+        attend=TreeAttention(packed),
+        temperatures_M=torch.ones(1),
+        behaviour_M=torch.zeros(1),
+        advantages_M=torch.zeros(1),
+        turns_M=torch.from_numpy(packed.turns_M),
+        weights_S=torch.zeros(1),
+        factors_S=torch.zeros(1),
+        foreign_M=torch.ones(1, dtype=torch.bool),
+        versions_M=[PolicyVersion(number=0, hash="")],
+        edits=no_edits,
+    )
+
+
+def no_edits(start: int, stop: int) -> Mapping[int, Edit]:
+    """The logits of none of these tokens were changed."""
+    del start, stop
+    return {}
+
+
 def token_turns(turns: Sequence[Turn]) -> list[TokenTurn]:
     """What packing needs of turns that have a prompt and sampled tokens."""
     return [TokenTurn(prompt=turn.prompt_ids, sampled=turn.sampled_ids) for turn in turns]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ def sum_gradients_into(model: nn.Module, sums: Mapping[str, Tensor]) -> None:
     for module in model.modules():
         if type(module) is Linear:
             _replace_forward(module, partial(_linear, module, by_weight[id(module.weight)]))
-        elif type(module) is nn.Embedding and _is_plain(module):
+        elif is_plain_embedding(module):
             _replace_forward(module, partial(_embedding, module, by_weight[id(module.weight)]))
         elif isinstance(module, GatedMLP) and type(module.down_proj) is Linear:
             _replace_forward(module, partial(_gated_layer, module, by_weight[id(module.down_proj.weight)]))
@@ -80,8 +80,38 @@ def _linear(module: Linear, total: Tensor, x: Tensor) -> Tensor:
 # ---------------------------------------------------------------- embeddings
 
 
-def _is_plain(module: nn.Embedding) -> bool:
+def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
+    """Whether it is one that only looks rows up."""
+    if type(module) is not nn.Embedding:
+        return False
     return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+
+
+class _LookedUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rest = weight.shape, weight.dtype, padding
+        return F.embedding(ids, weight, padding)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids,), (shape, dtype, padding) = ctx.saved_tensors, ctx.rest
+        known_K, place_N = ids.flatten().unique(return_inverse=True)
+        rows_KD = torch.zeros(len(known_K), shape[1]).index_add_(0, place_N, _flat(grads[0]).float())
+        if padding is not None:  # its embedding is a constant
+            rows_KD[known_K == padding] = 0
+        return None, torch.zeros(shape, dtype=dtype).index_copy_(0, known_K, rows_KD.to(dtype)), None
+
+
+def looked_up(ids: Tensor, weight: Tensor, padding: int | None) -> Tensor:
+    """Rows of an embedding, under autograd: a token's gradients are added up in fp32 and rounded once to the weight's dtype.
+
+    Autograd's own backward adds them up in the dtype: in bf16 a token that comes often learns too little or too much.
+    """
+    if not torch.is_grad_enabled():
+        return F.embedding(ids, weight, padding)
+    return _LookedUp.apply(ids, weight, padding)  # pyright: ignore[reportReturnType]
 
 
 class _Embedding(torch.autograd.Function):

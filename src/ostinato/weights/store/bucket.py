@@ -20,7 +20,7 @@ from obstore import exceptions as errors
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge, Unauthorized, Unavailable
 from ostinato.weights.store.condemned import OBEYED_S, Condemned, Instant
-from ostinato.weights.store.interface import ListedObject, ListedRef, check_range
+from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.store.location import BucketConfig, again, connect, short
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
@@ -54,8 +54,8 @@ class BucketStore:
     ref name of the wrong form.
     """
 
-    def __init__(self, config: BucketConfig, *, inside: Any = None) -> None:
-        self.url, self._config = config.url, config
+    def __init__(self, config: BucketConfig, *, inside: Any = None, fence: Fence = unfenced) -> None:
+        self.url, self._config, self._fence = config.url, config, fence
         self._store = inside if inside is not None else connect(config)
         self._gate = asyncio.Semaphore(config.parallel)  # one for all objects: what was asked for first comes first
         self._condemned = Condemned(self._store, config.retries)
@@ -194,7 +194,12 @@ class BucketStore:
         return _Ref(value, text, meta["e_tag"], meta["last_modified"])
 
     async def _exchange(self, ref: str, at: _Ref, word: str) -> None:
-        """Write `word` over what was read. Raises Conflict if the ref is not there any more as it was read."""
+        """Write `word` over what was read. Raises Conflict if the ref is not there any more as it was read.
+
+        The fence is asked after the ref was read: whoever takes our role over afterwards writes each ref again before it does anything
+        else (`app.roles`), and this condition no longer holds.
+        """
+        await asyncio.to_thread(self._fence)
         mode: Any = "create" if at.tag is None else {"e_tag": at.tag}
         text = f"{word} {uuid.uuid4().hex}"
         with self._refusals(f"moving ref {ref}"):

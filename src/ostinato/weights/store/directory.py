@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound, TooLarge
 from ostinato.weights.store.disk import Disk, Files, stamp_of, storage_refusals
-from ostinato.weights.store.interface import ListedObject, ListedRef, check_range
+from ostinato.weights.store.interface import Fence, ListedObject, ListedRef, check_range, unfenced
 from ostinato.weights.version.content import MAX_OBJECT_BYTES, check_hash, check_ref, hash_of, is_hash
 
 
@@ -35,12 +35,14 @@ class DirectoryStore:
         name = await store.put(b"...")
         await store.move_ref("live", None, name)
 
+    `fence` is asked under the lock on the refs: who holds it delays every other mover, and nobody moves one in between.
+
     Raises (all methods): StorageFull when the disk refuses a write (nothing of the call is kept); BadRequest for a hash or ref
     name of the wrong form.
     """
 
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
-        self._root = root
+    def __init__(self, root: Path, disk: Disk | None = None, fence: Fence = unfenced) -> None:
+        self._root, self._fence = root, fence
         self._files = Files(root, disk or Disk())
         with storage_refusals(f"making the store in {root}"):
             root.mkdir(parents=True, exist_ok=True)
@@ -198,6 +200,7 @@ class DirectoryStore:
                 raise Conflict(
                     f"ref {ref} is at {now or 'nothing'}, not at {old or 'nothing'}; read it again and decide anew"
                 )
+            self._fence()
             try:
                 self._files.directory(path.parent)
                 if path.is_dir():
@@ -216,6 +219,7 @@ class DirectoryStore:
         with storage_refusals(f"deleting ref {ref}"), self._files.locked("refs.lock", fcntl.LOCK_EX):
             if (now := self._read_ref(ref)) != old:
                 raise Conflict(f"ref {ref} is at {now or 'nothing'}, not at {old}; read it again and decide anew")
+            self._fence()
             try:
                 removed = self._files.remove(path, stamp)
             except OSError:

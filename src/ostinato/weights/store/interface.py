@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from ostinato.core.errors import BadRequest
 from ostinato.core.seams import WeightStore
 from ostinato.weights.version.content import MAX_OBJECT_BYTES
+
+Fence = Callable[[], None]
+"""Asks whether a mover of refs may still move them, between its look at a ref and its write. May wait. Raises LeaseLost if not."""
+
+
+def unfenced() -> None:
+    """For who may move refs as long as it lives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,8 @@ def _at_insert(self, statement, *rest, **options):
 
 
 @pytest.mark.parametrize(
-    ("code", "kept"), [("40001", True), ("40P01", True), ("57P01", True), ("25006", True), ("53100", False)]
+    ("code", "kept"),
+    [("40001", True), ("40P01", True), ("57P01", True), ("25006", True), ("25P03", True), ("53100", False)],
 )
 async def test_what_the_server_answers_once(in_postgres, code, kept):
     """A trigger of the test's own raises the code at one insert; what passes is tried again, a full disk is told."""
@@ -298,7 +299,7 @@ def test_a_schema_of_another_program(in_postgres):
 def test_a_log_of_another_version(in_postgres):
     PostgresLog.open(in_postgres()).close()
     sql(in_postgres(), "UPDATE log SET layout = 7")
-    with pytest.raises(BadConfig, match="has layout 7, this Ostinato reads 1"):
+    with pytest.raises(BadConfig, match="has layout 7, this Ostinato reads 2"):
         PostgresLog.open(in_postgres())
 
 

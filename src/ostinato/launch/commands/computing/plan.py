@@ -43,7 +43,8 @@ def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, 
     for line in conclusions(told, found):
         console.print(line, highlight=False, soft_wrap=True)
     console.print(Text("\nOn paper, not a measurement. It rests on:", "dim"))
-    console.print(assumptions_table(told))
+    for line in assumptions(told):
+        console.print(Text(line, "dim"), soft_wrap=True)
     console.print(Text("Not counted:", "dim"))
     for line in NOT_COUNTED:
         console.print(Text(f"  {line}", "dim"), soft_wrap=True)
@@ -74,7 +75,6 @@ def phases_table(found: CyclePlan) -> Table:
     table = Table(
         "",
         "a cycle's phases",
-        "machines",
         "operations",
         "bytes",
         "seconds",
@@ -83,14 +83,13 @@ def phases_table(found: CyclePlan) -> Table:
         box=None,
         pad_edge=False,
     )
-    for column in (2, 3, 4, 5, 7):
+    for column in (2, 3, 4, 6):
         table.columns[column].justify = "right"
     for lane in found.lanes:
         for at, phase in enumerate(lane.phases):
             table.add_row(
                 lane.name if at == 0 else "",
                 phase.name,
-                f"{phase.machines:,}" if phase.machines else "",
                 f"{phase.flops:.2e}" if phase.flops else "",
                 size(phase.bytes) if phase.bytes else "",
                 f"{phase.seconds:,.1f}",
@@ -137,21 +136,18 @@ def conclusions(told: Description, found: CyclePlan) -> list[str]:
     ]
 
 
-def assumptions_table(told: Description) -> Table:
-    """Every value with where it comes from. What all regions, or all classes, have alike stands once."""
+def assumptions(told: Description) -> list[str]:
+    """Every value, under where it comes from. What all regions, or all classes, have alike stands once."""
     rows = list(told.assumptions())
     alike: dict[str, set[tuple[object, str]]] = {}
     for key, value, source, _ in rows:
         alike.setdefault(_of_all(key), set()).add((value, source))
-    table = Table("value", "", "source", "means", box=None, pad_edge=False, header_style="dim", style="dim")
-    table.columns[1].justify = "right"
-    shown: set[str] = set()
+    by_source: dict[str, dict[str, str]] = {}
     for key, value, source, means in rows:
         name = _of_all(key) if len(alike[_of_all(key)]) == 1 else key
-        if name not in shown:
-            shown.add(name)
-            table.add_row(name, f"{value:g}" if isinstance(value, float) else str(value), source, means)
-    return table
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        by_source.setdefault(source, {}).setdefault(name, f"    {name} = {shown}  {means}")
+    return [line for source, values in by_source.items() for line in (f"  {source}", *values.values())]
 
 
 def _of_all(key: str) -> str:

@@ -25,7 +25,7 @@ def print_plan(deployment: Deployment, link: Link, console: Console, cores: int 
 
 def size(count: float) -> str:
     """Bytes for people, in powers of ten: 10.1 GB."""
-    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
+    for unit, power in (("PB", 15), ("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
         if count >= 10**power:
             return f"{count / 10**power:,.1f} {unit}"
     return f"{count:.0f} B"

@@ -39,7 +39,7 @@ async def replay_run(config: Config, console: Console) -> None:
 async def replay(run: Run, path: Path) -> dict[int, str]:
     """Take every recorded step again, from the starting model, and return step -> root of its weights.
 
-    Needs the same machine type, torch and thread count to give the same bits. Nothing is written.
+    Needs the same machine type, torch, thread and rank count to give the same bits. Nothing is written.
     """
     import torch
 
@@ -50,7 +50,10 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     parts = open_learning(run, path, base, contract, on_learned=lambda _: None, on_published=lambda _: None)
     roots: dict[int, str] = {}
     last = run.log.tail(1, {Batch})
-    async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
-        with contextlib.suppress(NoSignal, BadWeights):  # refused then, refused now
-            roots[batch.row.step] = weights_root((await parts.learner.trainer.step(batch)).weights)
+    try:
+        async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
+            with contextlib.suppress(NoSignal, BadWeights):  # refused then, refused now
+                roots[batch.row.step] = weights_root((await parts.learner.trainer.step(batch)).weights)
+    finally:
+        parts.trainer.close()
     return roots

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.app.learning import open_desk
+from ostinato.app.roles import open_roles
 from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_log
 from ostinato.app.worlds_proving import open_rollout_runner, world_suite
 from ostinato.app.worlds_tasks import function_tasks
@@ -237,7 +238,7 @@ class _Course:
 @contextlib.asynccontextmanager
 async def _rewarded(config: Config, log: Log) -> AsyncGenerator[None]:
     """Give users' turns their rewards inside the block, as the trainer would, and learn nothing. Raises what went wrong with that."""
-    with hold(home(config).root, "train"):
+    with contextlib.closing(open_roles(config).take("train")):
         asker = asker_of(config.reward)
         await asker.open()
         desk = open_desk(config, log, asker=asker)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ostinato.app.roles import open_roles
 from ostinato.app.storage import EVALUATION_REF, home, open_follower, open_store
 from ostinato.config import Config
 from ostinato.core.errors import Conflict, NotFound
@@ -79,7 +80,7 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
     place = home(config)
     async with contextlib.AsyncExitStack() as leaving:
         try:
-            leaving.enter_context(hold(place.root, "release"))
+            leaving.enter_context(contextlib.closing(open_roles(config).take("release")))
         except Conflict as error:
             if release != NEWEST:
                 raise Conflict(

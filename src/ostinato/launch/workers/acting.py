@@ -1,0 +1,55 @@
+"""How a worker gets the role that only one process of a run has, keeps it while it works, and ends when another process takes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import closing
+from typing import Any
+
+from ostinato.app.roles import claim_refs, open_roles, wait_for
+from ostinato.app.storage import Run, open_run
+from ostinato.config import Config
+from ostinato.launch.workers.life import Life
+from ostinato.launch.workers.stopping import unless
+from ostinato.record.roles import Roles, Tenure
+
+_LOOK_S = 0.2
+_CLEANING_S = 5.0  # how long what was cancelled may take to put its things away
+
+
+async def act(config: Config, life: Life, role: str, work: Callable[[Run], Coroutine[Any, Any, None]]) -> None:
+    """Do `work` on the run as the one process that has the role, until it is done. In a run on several hosts the others wait in reserve.
+
+    Raises Conflict if another process of this machine has the role; LeaseLost once one of another host took it over; Stopped.
+    """
+    tenure = await _taken(open_roles(config), role, life)
+    with closing(tenure), open_run(config, tenure) as run:
+        await _unless_lost(tenure, _claiming(run, role, tenure, work))
+
+
+async def _taken(roles: Roles, role: str, life: Life) -> Tenure:
+    if not roles.pass_on:
+        return roles.take(role)
+    return await unless(life.stopping, wait_for(roles, role, lambda who: life.pulse.begin(f"in reserve: {who}")))
+
+
+async def _claiming(run: Run, role: str, tenure: Tenure, work: Callable[[Run], Coroutine[Any, Any, None]]) -> None:
+    if tenure.token is not None:
+        await claim_refs(run, role)
+    await work(run)
+
+
+async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
+    """What `work` raises. Raises LeaseLost once the role is lost: `work` is then cancelled, and its clean-up waited for."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done() and not tenure.lost:
+            await asyncio.wait({task}, timeout=_LOOK_S)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CLEANING_S)
+    if tenure.lost:
+        tenure.check()
+    await task

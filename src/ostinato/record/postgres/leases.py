@@ -1,0 +1,153 @@
+"""Roles of a run as leases in Postgres: whoever shows no sign of life for `record.lease_s` loses the role to whoever asks for it.
+
+The server's clock says when a lease may be taken over; a client's clock says nothing. Who may write does not depend on a clock at all: each
+write looks, in its own transaction, whether its token is still the newest, and holds the lease's row until it is committed. So a holder
+that was paused and comes back can write nothing, however wrong any clock is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import Conflict, LeaseLost, OstinatoError
+from ostinato.record.config import RecordConfig
+from ostinato.record.lock import check_role
+from ostinato.record.postgres.schema import ready_schema
+from ostinato.record.postgres.server import Connection, Server
+from ostinato.record.roles import FencingToken
+
+logger = logging.getLogger(__name__)
+
+_TAKE = (
+    "INSERT INTO leases AS held VALUES (%(role)s, 1, %(mark)s, %(holder)s, clock_timestamp() + %(s)s * interval '1 s') "
+    "ON CONFLICT (role) DO UPDATE SET number = held.number + 1, mark = excluded.mark, holder = excluded.holder, "
+    "until = clock_timestamp() + %(s)s * interval '1 s' WHERE held.until < clock_timestamp() RETURNING number"
+)
+_OURS = "WHERE role = %s AND number = %s AND mark = %s"
+_AGAIN_S = 0.5  # after a sign of life that did not reach the server
+
+
+class PostgresRoles:
+    """Roles of the run whose log lies in a schema; the tables are made if need be. Raises as `PostgresLog.open`.
+
+    Example: ``lease = PostgresRoles(config.record).take("train")``
+    """
+
+    pass_on = True
+
+    def __init__(self, config: RecordConfig) -> None:
+        self._server, self._lease_s = Server.of(config), config.lease_s
+        self._server.ask(lambda connection: ready_schema(connection, self._server, wall_clock()))
+
+    def take(self, role: str) -> Lease:
+        """Raises Conflict, naming the holder; BadConfig, Unavailable."""
+        check_role(role)
+        mark, holder = uuid4(), f"process {os.getpid()} on {socket.gethostname()}"[:200]
+        asked = {"role": role, "mark": mark, "holder": holder, "s": self._lease_s}
+        number = self._server.ask(lambda connection: _take(connection, self._server, asked))
+        return Lease(self._server, FencingToken(role=role, number=number, mark=mark), self._lease_s)
+
+
+def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> int:
+    """The number of the token. Raises Conflict."""
+    role = asked["role"]
+    query = (
+        "SELECT number, mark, holder, extract(epoch FROM until - clock_timestamp())::float8 FROM leases "
+        "WHERE role = %s AND until >= clock_timestamp()"
+    )
+    held = connection.execute(query, (role,)).fetchone()
+    if held is not None and held[1] == asked["mark"]:
+        return held[0]  # it was taken, and the answer was lost
+    if held is not None:
+        number, _, holder, left = held
+        raise Conflict(
+            f"another {role} process ({holder}, token {number}) works at {server.name}; it is taken over if it gives no sign of life "
+            f"for {left:.1f} s; or stop it"
+        )
+    try:
+        found = connection.execute(_TAKE, asked).fetchone()
+    except psycopg.errors.LockNotAvailable:
+        raise Conflict(f"the last {role} process at {server.name} is writing; try again") from None
+    if found is None:
+        raise Conflict(f"another {role} process at {server.name} was quicker; try again")
+    return found[0]
+
+
+class Lease:
+    """A role that this process has, and keeps by giving signs of life, until another process takes it or `close`."""
+
+    def __init__(self, server: Server, token: FencingToken, lease_s: float) -> None:
+        self.token = token
+        self._server, self._lease_s = server.fenced(token), lease_s
+        self._lost, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._live, name=f"lease-{token.role}", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """True once it is known that another process has the role."""
+        return self._lost.is_set()
+
+    def check(self) -> None:
+        """Raises LeaseLost if another process has the role by now; Unavailable if the server does not answer."""
+
+        def look(connection: Connection) -> None:
+            with connection.transaction():
+                self._server.fence(connection)
+
+        try:
+            self._server.ask(look)
+        except LeaseLost:
+            self._lost.set()
+            raise
+
+    def close(self) -> None:
+        """Stop the signs of life, and let another process have the role at once, if the server can be told. May be called twice."""
+        self._closing.set()
+        self._thread.join()
+
+    # ------------------------------------------------------------ the thread
+
+    def _live(self) -> None:
+        connection: Connection | None = None
+        wait = self._lease_s / 3
+        while not self._closing.wait(wait):
+            wait = self._lease_s / 3
+            try:
+                connection = connection or self._server.dial()
+                self._renew(connection)
+                if self.lost:
+                    break
+            except (psycopg.Error, OstinatoError) as error:
+                logger.warning("no sign of life reached %s: %s", self._server.name, error)
+                connection, wait = _closed(connection), min(_AGAIN_S, wait)
+        if not self.lost:
+            with suppress(psycopg.Error, OstinatoError):
+                connection = connection or self._server.dial()
+                token = self.token
+                query = f"UPDATE leases SET until = '-infinity' {_OURS}"
+                connection.execute(query, (token.role, token.number, token.mark))
+        _closed(connection)
+
+    def _renew(self, connection: Connection) -> None:
+        token = self.token
+        query = f"UPDATE leases SET until = clock_timestamp() + %s * interval '1 s' {_OURS}"
+        with suppress(psycopg.errors.LockNotAvailable):  # a write of ours holds the row: nobody can take it now
+            if not connection.execute(query, (self._lease_s, token.role, token.number, token.mark)).rowcount:
+                self._lost.set()
+
+
+def _closed(connection: Connection | None) -> None:
+    if connection is not None:
+        with suppress(psycopg.Error):
+            connection.close()

@@ -1,0 +1,86 @@
+"""What the first rank tells the others, as lines of JSON: the typed parser at the boundary of a rank's process."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from ostinato.core.numerics import Contract
+from ostinato.core.records import PolicyVersion
+from ostinato.core.samples import Sample
+from ostinato.train.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """What a rank is told when it starts: what it trains, and at which port of this machine the ranks meet.
+
+    Example: ``RankTask(model=path, config=config, contract=None, rank=1, port=41235)``
+    """
+
+    model: Path
+    config: TrainConfig
+    contract: Contract | None
+    rank: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A method of `PolicyTrainer` that all ranks call now. Weights are not in it: the first rank deals them out as they are needed.
+
+    `held`: a step is held to references, `release` and `anchor`. `number`: the policy that training goes back to. The rest: a
+    checkpoint's directory, cursor, and how many are kept.
+
+    Example: ``Call(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
+    """
+
+    method: Literal["step", "go_back", "skip_step", "weights", "save", "resume"]
+    samples: tuple[Sample, ...] = ()
+    held: bool = False
+    release: PolicyVersion | None = None
+    anchor: PolicyVersion | None = None
+    number: int | None = None
+    directory: Path = Path()
+    cursor: int = 0
+    keep: int = 1
+
+
+_CALL: TypeAdapter[Call] = TypeAdapter(Call)
+_TASK: TypeAdapter[RankTask] = TypeAdapter(RankTask)
+
+
+def task_line(task: RankTask) -> bytes:
+    """One line."""
+    return _line(_TASK.dump_python(task, mode="json"))
+
+
+def read_task(line: bytes) -> RankTask:
+    """The inverse of `task_line`. Raises ValueError."""
+    return _TASK.validate_python(json.loads(line))
+
+
+def call_line(call: Call) -> bytes:
+    """One line. Numbers that are not finite are kept: it is for the step to refuse them."""
+    return _line(_CALL.dump_python(call))
+
+
+def read_call(line: bytes) -> Call:
+    """The inverse of `call_line`. Raises ValueError."""
+    found = json.loads(line)
+    for sample in found["samples"]:
+        sample["turn"]["routes"] = base64.b64decode(sample["turn"]["routes"])
+    return _CALL.validate_python(found)
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, default=_plain, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

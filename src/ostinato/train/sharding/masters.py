@@ -1,0 +1,207 @@
+"""Master weights divided over ranks: every tensor by its rows, with their gradients and moments beside them.
+
+The masters are FSDP2's own fp32 parameters where what it gathers, their rounding to the compute dtype, is what is published. Where the
+two differ, or while other weights stand in the compute model, they lie beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ostinato.core.errors import BadWeights
+from ostinato.core.weights import WeightArray, Weights
+from ostinato.model.tensors import bytes_of, named_tensors, values_of
+from ostinato.train.checkpoint import Arrays, Checkpoint
+from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.norm import sum_of_squares
+from ostinato.train.pieces import Part
+from ostinato.train.sharding.balance import rows_of
+from ostinato.train.sharding.group import RankGroup
+from ostinato.train.sharding.policy import ShardedPolicy
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ShardedMasters:
+    """This rank's rows of the `MasterWeights`. The first rank alone is given other weights, and gives out what is published."""
+
+    def __init__(self, policy: ShardedPolicy, dtype: torch.dtype, config: TrainConfig, group: RankGroup) -> None:
+        self._group, self._served, self._decay = group, policy.served, config.weight_decay
+        self._tensors = named_tensors(policy.model)
+        self._parameters = {name: _divided(parameter) for name, parameter in policy.model.named_parameters()}
+        for parameter in self._parameters.values():
+            parameter.requires_grad_(True)
+        self._computed = {name: parameter.to_local().detach() for name, parameter in self._parameters.items()}
+        self._in_place = all(self._served[name] == dtype for name in self._computed)
+        beside = self._computed if self._in_place else {name: rows.clone() for name, rows in self._computed.items()}
+        self._set_masters(beside)
+        self._stashed: dict[str, Tensor] | None = None
+        self._moments = {kind: {name: torch.zeros_like(rows) for name, rows in beside.items()} for kind in _MOMENTS}
+        self._optimizer = torch.optim.AdamW(
+            [rows for rows in self._masters.values() if rows.numel()],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            weight_decay=0.0,  # `update` decays the matrices
+            fused=True,
+        )
+        self.set_steps(0)
+        self.round_into_model()
+
+    def _set_masters(self, rows: Mapping[str, Tensor]) -> None:
+        self._masters = {name: nn.Parameter(each, requires_grad=False) for name, each in rows.items()}
+
+    def set_steps(self, steps: int) -> None:
+        """Tell AdamW how many steps its moments have seen."""
+        for name, rows in self._masters.items():
+            if rows.numel():
+                kinds = {kind: self._moments[kind][name] for kind in _MOMENTS}
+                self._optimizer.state[rows] = {"step": torch.tensor(float(steps)), **kinds}
+
+    def forget_mean(self) -> None:
+        """Drop the momentum."""
+        for rows in self._moments["exp_avg"].values():
+            rows.zero_()
+
+    # ------------------------------------------------------------ gradients
+
+    def clear_grads(self) -> None:
+        """Forget gradient sums, half-finished ones included."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def _grads(self) -> dict[str, Tensor]:
+        """This rank's rows of the summed gradient; of parameters that no token reached there are none."""
+        found = {name: parameter.grad for name, parameter in self._parameters.items()}
+        return {name: grad.to_local() for name, grad in found.items() if isinstance(grad, DTensor)}
+
+    def grad_norm(self) -> float:
+        """Global L2 norm of the summed gradient; NaN or infinite if any entry is."""
+        total = sum_of_squares(self._grads().values()).view(1)
+        return math.sqrt(square) if (square := float(self._group.total(total))) >= 0 else square  # a NaN stays one
+
+    @torch.no_grad()
+    def update(self, *, learning_rate: float, scale: float) -> None:
+        """One AdamW step with the gradient times `scale`; then the compute model holds the new rounding."""
+        for name, grad in self._grads().items():
+            self._masters[name].grad = grad.mul_(scale) if scale != 1.0 else grad
+        if self._decay:
+            for name, parameter in self._parameters.items():
+                if parameter.dim() > 1:
+                    self._masters[name].mul_(1 - learning_rate * self._decay)
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        self._optimizer.step()
+        for rows in self._masters.values():
+            rows.grad = None
+        self.clear_grads()
+        self.round_into_model()
+
+    # ------------------------------------------------------------ the compute model
+
+    @torch.no_grad()
+    def round_into_model(self) -> None:
+        """Write the published rounding of the masters into the compute model."""
+        if not self._in_place:
+            for name, rows in self._masters.items():
+                self._computed[name].copy_(rows.to(self._served[name]))
+        elif self._stashed is not None:
+            for name, rows in self._stashed.items():
+                self._computed[name].copy_(rows)
+            self._stashed = None
+
+    @torch.no_grad()
+    def take_from_model(self) -> None:
+        """Make the compute model's weights the masters."""
+        if not self._in_place:
+            for name, rows in self._masters.items():
+                rows.copy_(self._computed[name])
+        self._stashed = None
+
+    @torch.no_grad()
+    def put(self, weights: Weights) -> None:
+        """Write other weights, which the first rank holds, into the compute model. Raises BadWeights, with the model unchanged."""
+        wrong = next((name for name, p in self._parameters.items() if not _fits(name, p, weights)), None)
+        if self._group.any(self._group.rank == 0 and wrong is not None):
+            raise BadWeights(f"the reference weights have no tensor {wrong!r} of this model's shape")
+        if self._in_place and self._stashed is None:
+            self._stashed = {name: rows.clone() for name, rows in self._computed.items()}
+        for name, parameter in self._parameters.items():
+            self._computed[name].copy_(self._dealt(name, parameter, weights))
+
+    def _dealt(self, name: str, parameter: Tensor, weights: Weights) -> Tensor:
+        """This rank's rows of a tensor that the first rank holds, by way of the published dtype."""
+        count, rank = self._group.count, self._group.rank
+        if rank:
+            mine = torch.empty(self._computed[name].shape, dtype=self._served[name])
+            if mine.numel():
+                self._group.receive(mine, 0)
+            return mine
+        whole = values_of(weights[name]).to(self._served[name])
+        for other in range(1, count):
+            first, last = rows_of(len(parameter), count, other)
+            if last > first:
+                self._group.send(whole[first:last].contiguous(), other)
+        return whole[slice(*rows_of(len(parameter), count, 0))]
+
+    def publish(self) -> Weights:
+        """The masters in the published dtypes as fresh bytes, on the first rank; on the others there are none."""
+        gathered = {name: self._gathered(name, tensor) for name, tensor in self._tensors.items()}
+        return {name: array for name, array in gathered.items() if array is not None}
+
+    def _gathered(self, name: str, tensor: Tensor) -> WeightArray | None:
+        served = self._served[name]
+        if name not in self._masters:  # a buffer, which every rank has
+            return bytes_of(name, tensor.to(served, copy=True)) if self._group.rank == 0 else None
+        mine = self._masters[name].detach().to(served, copy=True)
+        if self._group.rank:
+            if mine.numel():
+                self._group.send(mine, 0)
+            return None
+        whole = torch.empty(tensor.shape, dtype=served)
+        for rank in range(self._group.count):
+            first, last = rows_of(len(whole), self._group.count, rank)
+            if rank == 0:
+                whole[first:last] = mine
+            elif last > first:
+                self._group.receive(whole[first:last], rank)
+        return bytes_of(name, whole)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def arrays(self) -> tuple[Arrays, Arrays, Part]:
+        """Views of this rank's rows of the masters and of the moments, and which rows they are."""
+        weights = {name: rows.detach().numpy() for name, rows in self._masters.items()}
+        moments = {f"{kind}/{name}": rows.numpy() for kind in _MOMENTS for name, rows in self._moments[kind].items()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        firsts = {name: rows_of(shape[0], self._group.count, self._group.rank)[0] for name, shape in shapes.items()}
+        return weights, moments, Part(shapes=shapes, firsts=firsts)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take this rank's rows of a checkpoint, whatever the number of ranks that wrote it."""
+        for name, parameter in self._parameters.items():
+            span = rows_of(len(parameter), self._group.count, self._group.rank)
+            np.copyto(self._masters[name].detach().numpy(), checkpoint.rows("weights", name, *span))
+            for kind in _MOMENTS:
+                np.copyto(self._moments[kind][name].numpy(), checkpoint.rows(kind, name, *span))
+        self.set_steps(checkpoint.step)
+        self._stashed = None
+        self.round_into_model()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape of the whole."""
+        return {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+
+
+def _divided(parameter: Tensor) -> DTensor:
+    assert isinstance(parameter, DTensor)  # FSDP2 takes all of them
+    return parameter
+
+
+def _fits(name: str, parameter: Tensor, weights: Weights) -> bool:
+    return name in weights and weights[name].shape == tuple(parameter.shape)

@@ -1,0 +1,165 @@
+"""The compute model divided over ranks by FSDP2: each layer's weights are put together for its own passes only.
+
+Data flow: the architecture without memory (meta device) -> `fully_shard` -> memory for this rank's rows -> those rows of the model's
+safetensors files. No rank ever holds more of the model than its rows and one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BadConfig, BadWeights
+from ostinato.model.attention import check_forward
+from ostinato.model.experts import DEFAULT_ROWS
+from ostinato.model.load import check_directory, empty_model
+from ostinato.model.logit_edits import Edits
+from ostinato.model.norms import RMSNorm, rms_normed
+from ostinato.model.tensors import named_tensors
+from ostinato.train.batch.packing import Packed
+from ostinato.train.config import TrainConfig
+from ostinato.train.gradients.products import is_plain_embedding, looked_up
+from ostinato.train.gradients.tree_attention import TreeAttention
+from ostinato.train.policy import Policy, served_dtypes
+from ostinato.train.sharding.balance import rows_of
+from ostinato.train.sharding.group import RankGroup
+
+
+class ShardedPolicy(Policy):
+    """A `Policy` whose every pass all ranks take together, each over its own tokens.
+
+    The parameters are fp32 DTensors, divided by rows; a pass computes in `dtype`, of which it gathers a layer at a time.
+
+    Raises BadConfig for an architecture that keeps some of its weights in another dtype than the rest, or whose files hold them in
+    another form, and BadWeights.
+    """
+
+    def __init__(
+        self, path: Path, dtype: torch.dtype, config: TrainConfig, group: RankGroup, rows: int = DEFAULT_ROWS
+    ) -> None:
+        check_directory(path)
+        _check_architecture(path, dtype)
+        computed = empty_model(path, dtype)
+        served = served_dtypes(computed, path, dtype, config)
+        kinds = {parameter.dtype for parameter in computed.parameters()}
+        if kinds != {dtype}:
+            raise BadConfig(
+                f"train.ranks: this model keeps weights in {sorted(map(str, kinds))}: it trains on one rank only"
+            )
+        model = empty_model(path, torch.float32)
+        _drop_memory(model)
+        self._run(model, served, config, rows)
+        self._row_bytes = self._row_bytes * dtype.itemsize // torch.float32.itemsize
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                cast("Any", module).forward = partial(_normed, module)
+            elif is_plain_embedding(module):
+                cast("Any", module).forward = partial(_embedded, module)
+        self._whole = _divide(_Whole(model), self._layers, dtype)
+        self._whole._apply(_with_memory)
+        _read_rows(model, path, dtype, group)
+
+    def logprobs(
+        self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
+    ) -> Tensor:
+        """As `Policy.logprobs`. Every rank must call it as often."""
+        return self._whole(lambda: super(ShardedPolicy, self).logprobs(packed, attend, temperatures_M, edits))
+
+
+class _Whole(nn.Module):
+    """Runs a function over the model as a forward pass of its own, so that the weights outside of layers are there meanwhile."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], Tensor]) -> Tensor:
+        return run()
+
+
+def _divide(whole: _Whole, layers: list[nn.Module], dtype: torch.dtype) -> Any:
+    """FSDP2 over each layer, and over the rest. Gradients are added up over the ranks in fp32, not averaged."""
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in (*layers, whole):
+        # after the forward pass too: what other weights were gathered for must not be met by the next pass
+        divided: Any = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        divided.set_gradient_divide_factor(1.0)
+        divided.set_force_sum_reduction_for_comms(True)
+    return whole
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
+
+
+def _normed(module: RMSNorm, x: Tensor) -> Tensor:
+    """By a copy of the weight: numpy looks at it, and FSDP2 cannot free memory that it has looked at."""
+    return rms_normed(x, module.weight.clone(), module.eps)
+
+
+def _embedded(module: nn.Embedding, ids: Tensor) -> Tensor:
+    return looked_up(ids, module.weight, module.padding_idx)
+
+
+def _drop_memory(model: nn.Module) -> None:
+    """Parameters without memory, tied ones still one. Buffers stay: they are small, and computed when a model is built."""
+    empty: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in empty:
+                empty[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"))
+            setattr(module, name, empty[id(parameter)])
+
+
+def _check_architecture(path: Path, dtype: torch.dtype) -> None:
+    """Two tokens through its first layers with random weights: `check_forward` needs a model that is whole."""
+    shallow = empty_model(path, dtype, shallow=True)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in shallow.parameters():
+            parameter.normal_(0, 0.02, generator=draw)
+    check_forward(shallow)
+
+
+def _read_rows(model: nn.Module, path: Path, dtype: torch.dtype, group: RankGroup) -> None:
+    """Fill this rank's rows from the directory's safetensors files. Raises BadConfig: a tensor is stored in another form; BadWeights:
+    it is misshapen or not finite.
+    """
+    wanted = named_tensors(cast("PreTrainedModel", model))
+    with torch.no_grad():
+        for file in sorted(path.glob("*.safetensors")):
+            try:
+                with safe_open(file, "pt") as stored:
+                    for name in set(stored.keys()) & wanted.keys():
+                        _fill(name, wanted.pop(name), stored.get_slice(name), dtype, group)
+            except SafetensorError as error:
+                raise BadWeights(f"{path}: {error}") from error
+    if wanted:
+        raise BadConfig(
+            f"train.ranks: the files in {path} have no tensor {sorted(wanted)[0]!r} in the form that the model computes with, as those of "
+            "mixtures of experts, which are put together when a model is loaded whole: train it on one rank"
+        )
+
+
+def _fill(name: str, tensor: Tensor, stored: Any, dtype: torch.dtype, group: RankGroup) -> None:
+    """Rounded to the dtype that is computed in, as `load_model` reads them."""
+    if tuple(stored.get_shape()) != tuple(tensor.shape):
+        raise BadWeights(f"tensor {name!r} has shape {tuple(stored.get_shape())}; the model's is {tuple(tensor.shape)}")
+    if isinstance(tensor, DTensor):
+        first, last = rows_of(len(tensor), group.count, group.rank)
+        values, into = stored[first:last], tensor.to_local()
+    else:
+        values, into = stored[:], tensor
+    if not bool(torch.isfinite(values).all()):
+        raise BadWeights(f"tensor {name!r} holds NaN or infinity")
+    into.copy_(values.to(dtype))

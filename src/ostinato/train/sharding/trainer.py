@@ -1,0 +1,231 @@
+"""Several processes that act as one trainer: the first takes part itself, and tells the others through pipes what is done next.
+
+Every rank runs the same `PolicyTrainer` and is told the same calls, so all of them admit, judge and refuse alike. The pipes end with the
+first rank, and gloo's connections with any: whichever is killed, the others end at their next call. What they had of a step is lost
+with them and taken again from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.numerics import Contract
+from ostinato.core.records import PolicyVersion
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Learned, Weights
+from ostinato.train.config import TrainConfig
+from ostinato.train.references import References
+from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, task_line
+from ostinato.train.sharding.group import RankGroup
+from ostinato.train.trainer import PolicyTrainer, never
+
+_END_S = 10.0  # how long a rank may take to end
+_LOOK_S = 0.05  # between two looks at whether a rank is there
+_T = TypeVar("_T")
+
+
+class ShardedTrainer:
+    """`config.ranks` processes on this machine as one `PolicyTrainer`. `close` ends the others.
+
+    Raises as `PolicyTrainer` does, and Unavailable when a rank is lost: nothing can be done with what is left then.
+
+    Example::
+
+        trainer = ShardedTrainer(path, TrainConfig(compute="bf16", ranks=2))
+        learned = trainer.step(samples, references)
+    """
+
+    def __init__(self, model: Path, config: TrainConfig, contract: Contract | None = None) -> None:
+        store = _meeting_place(config.ranks)
+        self.others = [
+            _start(RankTask(model=model, config=config, contract=contract, rank=rank, port=store.port))
+            for rank in range(1, config.ranks)
+        ]
+        self._group: RankGroup | None = None
+        try:
+            self._await_all(store)
+            group = self._together(lambda: RankGroup.join(rank=0, count=config.ranks, store=store))
+            self._group = group
+            self._own = self._together(lambda: PolicyTrainer(model, config, contract, group))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def step_count(self) -> int:
+        """The number of optimizer steps behind the weights."""
+        return self._own.step_count
+
+    def step(
+        self, samples: Sequence[Sample], references: References | None = None, stop: Callable[[], bool] = never
+    ) -> Learned:
+        """See `PolicyTrainer.step`; `stop` is asked at every micro-batch."""
+        held = references or References(fetch=_nothing)
+        call = Call(
+            method="step",
+            samples=tuple(samples),
+            held=references is not None,
+            release=held.release,
+            anchor=held.anchor,
+        )
+        return self._all(call, lambda: self._own.step(samples, self._for_all(references), stop))
+
+    def go_back(self, weights: Weights, number: int | None = None) -> None:
+        """See `PolicyTrainer.go_back`."""
+        self._all(Call(method="go_back", number=number), lambda: self._own.go_back(weights, number))
+
+    def skip_step(self) -> None:
+        """See `PolicyTrainer.skip_step`."""
+        self._all(Call(method="skip_step"), self._own.skip_step)
+
+    def weights(self) -> Learned:
+        """See `PolicyTrainer.weights`."""
+        return self._all(Call(method="weights"), self._own.weights)
+
+    def save(self, directory: Path, *, cursor: int, keep: int) -> None:
+        """See `PolicyTrainer.save`."""
+        call = Call(method="save", directory=directory, cursor=cursor, keep=keep)
+        self._all(call, lambda: self._own.save(directory, cursor=cursor, keep=keep))
+
+    def resume(self, directory: Path) -> bool:
+        """See `PolicyTrainer.resume`."""
+        return self._all(Call(method="resume", directory=directory), lambda: self._own.resume(directory))
+
+    def close(self) -> None:
+        """End the other ranks, and leave the group. Idempotent."""
+        for process in self.others:
+            with contextlib.suppress(BrokenPipeError):
+                cast("IO[bytes]", process.stdin).close()
+        for process in self.others:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _await_all(self, store: dist.TCPStore) -> None:
+        """Until the others are there: a process that cannot even start would leave the rest waiting for it."""
+        for rank, process in enumerate(self.others, 1):
+            while not store.check([_here(rank)]):
+                if process.poll() is not None:
+                    raise self._lost(f"rank {rank} ended before it was ready")
+                time.sleep(_LOOK_S)
+
+    def _for_all(self, references: References | None) -> References | None:
+        """Weights are fetched here for all; if they cannot be, all are told."""
+        if references is None:
+            return None
+        group = cast("RankGroup", self._group)
+
+        def fetch(policy: PolicyVersion) -> Weights:
+            try:
+                weights = references.fetch(policy)
+            except BaseException:
+                group.any(True)
+                raise
+            group.any(False)
+            return weights
+
+        return References(release=references.release, anchor=references.anchor, fetch=fetch)
+
+    def _all(self, call: Call, here: Callable[[], _T]) -> _T:
+        """Every rank makes the call; `here`: how this one does."""
+        line = call_line(call)
+        for rank, process in enumerate(self.others, 1):
+            pipe = cast("IO[bytes]", process.stdin)
+            try:
+                pipe.write(line)
+                pipe.flush()
+            except OSError as error:
+                raise self._lost(f"rank {rank} takes no more calls") from error
+        return self._together(here)
+
+    def _together(self, act: Callable[[], _T]) -> _T:
+        try:
+            return act()
+        except RuntimeError as error:  # gloo's, when a connection ends
+            if any(process.poll() is not None for process in self.others) or "onnection" in str(error):
+                raise self._lost(str(error)) from error
+            raise
+
+    def _lost(self, why: str) -> Unavailable:
+        ended = {rank: code for rank, process in enumerate(self.others, 1) if (code := process.poll()) is not None}
+        return Unavailable(
+            f"a rank of the trainer is lost ({why[:200]}; ended so far, with their exit codes: {ended}): the trainer must start again "
+            "from the last checkpoint"
+        )
+
+
+def _meeting_place(ranks: int) -> dist.TCPStore:
+    """Where the ranks find each other, on the loopback alone: a TCPStore left to itself listens on every address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1", port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def _here(rank: int) -> str:
+    return f"rank {rank} is here"
+
+
+def _nothing(policy: PolicyVersion) -> Weights:
+    raise Unavailable(f"nobody said where the weights of {policy} are")
+
+
+def _start(task: RankTask) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-m", "ostinato.train.sharding.rank"], stdin=subprocess.PIPE)
+    pipe = cast("IO[bytes]", process.stdin)
+    pipe.write(task_line(task))
+    pipe.flush()
+    return process
+
+
+def take_part(task: RankTask, calls: IO[bytes]) -> None:
+    """A rank's life: the same calls as the first, until there are no more. What that one refuses is refused here too."""
+    torch.set_num_threads(task.config.threads)
+    store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
+    store.set(_here(task.rank), "")
+    group = RankGroup.join(rank=task.rank, count=task.config.ranks, store=store)
+    trainer = PolicyTrainer(task.model, task.config, task.contract, group)
+    for line in calls:
+        try:
+            _take(trainer, read_call(line), group)
+        except OstinatoError:  # the first rank has it too, and says it to whoever called
+            continue
+
+
+def _take(trainer: PolicyTrainer, call: Call, group: RankGroup) -> None:
+    def fetch(policy: PolicyVersion) -> Weights:
+        if group.any(False):
+            raise Unavailable(f"the first rank did not get the weights of {policy}")
+        return {}
+
+    match call.method:
+        case "step":
+            references = References(release=call.release, anchor=call.anchor, fetch=fetch)
+            trainer.step(call.samples, references if call.held else None)
+        case "go_back":
+            trainer.go_back({}, call.number)
+        case "skip_step":
+            trainer.skip_step()
+        case "weights":
+            trainer.weights()
+        case "save":
+            trainer.save(call.directory, cursor=call.cursor, keep=call.keep)
+        case "resume":
+            trainer.resume(call.directory)

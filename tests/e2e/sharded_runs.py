@@ -1,0 +1,75 @@
+"""What the tests and examinations of a trainer over several ranks learn from, and how they compare what came out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ostinato.core.records import PolicyVersion, Span
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Weights
+from ostinato.testing.records import a_turn
+from ostinato.train import checkpoint
+from ostinato.train.config import TrainConfig
+from ostinato.train.trainer import PolicyTrainer
+
+CONFIG = TrainConfig(compute="bf16", learning_rate=1e-3, warmup_steps=0, microbatch_tokens=64, turn_tokens=8)
+
+
+def batches(path: Path, config: TrainConfig, *, steps: int, turns: int = 14) -> list[list[Sample]]:
+    """What the log would hold: the same for every run. All of it is scored by the first weights, so that drift grows as it should."""
+    draw = random.Random(7)
+    trainer = PolicyTrainer(path, config.model_copy(update={"ranks": 1}))
+    held = Span(policy=PolicyVersion(number=0, hash="0" * 64), tokens=1)
+    found: list[list[Sample]] = []
+    for step in range(steps):
+        drawn = [
+            a_turn(
+                f"{step}-{index}:0",
+                prompt=[draw.randrange(256) for _ in range(draw.randrange(3, 30))],
+                sampled=[draw.randrange(256) for _ in range(draw.randrange(2, 9))],
+            )
+            for index in range(turns)
+        ]
+        scored = trainer.score(drawn)
+        found.append(
+            [
+                Sample(
+                    turn=replace(turn, logprobs=own, spans=(replace(held, tokens=len(own)),)),
+                    reward=1.0,
+                    advantages=(draw.choice([-1.0, 0.5, 1.0]),) * len(own),
+                )
+                for turn, own in zip(drawn, scored, strict=True)
+            ]
+        )
+    return found
+
+
+def equal(one: Weights, other: Weights) -> bool:
+    """Every byte."""
+    return one.keys() == other.keys() and all(np.array_equal(one[name].data, other[name].data) for name in one)
+
+
+def gradients(directory: Path) -> dict[str, np.ndarray]:
+    """By parameter, of a checkpoint after one step: AdamW's first moment is the clipped gradient times 1 - beta1."""
+    found = checkpoint.load(directory)
+    assert found is not None
+    return {name: np.array(found.rows("exp_avg", name, 0, shape[0])) for name, shape in found.shapes.items()}
+
+
+def masters(directory: Path) -> dict[str, np.ndarray]:
+    """By parameter, of a checkpoint."""
+    found = checkpoint.load(directory)
+    assert found is not None
+    return {name: np.array(found.weights[name]) for name in found.shapes}
+
+
+def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray], names: Sequence[str] | None = None) -> float:
+    """The largest, over the tensors, of the norm of the difference relative to the norm."""
+    return max(
+        float(np.linalg.norm(one[name] - other[name]) / max(np.linalg.norm(one[name]), 1e-30)) for name in names or one
+    )

@@ -1,0 +1,1 @@
+"""A trainer over several ranks on a real model."""

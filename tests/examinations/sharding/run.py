@@ -1,0 +1,183 @@
+"""A trainer over 1, 2 and 4 ranks on a real model: loss, gradient, bits, memory, seconds, and a checkpoint that changes hands.
+
+``python -m tests.examinations.sharding.run --model smollm2 --out DIR`` (SmolLM2-135M; 8 GiB for four ranks).
+Every run is a process of its own, so that its peak is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.e2e.sharded_runs import difference, gradients, masters
+
+from ostinato.core.records import PolicyVersion, Span
+from ostinato.core.samples import Sample
+from ostinato.model.load import resolve
+from ostinato.model.renderer import HFRenderer
+from ostinato.testing.records import a_turn
+from ostinato.train.config import TrainConfig
+from ostinato.train.sharding.trainer import ShardedTrainer
+from ostinato.train.trainer import PolicyTrainer
+from ostinato.weights.version.content import weights_root
+
+# no clipping: the moments of the first step are then the gradient itself, whatever its norm was found to be
+CONFIG = TrainConfig(compute="bf16", learning_rate=2e-5, warmup_steps=0, microbatch_tokens=512, clip=1e9)
+TEXT = Path(__file__).read_text()
+
+
+def turns(path: Path, count: int) -> list[Any]:
+    """Pieces of this program's own text, as prompts and answers of up to 100 tokens each."""
+    ids = HFRenderer(path).encode(TEXT)
+    draw = random.Random(0)
+    found = []
+    for index in range(count):
+        at = draw.randrange(len(ids) - 220)
+        cut, end = at + draw.randrange(40, 110), at + draw.randrange(150, 210)
+        found.append(a_turn(f"{index}:0", prompt=ids[at:cut], sampled=ids[cut:end]))
+    return found
+
+
+def score(path: Path, count: int, out: Path) -> None:
+    """What the sampler would have recorded, once for all runs."""
+    drawn = turns(path, count)
+    (out / "logprobs.json").write_text(json.dumps(PolicyTrainer(path, CONFIG).score(drawn)))
+
+
+def batch(path: Path, out: Path) -> list[Sample]:
+    scored = json.loads((out / "logprobs.json").read_text())
+    held = PolicyVersion(number=0, hash="0" * 64)
+    return [
+        Sample(
+            turn=replace(turn, logprobs=tuple(own), spans=(Span(policy=held, tokens=len(own)),)),
+            reward=1.0,
+            advantages=(1.0 if number % 2 else -0.7,) * len(own),
+        )
+        for number, (turn, own) in enumerate(zip(turns(path, len(scored)), scored, strict=True))
+    ]
+
+
+def peaks(pids: list[int]) -> list[float]:
+    """Peak resident GiB of processes."""
+    found = []
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        found.append(round(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20, 3))
+    return found
+
+
+def one(path: Path, out: Path, ranks: int, name: str, steps: int, resume: str | None) -> dict[str, Any]:
+    """Steps at a number of ranks, a checkpoint after the first, the root after the last."""
+    torch.set_num_threads(1)
+    samples = batch(path, out)
+    gc.collect()
+    before = peaks([os.getpid()])[0]
+    config = CONFIG.model_copy(update={"ranks": ranks})
+    trainer = PolicyTrainer(path, config) if ranks == 1 else ShardedTrainer(path, config)
+    pids = [os.getpid()] + ([process.pid for process in trainer.others] if isinstance(trainer, ShardedTrainer) else [])
+    loaded = peaks(pids)
+    resumed = resume is not None and trainer.resume(out / resume)
+    losses, norms, seconds = [], [], []
+    for number in range(steps):
+        metrics = trainer.step(samples).metrics
+        losses.append(metrics["loss"])
+        norms.append(metrics["grad_norm"])
+        seconds.append(round(metrics["seconds"], 2))
+        if number == 0:
+            started = time.perf_counter()
+            trainer.save(out / name, cursor=0, keep=1)
+            saved = round(time.perf_counter() - started, 2)
+    found = {
+        "ranks": ranks,
+        "resumed": resumed,
+        "losses": losses,
+        "norms": norms,
+        "seconds": seconds,
+        "save_s": saved,
+        "imported_gib": before,
+        "loaded_gib": loaded,
+        "peak_gib": peaks(pids),
+        "root": weights_root(trainer.weights().weights),
+    }
+    if isinstance(trainer, ShardedTrainer):
+        trainer.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    path = resolve(asked.model, asked.cache)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.run == "score":
+        score(path, asked.turns, asked.out)
+        return
+    if asked.run:
+        task = json.loads(asked.run)
+        (asked.out / f"{task['name']}.json").write_text(json.dumps(one(path, asked.out, **task)))
+        return
+
+    def child(run: str) -> None:
+        command = [sys.executable, "-m", "tests.examinations.sharding.run", "--run", run]
+        rest = [
+            "--model",
+            asked.model,
+            "--cache",
+            str(asked.cache),
+            "--out",
+            str(asked.out),
+            "--turns",
+            str(asked.turns),
+        ]
+        subprocess.run(command + rest, check=True)
+
+    def run(ranks: int, name: str, steps: int, resume: str | None = None) -> dict[str, Any]:
+        child(json.dumps({"ranks": ranks, "name": name, "steps": steps, "resume": resume}))
+        found = json.loads((asked.out / f"{name}.json").read_text())
+        print(name, json.dumps(found), flush=True)
+        return found
+
+    child("score")
+    runs = {name: run(ranks, name, asked.steps) for ranks, name in ((1, "one"), (2, "two"), (2, "again"), (4, "four"))}
+    alone = gradients(asked.out / "one")
+    report: dict[str, Any] = {
+        "loss equal to one process": {
+            name: each["losses"][0] == runs["one"]["losses"][0] for name, each in runs.items()
+        },
+        "gradient, largest relative difference of a tensor": {
+            name: difference(alone, gradients(asked.out / name)) for name in ("two", "four")
+        },
+        "equal bits at 2 ranks": runs["two"]["root"] == runs["again"]["root"],
+        "same published root as one process": {
+            name: each["root"] == runs["one"]["root"] for name, each in runs.items()
+        },
+    }
+    for name in ("again", "four"):
+        shutil.rmtree(asked.out / name)
+    run(4, "two_then_four", 1, "two")
+    run(1, "then_one", 1, "two_then_four")
+    before, after = masters(asked.out / "one"), masters(asked.out / "then_one")
+    report["masters after 2, 4 and 1 ranks, moved since step 1"] = difference(before, after)
+    print(json.dumps(report, indent=1))
+    (asked.out / "report.json").write_text(json.dumps({"runs": runs, "report": report}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
