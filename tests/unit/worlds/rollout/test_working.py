@@ -141,7 +141,7 @@ class World:
             RewardConfig(world_staleness=10**6),
             taught=Taught(people=False, groups=config.groups),
         )
-        self.journal, self.most_bytes = None, most_bytes
+        self.journal, self.most_bytes, self.over = None, most_bytes, False
 
     def close(self) -> None:
         if self.journal is not None:
@@ -165,8 +165,10 @@ class World:
         )
 
     async def train(self) -> None:
-        """Take whatever batch there is, for ever."""
-        while True:
+        """Take whatever batch there is, until it is over and everything written by then is read."""
+        last = False
+        while not last:
+            last = self.over
             try:
                 await self.desk.poll()
                 await self.desk.batch(self.desk.last_step + 1, 1, V0)
@@ -199,6 +201,8 @@ async def until_done(world: World, chance: random.Random, kills: int) -> None:
                             file.write(b'{"kind":"ended","n":0,"mem')
                 else:
                     await working
+            world.over = True
+            await training
     finally:
         training.cancel()
         world.close()
