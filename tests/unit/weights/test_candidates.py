@@ -68,10 +68,7 @@ async def test_who_is_stopped_while_it_waits_stores_the_last_step_all_the_same(s
     store, done = SlowStore(), []
     stored = overlapped(store, done)
     await stored.begin(learned(1))
-    if stopped == "in begin":
-        waiting = asyncio.create_task(stored.begin(learned(2)))
-    else:
-        waiting = asyncio.create_task(stored.settle())
+    waiting = asyncio.create_task(stored.begin(learned(2)) if stopped == "in begin" else stored.settle())
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

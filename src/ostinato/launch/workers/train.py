@@ -32,7 +32,10 @@ from ostinato.weights.version.content import version_ref, weights_root
 
 logger = logging.getLogger(__name__)
 
-_LEAVING_S, _LEAST_CLEANING_S = 3.0, 1.0  # of the seconds in which a worker ends, those that are left after the clean-up; of that at least
+_LEAVING_S = (
+    3.0  # of the seconds in which a worker must end (`supervise.stop_s`), those kept for what follows the clean-up
+)
+_LEAST_CLEANING_S = 1.0
 
 
 class Told:
