@@ -325,6 +325,24 @@ while True:  # refused until the relay has seen that the others are closed
     assert rollout.messages[-1].text == "a long enough answer"
 
 
+async def test_a_connection_that_it_leaves_open_holds_nobody_up(boxes):
+    leaves = r"""
+import socket, time
+ask([{"role": "user", "content": "hi"}])
+if os.fork() == 0:
+    os.setsid()
+    silent = socket.create_connection(("127.0.0.1", 8321))
+    open("open", "w").close()
+    while True:
+        time.sleep(1)
+while not os.path.exists("open"):
+    time.sleep(0.01)
+"""
+    async with world_gateway("ok") as (gateway, _), asyncio.timeout(30):
+        rollout, _ = await run(boxes, gateway, agent_settings(leaves))
+    assert rollout.ended is Ended.SUBMITTED
+
+
 async def test_what_it_leaves_running_asks_nobody_after_the_end(boxes):
     leaves = r"""
 ask([{"role": "user", "content": "hi"}])

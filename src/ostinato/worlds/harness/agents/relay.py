@@ -27,6 +27,7 @@ from ostinato.worlds.harness.rollout import Ended, OutOfTime
 
 logger = logging.getLogger(__name__)
 
+_END_S = 0.01  # for what is under way at the end; aiohttp takes 0 for no limit
 _PATHS: Mapping[Dialect, tuple[str, ...]] = {
     "chat": ("/v1/chat/completions",),
     "messages": ("/v1/messages", "/v1/messages/count_tokens"),
@@ -96,7 +97,7 @@ class ModelRelay:
         if self._listening is not None:
             self._listening.close()
         if self._server is not None:
-            await self._server.shutdown(0.0)
+            await self._server.shutdown(_END_S)
         if self.over.done() and not self.over.cancelled():
             self.over.exception()  # looked at, should nobody wait for it
         self.over.cancel()
