@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
+import subprocess
 import sys
 import time
+import urllib.request
 
 import aiohttp
 import pytest
@@ -14,6 +17,7 @@ from ostinato.app.storage import home, open_run
 from ostinato.config import load
 from ostinato.core.records import Arm, Batch, Signal, Turn
 from ostinato.launch.commands.scaling import write_wish
+from ostinato.launch.placing.board import read_board
 from ostinato.record.lock import hold
 from ostinato.reward.accounting import recount
 
@@ -166,3 +170,61 @@ async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
         f"{len(worlds)} turns of worlds, {len(batches)} steps\n"
     )
     assert len([what for _, what in events if "is gone" in what]) >= 2
+
+
+def by_name(directory):
+    board = read_board(directory / "workers.json")
+    return {} if board is None else {worker.name: worker for worker in board.workers}
+
+
+def healthy(url):
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+        return response.status == 200
+    return False
+
+
+def wait_for(ask, timeout_s=180):
+    until = time.monotonic() + timeout_s
+    while not (found := ask()):
+        assert time.monotonic() < until, "waited too long"
+        time.sleep(0.2)
+    return found
+
+
+@pytest.mark.examination
+def test_the_command_scales_shows_nodes_and_takes_its_workers_along_even_if_it_is_killed(
+    tmp_path, cluster, in_postgres, quick_settings
+):
+    import psutil
+
+    made, _ = cluster
+    settings = run_settings(quick_settings, tmp_path, in_postgres(), made.address)
+    options = [word for each in settings for word in ("--set", each)]
+    url = "http://127.0.0.1:" + next(each for each in settings if each.startswith("listen.port=")).split("=")[1]
+    run = tmp_path / "run"
+
+    def command(*words):
+        return (sys.executable, "-m", "ostinato.cli", *words, *options)
+
+    def said(*words):
+        return subprocess.run(command(*words), capture_output=True, text=True, check=True, timeout=60).stdout
+
+    def gone(pids):
+        return not [pid for pid in pids if psutil.pid_exists(pid)]
+
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        with (tmp_path / "up.txt").open("w") as output:
+            up = subprocess.Popen(command("up", "--on", "ray"), stdout=output, stderr=output)
+        try:
+            wait_for(lambda: healthy(url))
+            assert "1 now, 2 wanted" in wait_for(lambda: "rollout" in by_name(run) and said("scale", "rollout", "2"))
+            wait_for(lambda: by_name(run).get("rollout-2") and by_name(run)["rollout-2"].pid)
+            workers = by_name(run)
+            assert len(workers) == 6
+            assert f"running on {workers['serve'].node}" in " ".join(said("status").split())
+            pids = [worker.pid for worker in workers.values()]
+            up.send_signal(end)
+            assert up.wait(60) == (0 if end is signal.SIGTERM else -signal.SIGKILL)
+            wait_for(lambda pids=pids: gone(pids), 60)
+        finally:
+            up.kill()

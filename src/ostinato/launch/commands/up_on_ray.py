@@ -99,7 +99,7 @@ class Crew:
             return
         if wanted > len(there):
             for number in range(len(there) + 1, wanted + 1):
-                worker = self._worker("rollout" if number == 1 else f"rollout-{number}", "rollout")
+                worker = self._worker("rollout" if number == 1 else f"rollout-{number}", "rollout", number - 1)
                 self.workers.append(worker)
                 supervisor.add(worker)
             return
@@ -131,14 +131,17 @@ class Crew:
         what = f"is on {worker.node} and cannot reach {url} of {self.serving.node}; set listen.host to 0.0.0.0, and serve.api_keys"
         self.say(worker.name, what)
 
-    def _worker(self, name: str, kind: str) -> PlacedWorker:
+    def _worker(self, name: str, kind: str, before: int = 0) -> PlacedWorker:
+        """`before`: how many of its kind there are already; each has an order of tasks of its own."""
         root = self.place.root.absolute()
         own = root if name == kind else root / name  # each rollout worker has a journal of its own
-        moved = self.config.model_copy(update={"run": self.config.run.model_copy(update={"directory": own})})
+        run = self.config.run.model_copy(update={"directory": own})
+        worlds = self.config.worlds.model_copy(update={"seed": self.config.worlds.seed + before})
+        settings = self.config.model_copy(update={"run": run, "worlds": worlds})
         order = Order(
             name=name,
             command=kind,
-            settings=json.dumps(plain(moved), indent=1),
+            settings=json.dumps(plain(settings), indent=1),
             home=str(own),
             admin_key=self.place.admin_key(),
             cwd=os.getcwd(),
