@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -178,7 +179,8 @@ def by_name(directory):
 
 
 def healthy(url):
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever the environment says
+    with contextlib.suppress(OSError), direct.open(f"{url}/health", timeout=5) as response:
         return response.status == 200
     return False
 
@@ -200,14 +202,15 @@ def test_the_command_scales_shows_nodes_and_takes_its_workers_along_even_if_it_i
     made, _ = cluster
     settings = run_settings(quick_settings, tmp_path, in_postgres(), made.address)
     options = [word for each in settings for word in ("--set", each)]
-    url = "http://127.0.0.1:" + next(each for each in settings if each.startswith("listen.port=")).split("=")[1]
+    url = f"http://127.0.0.1:{load(None, settings).listen.port}"
     run = tmp_path / "run"
 
     def command(*words):
         return (sys.executable, "-m", "ostinato.cli", *words, *options)
 
     def said(*words):
-        return subprocess.run(command(*words), capture_output=True, text=True, check=True, timeout=60).stdout
+        wide = os.environ | {"COLUMNS": "200"}
+        return subprocess.run(command(*words), capture_output=True, text=True, check=True, timeout=60, env=wide).stdout
 
     def gone(pids):
         return not [pid for pid in pids if psutil.pid_exists(pid)]
