@@ -68,7 +68,7 @@ class RayConfig(BaseModel, frozen=True, extra="forbid"):
         default=1,
         ge=0,
         le=1000,
-        description="Rollout workers to begin with; `ostinato scale rollout N` changes it while the run is up.",
+        description="Rollout workers to begin with; `ostinato scale rollout 4` changes it while the run is up.",
     )
     cpus: dict[str, float] = Field(
         default_factory=dict[str, float],
