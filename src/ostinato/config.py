@@ -17,6 +17,7 @@ from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.engine.config import EngineConfig
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
 from ostinato.model.config import ModelConfig
+from ostinato.placing_config import HousekeepingConfig, RayConfig, SuperviseConfig
 from ostinato.record.config import RecordConfig
 from ostinato.release.config import ReleaseConfig
 from ostinato.reward.config import RewardConfig
@@ -102,57 +103,6 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")
 
 
-class SuperviseConfig(BaseModel, frozen=True, extra="forbid"):
-    """When `ostinato up` takes a worker for hung, and when it gives up on one."""
-
-    silence_s: float = Field(
-        default=30.0, gt=0, description="A worker that gives no sign of life for so long is killed and started again."
-    )
-    start_s: float = Field(
-        default=3600.0,
-        gt=0,
-        description="Longest start of a worker: download, self-test and loading of the model, version 0.",
-    )
-    work_s: float = Field(
-        default=3600.0,
-        gt=0,
-        description="Longest single piece of work: an optimizer step with its publication, a collection of garbage.",
-    )
-    engine_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="Longest step or order (a swap, a scoring) of the engine; then the gateway starts again.",
-    )
-    stop_s: float = Field(
-        default=20.0, gt=0, description="Seconds in which a worker ends when it is told to; then it is killed."
-    )
-    tries: int = Field(
-        default=5, ge=1, description="Failures of one worker within `window_s` after which `up` gives up."
-    )
-    window_s: float = Field(
-        default=600.0, gt=0, description="A worker that ran well for so long starts from no failures."
-    )
-    longest_wait_s: float = Field(
-        default=30.0,
-        gt=0,
-        description="Longest pause before a failed worker is started again; the first is half a second.",
-    )
-
-
-class HousekeepingConfig(BaseModel, frozen=True, extra="forbid"):
-    """What `ostinato up` tidies up by itself, and how often."""
-
-    every_s: float = Field(default=3600.0, gt=0, description="Seconds between two rounds.")
-    collect: bool = Field(
-        default=True, description="Delete versions of the weights that nothing needs, by the rules in `collect`."
-    )
-    log_mb: float = Field(
-        default=16.0,
-        gt=0,
-        description="A worker's output or progress lines beyond this many MB are set aside; one such part is kept.",
-    )
-
-
 class Config(BaseModel, frozen=True, extra="forbid"):
     """Everything that can be set."""
 
@@ -173,6 +123,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     collect: CollectConfig = Field(default_factory=CollectConfig, description="What garbage collection keeps.")
     relay: RelayConfig = Field(default_factory=RelayConfig, description="A relay, and the cache of a follower.")
     supervise: SuperviseConfig = Field(default_factory=SuperviseConfig, description="When `up` restarts and gives up.")
+    ray: RayConfig = Field(default_factory=RayConfig, description="Where `ostinato up --on ray` places the workers.")
     housekeeping: HousekeepingConfig = Field(default_factory=HousekeepingConfig, description="What `up` tidies up.")
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
@@ -355,7 +306,7 @@ def save(config: Config, path: Path) -> None:
 
     The file appears whole or stays as it was. Raises StorageFull.
     """
-    text = json.dumps(config.model_dump(mode="json") | {"serve": _with_secrets(config.serve)}, indent=1)
+    text = json.dumps(plain(config), indent=1)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -364,6 +315,11 @@ def save(config: Config, path: Path) -> None:
         partial.replace(path)
     except OSError as error:
         raise StorageFull(f"{path} cannot be written: {error.strerror}; make run.directory writable") from error
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The whole configuration as JSON values, secrets included."""
+    return config.model_dump(mode="json") | {"serve": _with_secrets(config.serve)}
 
 
 def _with_secrets(serve: ServeConfig) -> dict[str, Any]:

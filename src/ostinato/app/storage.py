@@ -107,6 +107,11 @@ class Home:
         """What `ostinato up` last said of its workers."""
         return self.root / "workers.json"
 
+    @property
+    def scale(self) -> Path:
+        """How many rollout workers somebody wants, while `ostinato up --on ray` runs."""
+        return self.root / "scale.json"
+
     def worker_log(self, worker: str) -> Path:
         """A worker's output."""
         return self.root / "logs" / f"{worker}.log"

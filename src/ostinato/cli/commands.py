@@ -41,14 +41,41 @@ for _command in (serve, train, rollout, housekeeping, ship, approve, refuse, rol
 
 
 @app.command
-def up(common: Common | None = None) -> None:
+def up(*, on: Literal["here", "ray"] = "here", common: Common | None = None) -> None:
     """Start gateway, trainer, release worker and housekeeping, and keep them running until Ctrl-C.
 
     A worker that dies or hangs is started again. One that cannot run ends the command: its reason is printed, and the exit code is 2.
+
+    Parameters
+    ----------
+    on
+        here: as processes of this machine. ray: on the nodes of a Ray cluster (settings `ray`), with the log in Postgres (`record.url`) and
+        the weights in a bucket (`weights.url`).
     """
     from ostinato.launch.commands.up import up as run
 
-    asyncio.run(run((common or Common()).load(), console))
+    asyncio.run(run((common or Common()).load(), console, on))
+
+
+@app.command
+def scale(
+    worker: Literal["rollout"],
+    number: Annotated[int, Parameter(validator=validators.Number(gte=0, lte=1000))],
+    *,
+    common: Common | None = None,
+) -> None:
+    """Say how many workers of a kind a run that is up on Ray is to have, until it ends.
+
+    Parameters
+    ----------
+    worker
+        Which kind.
+    number
+        How many. Ray places new ones where there is room; the last ones that came go first.
+    """
+    from ostinato.launch.commands.scaling import scale_rollouts
+
+    scale_rollouts((common or Common()).of_run(), number, Console())
 
 
 demo = App(

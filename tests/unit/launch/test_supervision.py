@@ -244,3 +244,25 @@ async def test_a_full_disk_is_waited_for_however_long_it_is_full(tmp_path):
         await crew.until(lambda: crew.watched["one"].restarts >= 4 * LIMITS.tries)
         assert not task.done()
         assert crew.watched["one"].reason == "StorageFull: no room"
+
+
+async def test_a_worker_may_join_and_leave_while_the_others_go_on(tmp_path):
+    crew = Crew(tmp_path, one="work()")
+    async with crew.running():
+        await crew.until(lambda: crew.alive("one"))
+        first = crew.watched["one"].worker.pid
+        program = (sys.executable, "-S", "-c", HEAD + "work()")
+        late = WorkerProcess("late", program, tmp_path / "late.log", env={"PLACE": str(tmp_path)})
+        crew.supervisor.add(late)
+        await crew.until(lambda: late.sign is not None)
+        os.kill(late.pid, signal.SIGKILL)
+        killed = late.pid
+        await crew.until(lambda: late.pid != killed and late.running)
+        await crew.supervisor.remove("late")
+        assert not late.running
+        assert [each.worker.name for each in crew.supervisor.watched] == ["one"]
+        assert crew.watched["one"].worker.pid == first
+        crew.supervisor.add(late)
+        await crew.until(lambda: late.running)
+    assert not late.running
+    assert not crew.watched["one"].worker.running

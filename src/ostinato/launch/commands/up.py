@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -33,12 +34,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A crew at work. `url` is where the gateway will answer, `running` ends when the crew does."""
+    """A crew at work. `url` is where the gateway will answer, empty where that depends on its node; `running` ends when the crew does;
+    `address` says where it answers now, None while it does not.
+    """
 
     home: Home
     url: str
     supervisor: Supervisor
     running: asyncio.Task[None]
+    address: Callable[[], str | None]
 
     async def during(self, work: Coroutine[Any, Any, _T]) -> _T:
         """What `work` returns, unless a worker fails for good first. Raises WorkerFailed."""
@@ -97,46 +101,55 @@ async def launch(
 
     The port is bound first, and stays bound while the worker that answers on it is started again. Raises BadConfig if it is taken.
     """
-    place, patience = home(config), config.supervise
+    place = home(config)
     settings = settings or place.config
-    limits = Limits(
+    with bind(config.listen.host, config.listen.port) as listener:
+        workers = crew(config, listener, names or workers_of(config), settings)
+        supervisor = Supervisor(workers, limits_of(config), say, lambda: save(config, settings), front)
+        address = partial(read_address, place.address)
+        async with supervised(place, supervisor, url_of(listener), address) as launched:
+            yield launched
+
+
+def limits_of(config: Config) -> Limits:
+    """How patient a run's supervisor is."""
+    patience = config.supervise
+    return Limits(
         silence_s=patience.silence_s,
         stop_s=patience.stop_s,
         tries=patience.tries,
         window_s=patience.window_s,
         longest_wait_s=patience.longest_wait_s,
     )
-    with bind(config.listen.host, config.listen.port) as listener:
-        remove_address(place.address)  # of an earlier start that was killed
-        place.admin_key()
-        supervisor = Supervisor(
-            crew(config, listener, names or workers_of(config), settings),
-            limits,
-            say,
-            lambda: save(config, settings),
-            front,
-        )
-        board = Board(place.workers, supervisor.watched)
-        running = asyncio.create_task(supervisor.run())
-        writing = asyncio.create_task(board.keep())
-        try:
-            yield Launched(home=place, url=url_of(listener), supervisor=supervisor, running=running)
-        finally:
-            supervisor.stop()
-            (end,) = await asyncio.gather(running, return_exceptions=True)
-            writing.cancel()
-            board.write(str(end) if isinstance(end, BaseException) else "stopped")
-            remove_address(place.address)
 
 
-async def up(config: Config, console: Console) -> None:
-    """Run until Ctrl-C or SIGTERM. Raises Conflict if the run is up already, WorkerFailed if the serving worker fails for good, or
+@contextlib.asynccontextmanager
+async def supervised(
+    place: Home, supervisor: Supervisor, url: str, address: Callable[[], str | None]
+) -> AsyncGenerator[Launched]:
+    """A supervisor's crew, alive inside the block and stopped after it; what it does stands on the run's board."""
+    remove_address(place.address)  # of an earlier start that was killed
+    place.admin_key()
+    board = Board(place.workers, supervisor.watched)
+    running = asyncio.create_task(supervisor.run())
+    writing = asyncio.create_task(board.keep())
+    try:
+        yield Launched(home=place, url=url, supervisor=supervisor, running=running, address=address)
+    finally:
+        supervisor.stop()
+        (end,) = await asyncio.gather(running, return_exceptions=True)
+        writing.cancel()
+        board.write(str(end) if isinstance(end, BaseException) else "stopped")
+        remove_address(place.address)
+
+
+async def up(config: Config, console: Console, on: Literal["here", "ray"] = "here") -> None:
+    """Run until Ctrl-C or SIGTERM, with the workers on this machine or on the nodes of a Ray cluster.
+
+    Raises Conflict if the run is up already, BadConfig for what cannot be placed, WorkerFailed if the serving worker fails for good, or
     another one before anything was served.
     """
     await check_start(config)
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
     def say(worker: str, what: str) -> None:
         _show(console, Text.assemble((f"{worker:12}", "bold"), " ", what))
@@ -147,13 +160,27 @@ async def up(config: Config, console: Console) -> None:
                 "release",
                 "no suite (evaluate.suite): it learns, and nothing ships by itself; `ostinato ship` does it by hand",
             )
-        async with launch(config, say, front="serve") as launched:
-            _show(console, f"reserved {launched.url}; it answers once the model is loaded")
+        async with _launching(config, say, on) as launched:
+            stopping = asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):  # after the launch: Ray takes them, too
+                asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+            if launched.url:
+                _show(console, f"reserved {launched.url}; it answers once the model is loaded")
             announcing = asyncio.create_task(_announce(launched, config, console))
             try:
                 await launched.during(_set(stopping))
             finally:
                 announcing.cancel()
+
+
+def _launching(
+    config: Config, say: Event, on: Literal["here", "ray"]
+) -> contextlib.AbstractAsyncContextManager[Launched]:
+    if on == "here":
+        return launch(config, say, front="serve")
+    from ostinato.launch.commands.up_on_ray import launch_on_ray
+
+    return launch_on_ray(config, say)
 
 
 def _show(console: Console, line: str | Text) -> None:
@@ -170,7 +197,7 @@ async def _announce(launched: Launched, config: Config, console: Console) -> Non
     """Show what the serving worker does until it answers, however long that takes."""
     shown, started, url = "", asyncio.get_running_loop().time(), None
     with contextlib.suppress(OSError), console.status("starting") as status:
-        while (url := read_address(launched.home.address)) is None:
+        while (url := launched.address()) is None:
             doing = launched.doing("serve")
             waited = asyncio.get_running_loop().time() - started
             status.update(f"serve: {doing} ({waited:.0f} s)")

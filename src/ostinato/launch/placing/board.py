@@ -22,6 +22,7 @@ STALE_S = 15.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """One worker. Times are Unix seconds: `since` it stands so, `doing_since` it does what it does, `reason_at` it last ended.
+    `node`: the machine that it runs on; empty: the supervisor's.
 
     Example: ``Standing(name="train", pid=711, condition="running", since=10.0, doing="taking step 12", doing_since=12.5,
     trouble=None, restarts=1, reason="was killed by SIGKILL", reason_at=9.0)``
@@ -37,6 +38,7 @@ class Standing:
     restarts: int
     reason: str | None
     reason_at: float | None
+    node: str = ""
 
     @classmethod
     def of(cls, watched: Watched, now: float) -> Standing:
@@ -53,6 +55,7 @@ class Standing:
             restarts=watched.restarts,
             reason=watched.reason,
             reason_at=watched.reason_at,
+            node=watched.worker.node,
         )
 
 

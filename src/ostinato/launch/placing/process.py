@@ -19,7 +19,8 @@ _PIPE = 1 << 16
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One subprocess and how to start it. `env` is added to the environment, `fds` are inherited; output goes to `log`.
+    """One subprocess and how to start it. `env` is added to the environment, `fds` are inherited; output goes to `log`. It starts in
+    `directory`; None: in this process's.
 
     `sign` is its last sign of life, heard at `heard` on the loop's clock. `was_ready`: it has been ready since the supervisor began.
 
@@ -31,6 +32,7 @@ class WorkerProcess:
     log: Path
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     fds: tuple[int, ...] = ()
+    directory: Path | None = None
     process: asyncio.subprocess.Process | None = None
     sign: Sign | None = None
     heard: float = 0.0
@@ -50,6 +52,7 @@ class WorkerProcess:
                 self._output_from = output.tell()
                 self.process = await asyncio.create_subprocess_exec(
                     *self.argv,
+                    cwd=self.directory,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=asyncio.subprocess.STDOUT,
@@ -74,6 +77,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """Of the last start; 0 before the first."""
         return self.process.pid if self.process is not None else 0
+
+    @property
+    def node(self) -> str:
+        """Empty: it runs on this machine."""
+        return ""
 
     async def ended(self) -> int:
         """Wait for the end; returns the exit code, or minus the signal. All that it said has been heard then."""

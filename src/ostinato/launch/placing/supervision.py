@@ -15,7 +15,7 @@ from enum import StrEnum
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import OstinatoError, StorageFull
 from ostinato.launch.placing.judging import Ending, Failures, Limits, ending, hung
-from ostinato.launch.placing.process import WorkerProcess
+from ostinato.launch.placing.worker import Worker
 
 Event = Callable[[str, str], None]
 """Called with (worker, what happened)."""
@@ -38,14 +38,15 @@ class Condition(StrEnum):
 
 @dataclass(slots=True)
 class Watched:
-    """A worker and what happened to it. Times are Unix seconds. `reason` says how it ended last, and `reason_at` when."""
+    """A worker and what happened to it. Times are Unix seconds. `reason` says how it ended last, and `reason_at` when; `told`: to end."""
 
-    worker: WorkerProcess
+    worker: Worker
     condition: Condition = Condition.WAITING
     since: float = field(default_factory=wall_clock)
     restarts: int = 0
     reason: str | None = None
     reason_at: float | None = None
+    told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def turn(self, condition: Condition) -> None:
         """From now on it stands so."""
@@ -66,7 +67,7 @@ class Supervisor:
 
     def __init__(
         self,
-        crew: Sequence[WorkerProcess],
+        crew: Sequence[Worker],
         limits: Limits,
         on_event: Event,
         before_start: Callable[[], None] = lambda: None,
@@ -75,19 +76,36 @@ class Supervisor:
         self.watched = [Watched(worker) for worker in crew]
         self._limits, self._say, self._before_start = limits, on_event, before_start
         self._front = next((worker for worker in crew if worker.name == front), None)
-        self._stopping = asyncio.Event()
+        self._stopped, self._group = False, asyncio.TaskGroup()
+        self._keeping = dict[str, asyncio.Task[None]]()
         self._failed: WorkerFailed | None = None
         self._slept_at = 0.0
 
     def stop(self) -> None:
         """Let `run` end."""
-        self._stopping.set()
+        self._stopped = True
+        for watched in self.watched:
+            watched.told.set()
+
+    def add(self, worker: Worker) -> None:
+        """Keep one more alive, from now on, while `run` runs. Without effect once all are to stop."""
+        if not self._stopped:
+            watched = Watched(worker)
+            self.watched.append(watched)
+            self._keeping[worker.name] = self._group.create_task(self._keep(watched))
+
+    async def remove(self, name: str) -> None:
+        """Stop a worker that was added, and forget it. Returns once it has ended."""
+        watched = next(each for each in self.watched if each.worker.name == name)
+        watched.told.set()
+        await asyncio.shield(self._keeping.pop(name))
+        self.watched.remove(watched)
 
     async def run(self) -> None:
         """Until `stop`, with all workers stopped afterwards. Raises WorkerFailed if one failed for good that ends the others."""
-        async with asyncio.TaskGroup() as group:
+        async with self._group:
             for watched in self.watched:
-                group.create_task(self._keep(watched))
+                self._group.create_task(self._keep(watched))
         if self._failed is not None:
             raise self._failed
 
@@ -95,7 +113,7 @@ class Supervisor:
         """Keep one worker alive."""
         loop = asyncio.get_running_loop()
         worker, failures = watched.worker, Failures(self._limits)
-        while not self._stopping.is_set():
+        while not watched.told.is_set():
             started = loop.time()
             end = await self._life_of(watched)
             if end is None:
@@ -110,7 +128,7 @@ class Supervisor:
             watched.turn(Condition.WAITING)
             watched.restarts += 1
             self._say(worker.name, f"{end.reason}; starts again in {failures.wait_s:.1f} s")
-            await self._rest(failures.wait_s)
+            await _rest(watched, failures.wait_s)
         watched.turn(Condition.STOPPED)
 
     async def _life_of(self, watched: Watched) -> Ending | None:
@@ -123,13 +141,15 @@ class Supervisor:
             full = isinstance(error, StorageFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
             return Ending(reason=f"could not be started: {error}", fault=not full)
         watched.turn(Condition.RUNNING)
-        self._say(worker.name, f"started (pid {worker.pid})")
-        return await self._end_of(worker)
+        if worker.pid:  # a node says later
+            self._say(worker.name, f"started (pid {worker.pid})")
+        return await self._end_of(watched)
 
-    async def _end_of(self, worker: WorkerProcess) -> Ending | None:
+    async def _end_of(self, watched: Watched) -> Ending | None:
         """Wait until the worker dies or hangs, which also ends it; None if it was told to stop."""
+        worker = watched.worker
         ended = asyncio.ensure_future(worker.ended())
-        stop = asyncio.ensure_future(self._stopping.wait())
+        stop = asyncio.ensure_future(watched.told.wait())
         why = None
         while why is None and not ended.done() and not stop.done():
             await asyncio.wait({ended, stop}, timeout=self._look_s, return_when=asyncio.FIRST_COMPLETED)
@@ -143,13 +163,13 @@ class Supervisor:
         code = await ended
         if why is not None:
             return Ending(reason=why, fault=True)
-        return None if self._stopping.is_set() else ending(code, worker.sign, worker.last_line())
+        return None if watched.told.is_set() else ending(code, worker.sign, worker.last_line())
 
     @property
     def _look_s(self) -> float:
         return min(1.0, self._limits.silence_s / 4)
 
-    def _hung(self, worker: WorkerProcess) -> str | None:
+    def _hung(self, worker: Worker) -> str | None:
         """Why the worker is taken for hung. Where the supervisor itself stood still, nobody was heard: patience begins anew."""
         now = asyncio.get_running_loop().time()
         gap, self._slept_at = now - self._slept_at, now
@@ -157,12 +177,6 @@ class Supervisor:
             for each in self.watched:
                 each.worker.heard = max(each.worker.heard, now)
         return hung(worker.sign, now - worker.heard, self._limits)
-
-    async def _rest(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._stopping.wait(), seconds)
-        except TimeoutError:
-            return
 
     def _give_up(self, watched: Watched, faults: int, *, certain: bool) -> None:
         name, front = watched.worker.name, self._front
@@ -173,4 +187,11 @@ class Supervisor:
             return
         if self._failed is None:
             self._failed = WorkerFailed(f"{name} {why}")
-        self._stopping.set()
+        self.stop()
+
+
+async def _rest(watched: Watched, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(watched.told.wait(), seconds)
+    except TimeoutError:
+        return

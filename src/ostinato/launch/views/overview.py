@@ -99,7 +99,8 @@ def workers(board: Shown | None, now: float) -> list[RenderableType]:
 
 
 def _worker(worker: Standing, now: float) -> tuple[Text, ...]:
-    condition = Text(worker.condition, _STYLES.get(worker.condition, ""))
+    where = f" on {worker.node}" if worker.node else ""
+    condition = Text(f"{worker.condition}{where}", _STYLES.get(worker.condition, ""))
     doing = worker.doing or "starting" if worker.condition == "running" else ""
     trouble = f"; {worker.trouble}" if worker.trouble else ""
     end = "" if worker.reason is None else f"{worker.reason} ({ago(now - (worker.reason_at or now))} ago)"
