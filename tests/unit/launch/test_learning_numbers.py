@@ -95,6 +95,8 @@ async def test_what_the_log_adds_up_to_stands_on_the_page(tmp_path):
         'ostinato_heard_turns{arm="control"}': 1.0,
         "ostinato_step": 5.0,
         'ostinato_releases_total{action="shipped"}': 2.0,
+        'ostinato_releases_total{action="blocked"}': 0.0,
+        'ostinato_releases_total{action="rolled_back"}': 0.0,
         'ostinato_held_turns_total{reason="arm:control"}': 1.0,
         'ostinato_held_turns_total{reason="no_signal"}': 2.0,
         "ostinato_summary_behind_rows": 2.0,

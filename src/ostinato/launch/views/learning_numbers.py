@@ -26,6 +26,8 @@ from ostinato.record.rowlog import RowLog
 from ostinato.release.ledger import ReleaseLedger, State
 
 _LOOK_S = 10.0
+_ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
+"""There from the start: of a counter that appears with its first count Prometheus sees no increase."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +45,8 @@ class LearningNumbers(Collector):
             return
         yield from _people(seen.rated)
         yield GaugeMetricFamily("ostinato_step", "Optimizer steps that the log has.", value=seen.step)
-        yield _counted("ostinato_releases", "Lines of the release ledger, by action.", "action", seen.actions)
+        actions = _ACTIONS | seen.actions
+        yield _counted("ostinato_releases", "Lines of the release ledger, by action.", "action", actions)
         yield _counted("ostinato_held_turns", "Turns that are not learned from, by reason.", "reason", seen.held)
         yield GaugeMetricFamily(
             "ostinato_summary_behind_rows", "Rows of the log that these numbers do not know yet.", value=self.behind
