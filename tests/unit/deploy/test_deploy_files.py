@@ -1,59 +1,34 @@
 """The files below deploy/ agree with each other and with the configuration; no daemon is needed for any of it."""
 
-import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.fakes.deploy_files import (
+    CLUSTER,
+    COMPOSE,
+    DEPLOY,
+    DOCKERFILE,
+    FILES,
+    GROUPS,
+    IN_CLUSTER,
+    OBJECTS,
+    ROOT,
+    YAML,
+    named,
+    separated,
+    values,
+)
 
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.up import WORKERS
 from ostinato.serve.auth import check_bind
-
-ROOT = Path(__file__).parents[3]
-DEPLOY = ROOT / "deploy"
-FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-YAML = [path for path in FILES if path.suffix == ".yaml"]
-COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-OBJECTS = [
-    each for path in YAML if path.parent.name == "kuberay" for each in yaml.safe_load_all(path.read_text()) if each
-]
-DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
-
-
-def named(path: Path) -> str:
-    return str(path.relative_to(DEPLOY))
-
-
-def of_kind(kind: str, name: str = "") -> dict[str, Any]:
-    (found,) = (each for each in OBJECTS if each["kind"] == kind and name in ("", each["metadata"]["name"]))
-    return found
-
-
-CLUSTER = of_kind("RayJob")["spec"]["rayClusterSpec"]
-GROUPS = [CLUSTER["headGroupSpec"] | {"groupName": "head"}, *CLUSTER["workerGroupSpecs"]]
-IN_CLUSTER: str = of_kind("ConfigMap")["data"]["ostinato.toml"]
-
-
-def values(tree: Any, key: str) -> Iterator[Any]:
-    """Every value under this key, wherever it stands."""
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            if name == key:
-                yield value
-            yield from values(value, key)
-    elif isinstance(tree, list):
-        for each in tree:
-            yield from values(each, key)
-
 
 # ---------------------------------------------------------------- each file by itself
 
@@ -186,40 +161,10 @@ def test_the_image_runs_as_somebody_and_asks_how_the_gateway_is():
 # ---------------------------------------------------------------- the configurations
 
 
-def separated(text: str, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """The configuration without `[ray]`, as a file, and `[ray]`, which stands last."""
-    rest, mark, ray = text.partition("[ray]")
-    path = tmp_path / "ostinato.toml"
-    path.write_text(rest)
-    return path, tomllib.loads(mark + ray).get("ray", {})
-
-
 def test_the_configuration_of_compose_has_no_unknown_key():
     config = load(DEPLOY / "ostinato.toml")
     assert config.record.url.startswith("postgresql://ostinato@postgres/")
     assert config.weights.options["aws_endpoint"] == "http://bucket:8333"
-
-
-def test_the_configuration_of_the_cluster_has_no_unknown_key(tmp_path):
-    path, ray = separated(IN_CLUSTER, tmp_path)
-    config = load(path)
-    assert ray
-    assert config.record.url.startswith("postgresql://")
-    assert config.weights.url.startswith("s3://")
-
-
-def test_the_cluster_s_ray_section_is_one_that_ostinato_knows(tmp_path):
-    if "ray" not in Config.model_fields:
-        pytest.skip("this version has no [ray] section yet, so its keys cannot be checked")
-    path = tmp_path / "ostinato.toml"
-    path.write_text(IN_CLUSTER)
-    load(path)
-
-
-def test_a_wrong_key_would_be_found(tmp_path):
-    path, _ = separated(IN_CLUSTER.replace("password_env", "passwort_env"), tmp_path)
-    with pytest.raises(BadConfig, match="passwort_env"):
-        load(path)
 
 
 @pytest.mark.parametrize("text", [(DEPLOY / "ostinato.toml").read_text(), IN_CLUSTER], ids=["compose", "kuberay"])
@@ -242,7 +187,12 @@ def test_what_compose_mounts_and_what_is_asked_for_is_there():
         assert set(service["networks"]) <= set(COMPOSE["networks"]), name
         volumes = {each.partition(":")[0] for each in service.get("volumes", ())}
         assert volumes <= set(COMPOSE["volumes"]), name
-        read = set(re.findall(r"/run/secrets/(\w+)", json.dumps([service.get("command"), service.get("environment")])))
+        read = set(
+            re.findall(
+                r"/run/secrets/(\w+)",
+                json.dumps([service.get(key) for key in ("entrypoint", "command", "environment")]),
+            )
+        )
         assert read <= set(service.get("secrets", ())), name
     assert {secret for each in COMPOSE["services"].values() for secret in each.get("secrets", ())} == set(
         COMPOSE["secrets"]
@@ -287,105 +237,6 @@ def test_prometheus_scrapes_the_gateway_s_port_with_the_operator_s_key():
     assert "admin_key" in COMPOSE["services"]["prometheus"]["secrets"]
 
 
-# ---------------------------------------------------------------- kuberay
-
-
-def test_every_worker_finds_a_group_that_has_what_it_takes(tmp_path):
-    _, ray = separated(IN_CLUSTER, tmp_path)
-    for worker in (*WORKERS, "rollout"):
-        needs = {"CPU": ray.get("cpus", {}).get(worker, 1)} | ray.get("resources", {}).get(worker, {})
-        fitting = [
-            group["groupName"]
-            for group in CLUSTER["workerGroupSpecs"]
-            if group["maxReplicas"] > 0
-            and all(float(group["resources"].get(name, 0)) >= amount for name, amount in needs.items())
-        ]
-        assert fitting, (worker, needs)
-    assert set(ray["cpus"]) | set(ray["resources"]) <= {*WORKERS, "rollout"}
-
-
-def test_nobody_s_readiness_waits_for_the_driver_that_waits_for_it():
-    """KubeRay starts a RayJob's driver once every pod is ready; a pod that is ready only with a gateway in it must come later."""
-    asks_gateway = [
-        group
-        for group in CLUSTER["workerGroupSpecs"]
-        if any(probe["httpGet"]["path"] == "/health" for probe in values(group, "readinessProbe"))
-    ]
-    assert [group["groupName"] for group in asks_gateway] == ["gateway"]
-    for group in asks_gateway:
-        assert group["replicas"] == group["minReplicas"] == 0
-
-
-def test_groups_give_ray_no_more_than_their_pods_have():
-    for group in CLUSTER["workerGroupSpecs"]:
-        (container,) = group["template"]["spec"]["containers"]
-        asked, limits = container["resources"]["requests"], container["resources"]["limits"]
-        assert asked == limits, "a node that Ray believes larger than it is gets killed"
-        assert group["resources"]["CPU"] == asked["cpu"]
-        assert group["resources"].get("GPU", "0") == asked.get("nvidia.com/gpu", "0")
-        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-
-
-def test_all_pods_run_as_somebody_without_rights_and_take_secrets_by_reference():
-    for group in GROUPS:
-        spec = group["template"]["spec"]
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] == 10001
-        for container in spec["containers"]:
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            }
-            assert all("secretKeyRef" in each["valueFrom"] for each in container["env"])
-            config, _ = IN_CLUSTER.split("[weights]")
-            assert f'password_env = "{container["env"][0]["name"]}"' in config
-
-
-def test_mounts_and_selectors_name_what_there_is():
-    labels = [group["template"]["metadata"]["labels"] for group in GROUPS]
-    service = of_kind("Service")
-    selectors = [service["spec"]["selector"]]
-    selectors += [each["spec"]["selector"]["matchLabels"] for each in OBJECTS if each["kind"] == "PodDisruptionBudget"]
-    selectors += [each["spec"]["podSelector"]["matchLabels"] for each in OBJECTS if each["kind"] == "NetworkPolicy"]
-    assert len(selectors) == 8
-    for selector in selectors:
-        assert any(selector.items() <= label.items() for label in labels), selector
-    for group in GROUPS:
-        spec = group["template"]["spec"]
-        for container in spec["containers"]:
-            mounted = {mount["name"] for mount in container["volumeMounts"]}
-            assert mounted == {volume["name"] for volume in spec["volumes"]}, group["groupName"]
-        for volume in spec["volumes"]:
-            if "configMap" in volume:
-                assert volume["configMap"]["name"] == of_kind("ConfigMap")["metadata"]["name"]
-            if "persistentVolumeClaim" in volume:
-                claim = volume["persistentVolumeClaim"]["claimName"]
-                assert claim == of_kind("PersistentVolumeClaim")["metadata"]["name"]
-
-
-def test_the_way_in_ends_at_the_gateway_s_port_under_tls():
-    ingress, service = of_kind("Ingress"), of_kind("Service")
-    (rule,) = ingress["spec"]["rules"]
-    (tls,) = ingress["spec"]["tls"]
-    assert tls["hosts"] == [rule["host"]]
-    assert tls["secretName"]
-    backend = rule["http"]["paths"][0]["backend"]["service"]
-    assert backend["name"] == service["metadata"]["name"]
-    (port,) = service["spec"]["ports"]
-    assert backend["port"] == {"name": port["name"]}
-    (gateway,) = (group for group in GROUPS if group["groupName"] == "gateway")
-    ports = {each["name"]: each["containerPort"] for each in gateway["template"]["spec"]["containers"][0]["ports"]}
-    assert ports[port["targetPort"]] == tomllib.loads(IN_CLUSTER)["listen"]["port"]
-    allowed = of_kind("NetworkPolicy", "ostinato-gateway")["spec"]["ingress"][0]["ports"]
-    assert [each["port"] for each in allowed] == [ports[port["targetPort"]]]
-
-
-def test_kustomize_names_every_file():
-    (kustomization,) = (each for each in OBJECTS if each["kind"] == "Kustomization")
-    files = {path.name for path in (DEPLOY / "kuberay").glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(kustomization["resources"]) == files
-
-
 def test_every_file_stands_in_the_readme():
     readme = (DEPLOY / "README.md").read_text()
     folders = {"grafana/provisioning"}
@@ -396,19 +247,6 @@ def test_every_file_stands_in_the_readme():
 
 
 # ---------------------------------------------------------------- programs that know better, where they are
-
-
-def test_kubernetes_own_schemas_are_kept():
-    if importlib.util.find_spec("kubernetes_validate") is None:
-        pytest.skip("no schemas of Kubernetes here: pip install kubernetes-validate (72 MB)")
-    validate = importlib.import_module("kubernetes_validate").validate
-    pods = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": group["template"]["spec"]}
-        for group in GROUPS
-    ]
-    for each in [*OBJECTS, *pods]:
-        if each["kind"] not in ("RayJob", "Kustomization"):
-            validate(each, "1.34", strict=True)
 
 
 def test_caddy_takes_the_proxy_s_file(tmp_path):
