@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.core.lineage import Lineage
 from ostinato.core.notices import Alarm, AlarmState, Stamp
 from ostinato.core.records import (
     Arm,
@@ -63,7 +64,7 @@ def every(count: int):
 
 
 def shown(rows):
-    """Those of the rows that the summary is made of; where turns stand is the reward desk's to say."""
+    """Those of the rows that the summary is made of."""
     return [row for row in rows if type(row) in KINDS]
 
 
@@ -76,6 +77,7 @@ async def test_it_shows_what_became_of_the_newest_turns():
     waiting = [turn for number in range(50) for turn in [f"t{number}:0"] if number % 3 != 2 and number % 5 in (1, 4)]
     assert list(found.unrated) == waiting, "people's turns without a reward, or a row that says why there is none"
     assert found.actions == {"shipped": 10}
+    assert found.held == {"arm:control": 10, "no_signal": 10}
     assert found.releases[-1].number == 1
     raised = {row.name: row for row in log.rows if isinstance(row, Alarm)}
     standing = {name for name, alarm in raised.items() if alarm.state is AlarmState.RAISED}
@@ -151,13 +153,22 @@ def test_feedback_is_counted_by_name_so_that_one_that_is_misspelt_is_seen():
     assert not Summary.of(1, before).names, "what was kept before they were counted is good all the same"
 
 
-@pytest.mark.parametrize("state", [{}, {"format": 0}, {"format": 1}, {"format": 1, "tokens": "many"}])
+@pytest.mark.parametrize("state", [{}, {"format": 0}, {"format": 2}, {"format": 3, "tokens": "many"}])
 async def test_a_fold_of_another_version_is_not_used(state):
     log, folds = MemoryLog(), MemoryFolds()
     await log.append(*every(5))
     await folds.save(FOLD, 3, state)
     found, read = await summarise(log, folds, 10_000)
     assert (found.tokens, read) == (15, len(shown(log.rows)))
+
+
+async def test_it_knows_from_where_the_trainer_went_on():
+    found = Summary()
+    for step, base in ((1, None), (4, V[2]), (5, None)):
+        found.apply(step, Batch(step=step, turns=("a:0",), credits=((0.1,),), reference=V[0], at=1.0, base=base))
+    resumed = Summary.of(5, json.loads(json.dumps(found.state())))
+    assert (found.lineage, resumed.lineage) == (Lineage(first=4, base=2),) * 2
+    assert Summary().lineage == Lineage()
 
 
 async def test_a_fold_of_a_log_that_was_longer_belongs_to_another_log():

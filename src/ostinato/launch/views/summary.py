@@ -10,18 +10,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ostinato.core.lineage import Lineage
 from ostinato.core.notices import Alarm, AlarmState, Stamp
-from ostinato.core.records import Batch, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
+from ostinato.core.records import Batch, Holdback, Person, Quarantine, ReleaseEvent, Reward, Row, Signal, Turn
 from ostinato.core.seams import Cursor, Folds, Log
+from ostinato.reward.ledger.ledger import kind_of
 
 FOLD = "status"
-KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Batch, ReleaseEvent, Stamp, Alarm})
+KINDS: frozenset[type] = frozenset({Turn, Signal, Reward, Quarantine, Holdback, Batch, ReleaseEvent, Stamp, Alarm})
 RATED, OPEN, RELEASES, CONTRACTS = 2_000, 20_000, 20, 20
 """How many of the newest are kept: rated turns, turns without a reward yet, releases, contracts."""
 NAMES, OTHERS = 50, "others"
-"""So many names of signals are counted each, later ones together: a client may invent as many as it likes."""
+"""So many names of signals, or reasons of holdbacks, are counted each, later ones together: a client may invent as many as it likes."""
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +58,19 @@ class LedgerLine:
 
 @dataclass(slots=True)
 class Summary:
-    """The state. `apply` rows in the order of the log; `cursor` is the last one."""
+    """The state. `apply` rows in the order of the log; `cursor` is the last one. `held` counts turns held back by reason, and the
+    trainer's last return was that step `first` began at the weights of policy number `base`.
+    """
 
     cursor: Cursor = 0
     tokens: int = 0
     signals: int = 0
     step: int = 0
+    first: int = 1
+    base: int = 0
     names: Counter[str] = field(default_factory=Counter[str])
     actions: Counter[str] = field(default_factory=Counter[str])
+    held: Counter[str] = field(default_factory=Counter[str])
     releases: deque[LedgerLine] = field(default_factory=lambda: deque(maxlen=RELEASES))
     alarms: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
     contracts: OrderedDict[str, str] = field(default_factory=OrderedDict[str, str])
@@ -78,17 +85,26 @@ class Summary:
                 self._turn(row)
             case Signal():
                 self.signals += 1
-                self.names[row.name if row.name in self.names or len(self.names) < NAMES else OTHERS] += 1
+                _count(self.names, row.name)
             case Reward():
                 served = self.unrated.pop(row.turn, None)
                 if served is not None:
                     self.rated.append(RatedTurn(served=served, value=row.value, heard=bool(row.signals)))
             case Quarantine():
                 self.unrated.pop(row.turn, None)
+            case Holdback():
+                _count(self.held, kind_of(row.reason))
             case Batch():
                 self.step = row.step
+                if row.base is not None:
+                    self.first, self.base = row.step, row.base.number
             case _:
                 self._decided(row)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The trainer's last return."""
+        return Lineage(first=self.first, base=self.base)
 
     def _turn(self, turn: Turn) -> None:
         self.tokens += sum(span.tokens for span in turn.spans)
@@ -133,6 +149,7 @@ class Summary:
             **{name: getattr(self, name) for name in _NUMBERS},
             "names": dict(self.names),
             "actions": dict(self.actions),
+            "held": dict(self.held),
             "releases": [asdict(each) for each in self.releases],
             "alarms": {name: list(each) for name, each in self.alarms.items()},
             "contracts": dict(self.contracts),
@@ -149,7 +166,7 @@ class Summary:
         for name in _NUMBERS:
             setattr(made, name, int(state[name]))
         made.names = Counter(state.get("names", {}))
-        made.actions = Counter(state["actions"])
+        made.actions, made.held = Counter(state["actions"]), Counter(state["held"])
         made.releases.extend(LedgerLine(**each) for each in state["releases"])
         made.alarms = {name: (str(reason), float(at)) for name, (reason, at) in state["alarms"].items()}
         made.contracts.update(state["contracts"])
@@ -161,7 +178,11 @@ class Summary:
         return made
 
 
-_NUMBERS = ("tokens", "signals", "step")
+_NUMBERS = ("tokens", "signals", "step", "first", "base")
+
+
+def _count(counted: Counter[str], name: str) -> None:
+    counted[name if name in counted or len(counted) < NAMES else OTHERS] += 1
 
 
 def _listed(served: Served) -> list[Any]:

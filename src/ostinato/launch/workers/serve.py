@@ -17,6 +17,7 @@ from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot
 from ostinato.launch.placing.address import remove_address, write_address
 from ostinato.launch.placing.port import bind, handed_down
+from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
 from ostinato.launch.views.numbers import RunNumbers, watch_alarms
 from ostinato.launch.views.page.opening import RunPage, open_page
 from ostinato.launch.views.progress import Progress, kept_bytes
@@ -76,8 +77,9 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, 
 
     config = run.config.serve
     connections = Connections(most=room_for_connections(), per_address=config.connections_per_address)
-    numbers = RunNumbers(run.home.workers)
-    serving.gateway.state.metrics.registry.register(numbers)
+    numbers, learning, ledger = RunNumbers(run.home.workers), LearningNumbers(), open_ledger(run)
+    for each in (numbers, learning):
+        serving.gateway.state.metrics.registry.register(each)
     await engine.start()
     try:
         async with asyncio.TaskGroup() as group:
@@ -89,7 +91,8 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, 
                 ),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
-                group.create_task(follow_trial(open_ledger(run), serving.gateway, run.config.release.verified_share)),
+                group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
+                group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
                 *([] if page is None else [group.create_task(page.keep(life.stopping))]),
             ]
             if serving.router is not None:

@@ -1,0 +1,103 @@
+"""What a run learns, for Prometheus, beside `numbers`: acceptance, rewards, steps and releases, as they stand in the log. No tenant sees
+them.
+
+They come from the summary that the housekeeping worker keeps, so that a gateway reads no row of the log for them; every gateway of a run
+says the same, so a board takes their maximum, not their sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ostinato.core.clock import wall_clock
+from ostinato.core.errors import OstinatoError
+from ostinato.core.seams import Folds
+from ostinato.evaluate.acceptance import share_of
+from ostinato.launch.views.summary import FOLD, RATED, RatedTurn, Summary
+from ostinato.record.rowlog import RowLog
+from ostinato.release.ledger import ReleaseLedger, State
+
+_LOOK_S = 10.0
+_ACTIONS = {"shipped": 0, "blocked": 0, "rolled_back": 0}
+"""There from the start: of a counter that appears with its first count Prometheus sees no increase."""
+
+
+@dataclass(slots=True, eq=False)
+class LearningNumbers(Collector):
+    """Says what it was last given: the summary, how many rows of the log came after it, and the release ledger's state."""
+
+    summary: Summary | None = None
+    behind: int = 0
+    ledger: State | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        """The families of one scrape; none before there is a summary."""
+        seen = self.summary
+        if seen is None:
+            return
+        yield from _people(seen.rated)
+        yield GaugeMetricFamily("ostinato_step", "Optimizer steps that the log has.", value=seen.step)
+        actions = _ACTIONS | seen.actions
+        yield _counted("ostinato_releases", "Lines of the release ledger, by action.", "action", actions)
+        yield _counted("ostinato_held_turns", "Turns that are not learned from, by reason.", "reason", seen.held)
+        yield GaugeMetricFamily(
+            "ostinato_summary_behind_rows", "Rows of the log that these numbers do not know yet.", value=self.behind
+        )
+        live = None if self.ledger is None else self.ledger.live
+        if self.ledger is not None and live is not None:
+            ahead = seen.lineage.lag(seen.step, live.number)
+            age = wall_clock() - self.ledger.shipped_at
+            yield GaugeMetricFamily("ostinato_live_version", "The number of what is live.", value=live.number)
+            yield GaugeMetricFamily("ostinato_live_seconds", "How long it has been live.", value=max(0.0, age))
+            yield GaugeMetricFamily("ostinato_ahead_steps", "Steps that the trainer is ahead of it.", value=ahead)
+
+
+def _people(rated: Iterable[RatedTurn]) -> Iterable[Metric]:
+    newest = f"of people's newest {RATED} rated turns"
+    share = GaugeMetricFamily("ostinato_acceptance", f"Share with a reward above 0, {newest}.", labels=["arm"])
+    lower = GaugeMetricFamily("ostinato_acceptance_lower", "Its lower bound, 95%, users as clusters.", labels=["arm"])
+    upper = GaugeMetricFamily("ostinato_acceptance_upper", "Its upper bound.", labels=["arm"])
+    mean = GaugeMetricFamily("ostinato_reward_mean", f"Mean reward {newest}.", labels=["arm"])
+    turns = GaugeMetricFamily("ostinato_rated_turns", "How many of these are an arm's.", labels=["arm"])
+    heard = GaugeMetricFamily("ostinato_heard_turns", "To how many of these somebody reacted.", labels=["arm"])
+    by_arm: defaultdict[str, list[RatedTurn]] = defaultdict(list)
+    for each in rated:
+        by_arm[each.served.arm].append(each)
+    for arm, of in sorted(by_arm.items()):
+        point = share_of((each.served.person, each.value > 0) for each in of)
+        share.add_metric([arm], point.acceptance)
+        lower.add_metric([arm], point.lower)
+        upper.add_metric([arm], point.upper)
+        mean.add_metric([arm], fmean(each.value for each in of))
+        turns.add_metric([arm], len(of))
+        heard.add_metric([arm], sum(each.heard for each in of))
+    return (share, lower, upper, mean, turns, heard)
+
+
+def _counted(name: str, description: str, label: str, counted: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, description, labels=[label])
+    for value, count in sorted(counted.items()):
+        family.add_metric([value], count)
+    return family
+
+
+async def watch_learning(log: RowLog, folds: Folds, ledger: ReleaseLedger, numbers: LearningNumbers) -> None:
+    """Until cancelled, give `numbers` the newest summary and state. What cannot be read now is read later."""
+    while True:
+        with contextlib.suppress(OstinatoError):
+            numbers.ledger = await ledger.refresh()
+            newest, kept = await asyncio.to_thread(log.newest), await folds.load(FOLD)
+            if kept is not None and kept[0] <= newest:  # one of a longer log is another log's
+                with contextlib.suppress(
+                    KeyError, TypeError, ValueError
+                ):  # of another version: a new one is on its way
+                    numbers.summary, numbers.behind = Summary.of(*kept), newest - kept[0]
+        await asyncio.sleep(_LOOK_S)

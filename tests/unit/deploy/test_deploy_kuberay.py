@@ -1,0 +1,143 @@
+"""The manifests for KubeRay agree with each other and with the configuration that they carry."""
+
+import importlib
+import importlib.util
+import tomllib
+
+import pytest
+from tests.fakes.deploy_files import CLUSTER, DEPLOY, GROUPS, IN_CLUSTER, OBJECTS, of_kind, separated, values
+
+from ostinato.config import Config, load
+from ostinato.core.errors import BadConfig
+from ostinato.launch.commands.up import WORKERS
+
+
+def test_the_configuration_of_the_cluster_has_no_unknown_key(tmp_path):
+    path, ray = separated(IN_CLUSTER, tmp_path)
+    config = load(path)
+    assert ray
+    assert config.record.url.startswith("postgresql://")
+    assert config.weights.url.startswith("s3://")
+
+
+def test_the_cluster_s_ray_section_is_one_that_ostinato_knows(tmp_path):
+    if "ray" not in Config.model_fields:
+        pytest.skip("this version has no [ray] section yet, so its keys cannot be checked")
+    path = tmp_path / "ostinato.toml"
+    path.write_text(IN_CLUSTER)
+    load(path)
+
+
+def test_a_wrong_key_would_be_found(tmp_path):
+    path, _ = separated(IN_CLUSTER.replace("password_env", "passwort_env"), tmp_path)
+    with pytest.raises(BadConfig, match="passwort_env"):
+        load(path)
+
+
+def test_every_worker_finds_a_group_that_has_what_it_takes(tmp_path):
+    _, ray = separated(IN_CLUSTER, tmp_path)
+    for worker in (*WORKERS, "rollout"):
+        needs = {"CPU": ray.get("cpus", {}).get(worker, 1)} | ray.get("resources", {}).get(worker, {})
+        fitting = [
+            group["groupName"]
+            for group in CLUSTER["workerGroupSpecs"]
+            if group["maxReplicas"] > 0
+            and all(float(group["resources"].get(name, 0)) >= amount for name, amount in needs.items())
+        ]
+        assert fitting, (worker, needs)
+    assert set(ray["cpus"]) | set(ray["resources"]) <= {*WORKERS, "rollout"}
+
+
+def test_nobody_s_readiness_waits_for_the_driver_that_waits_for_it():
+    """KubeRay starts a RayJob's driver once every pod is ready; a pod that is ready only with a gateway in it must come later."""
+    asks_gateway = [
+        group
+        for group in CLUSTER["workerGroupSpecs"]
+        if any(probe["httpGet"]["path"] == "/health" for probe in values(group, "readinessProbe"))
+    ]
+    assert [group["groupName"] for group in asks_gateway] == ["gateway"]
+    for group in asks_gateway:
+        assert group["replicas"] == group["minReplicas"] == 0
+
+
+def test_groups_give_ray_no_more_than_their_pods_have():
+    for group in CLUSTER["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        asked, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert asked == limits, "a node that Ray believes larger than it is gets killed"
+        assert group["resources"]["CPU"] == asked["cpu"]
+        assert group["resources"].get("GPU", "0") == asked.get("nvidia.com/gpu", "0")
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+def test_all_pods_run_as_somebody_without_rights_and_take_secrets_by_reference():
+    for group in GROUPS:
+        spec = group["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] == 10001
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert all("secretKeyRef" in each["valueFrom"] for each in container["env"])
+            config, _ = IN_CLUSTER.split("[weights]")
+            assert f'password_env = "{container["env"][0]["name"]}"' in config
+
+
+def test_mounts_and_selectors_name_what_there_is():
+    labels = [group["template"]["metadata"]["labels"] for group in GROUPS]
+    service = of_kind("Service")
+    selectors = [service["spec"]["selector"]]
+    selectors += [each["spec"]["selector"]["matchLabels"] for each in OBJECTS if each["kind"] == "PodDisruptionBudget"]
+    selectors += [each["spec"]["podSelector"]["matchLabels"] for each in OBJECTS if each["kind"] == "NetworkPolicy"]
+    assert len(selectors) == 8
+    for selector in selectors:
+        assert any(selector.items() <= label.items() for label in labels), selector
+    for group in GROUPS:
+        spec = group["template"]["spec"]
+        for container in spec["containers"]:
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            assert mounted == {volume["name"] for volume in spec["volumes"]}, group["groupName"]
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] == of_kind("ConfigMap")["metadata"]["name"]
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                assert claim == of_kind("PersistentVolumeClaim")["metadata"]["name"]
+
+
+def test_the_way_in_ends_at_the_gateway_s_port_under_tls():
+    ingress, service = of_kind("Ingress"), of_kind("Service")
+    (rule,) = ingress["spec"]["rules"]
+    (tls,) = ingress["spec"]["tls"]
+    assert tls["hosts"] == [rule["host"]]
+    assert tls["secretName"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert backend["name"] == service["metadata"]["name"]
+    (port,) = service["spec"]["ports"]
+    assert backend["port"] == {"name": port["name"]}
+    (gateway,) = (group for group in GROUPS if group["groupName"] == "gateway")
+    ports = {each["name"]: each["containerPort"] for each in gateway["template"]["spec"]["containers"][0]["ports"]}
+    assert ports[port["targetPort"]] == tomllib.loads(IN_CLUSTER)["listen"]["port"]
+    allowed = of_kind("NetworkPolicy", "ostinato-gateway")["spec"]["ingress"][0]["ports"]
+    assert [each["port"] for each in allowed] == [ports[port["targetPort"]]]
+
+
+def test_kustomize_names_every_file():
+    (kustomization,) = (each for each in OBJECTS if each["kind"] == "Kustomization")
+    files = {path.name for path in (DEPLOY / "kuberay").glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(kustomization["resources"]) == files
+
+
+def test_kubernetes_own_schemas_are_kept():
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        pytest.skip("no schemas of Kubernetes here: pip install kubernetes-validate (72 MB)")
+    validate = importlib.import_module("kubernetes_validate").validate
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": group["template"]["spec"]}
+        for group in GROUPS
+    ]
+    for each in [*OBJECTS, *pods]:
+        if each["kind"] not in ("RayJob", "Kustomization"):
+            validate(each, "1.34", strict=True)

@@ -1,0 +1,188 @@
+"""Every query of the board and of the alert rules names metrics and labels that `GET /metrics` has, with Prometheus' endings."""
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ostinato.core.records import Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.core.weights import Swap
+from ostinato.launch.placing.board import Standing
+from ostinato.launch.views.learning_numbers import LearningNumbers
+from ostinato.launch.views.numbers import RunNumbers
+from ostinato.launch.views.summary import Summary
+from ostinato.release.ledger import State, fold
+from ostinato.serve.metrics import Metrics
+from ostinato.testing.engine import FakeEngine
+from ostinato.testing.records import a_turn
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+BOARD = json.loads((DEPLOY / "grafana" / "ostinato.json").read_text())
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+RULES = [
+    rule
+    for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+QUERIES += [(rule["alert"], rule["expr"]) for rule in RULES]
+ENGINES = ("embedded/engine.py", "vllm/engine.py")
+
+NAME = re.compile(r"ostinato_[a-z0-9_]+")
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+CHOSEN = re.compile(r"(ostinato_[a-z0-9_]+)\{([^}]*)\}")
+
+
+def engine_numbers(path: str) -> set[str]:
+    """What an engine's `stats` writes out by name, read from its source: an engine needs a model or servers."""
+    tree = ast.parse((ROOT / "src" / "ostinato" / "engine" / path).read_text())
+    (stats,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "stats")
+    keys = (key for node in ast.walk(stats) if isinstance(node, ast.Dict) for key in node.keys)
+    return {f"ostinato_engine_{key.value}" for key in keys if isinstance(key, ast.Constant)}
+
+
+def counted_once() -> Metrics:
+    """A gateway's numbers, each counted at least once."""
+    metrics, turn = Metrics(FakeEngine(lambda request: "hi")), replace(a_turn("a:0"), parent="b:0")
+    metrics.answered("/v1/chat/completions", 200)
+    metrics.first_token(0.1)
+    metrics.turn(turn)
+    metrics.delivered("default", 1)
+    metrics.refused("default", "quota")
+    metrics.passed_on("default", "large")
+    metrics.judged("default", "praised", "praised")
+    metrics.not_judged("default", "late")
+    metrics.judge_used("default", 10, 2, 0.1)
+    metrics.event("default", "accepted", "stored", foreign=True)
+    metrics.swapped(Swap(slot="live", policy=turn.spans[0].policy, pause_s=0.01, streams=2))
+    return metrics
+
+
+def learned() -> LearningNumbers:
+    """A run that rated, held back and shipped something."""
+    policy = PolicyVersion(number=0, hash="0" * 64)
+    event = ReleaseEvent(id="r0", action="shipped", policy=policy, previous=None, reason="", detail={}, at=1.0)
+    reward = Reward(turn="a:0", value=0.5, function="f@1", signals=("s",), at=1.0)
+    seen = Summary()
+    for cursor, row in enumerate((a_turn("a:0"), reward, Holdback(turn="b:0", reason="gone", at=1.0), event), start=1):
+        seen.apply(cursor, row)
+    return LearningNumbers(summary=seen, behind=0, ledger=fold(State(), event))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Name -> labels of every sample of a gateway, of its run and of both engines."""
+    board = tmp_path_factory.mktemp("run") / "workers.json"
+    worker = Standing(
+        name="train",
+        pid=7,
+        condition="running",
+        since=1.0,
+        doing="waiting",
+        doing_since=1.0,
+        trouble=None,
+        restarts=1,
+        reason=None,
+        reason_at=None,
+    )
+    board.write_text(json.dumps({"at": 1.0, "pid": 1, "ended": None, "workers": [asdict(worker)]}))
+    numbers, metrics = RunNumbers(board), counted_once()
+    numbers.alarms.add("coverage:acme")
+    for each in (numbers, learned()):
+        metrics.registry.register(each)
+    found: dict[str, set[str]] = {name: set() for path in ENGINES for name in engine_numbers(path)}
+    for line in metrics.page().decode().splitlines():
+        sample = re.match(r"(ostinato_[a-z0-9_]+)(?:\{(.*)\})? ", line)
+        if sample:
+            found.setdefault(sample[1], set()).update(re.findall(r'(\w+)="', sample[2] or ""))
+    return found
+
+
+def test_the_engines_numbers_are_read():
+    for path in ENGINES:
+        assert "ostinato_engine_running" in engine_numbers(path)
+
+
+@pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title}-{n}" for n, (title, _) in enumerate(QUERIES)])
+def test_a_query_asks_for_what_there_is(exported, title, query):
+    names = NAME.findall(query)
+    if query == 'up{job="ostinato"} == 0':
+        return  # Prometheus' own
+    assert names, title
+    assert [name for name in names if name not in exported] == []
+    had = set().union(*(exported[name] for name in names)) | {"instance"}  # which Prometheus adds
+    assert {label.strip() for group in GROUPED.findall(query) for label in group.split(",")} <= had
+    for name, chosen in CHOSEN.findall(query):
+        assert set(re.findall(r"(\w+)=", chosen)) <= exported[name], query
+
+
+def test_every_family_is_on_the_board(exported):
+    shown = {re.sub(r"_(total|bucket|count|sum)$", "", name) for _, query in QUERIES for name in NAME.findall(query)}
+    families = {re.sub(r"_(total|bucket|count|sum|created)$", "", name) for name in exported}
+    assert {name for name in families - shown if not name.startswith("ostinato_engine_")} == set()
+
+
+def test_what_is_read_from_the_log_is_not_added_up_over_gateways():
+    """Each gateway says the same of learning, workers and alarms: a sum over them would count it twice."""
+    from_log = {name for name in NAME.findall(" ".join(query for _, query in QUERIES)) if name in _once_per_run()}
+    assert from_log
+    for title, query in QUERIES:
+        for name in from_log & set(NAME.findall(query)):
+            assert not re.search(rf"sum(?: by \([^)]*\))? ?\((?:\w+\()?{name}\b", query), title
+
+
+def _once_per_run() -> set[str]:
+    return {sample.name for family in learned().collect() for sample in family.samples} | {
+        "ostinato_alarm",
+        "ostinato_worker_running",
+        "ostinato_worker_restarts_total",
+        "ostinato_worker_trouble",
+    }
+
+
+def test_no_two_panels_cover_each_other():
+    taken = defaultdict(set)
+    for panel in BOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                taken[x, y].add(panel["title"])
+    assert [titles for titles in taken.values() if len(titles) > 1] == []
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+
+
+def test_every_panel_asks_the_source_that_was_chosen():
+    (source,) = BOARD["templating"]["list"]
+    assert (source["name"], source["type"]) == ("source", "datasource")
+    asked = [panel["datasource"] for panel in PANELS]
+    asked += [target["datasource"] for panel in PANELS for target in panel["targets"]]
+    assert {(each["type"], each["uid"]) for each in asked} == {("prometheus", "${source}")}
+
+
+def test_every_alert_says_how_bad_it_is_and_what_is_wrong():
+    assert len({rule["alert"] for rule in RULES}) == len(RULES) > 10
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("page", "ticket"), rule["alert"]
+        assert rule["annotations"]["summary"], rule["alert"]
+
+
+def test_promtool_finds_the_rules_right_and_they_fire_when_they_should():
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool here: apt-get install prometheus")
+    place = DEPLOY / "prometheus"
+    for command in (
+        ("check", "rules", "alerts.yaml"),
+        ("test", "rules", "alerts.test.yaml"),
+        ("check", "config", "--syntax-only", "prometheus.yaml"),
+    ):
+        ran = subprocess.run(["promtool", *command], cwd=place, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stdout + ran.stderr

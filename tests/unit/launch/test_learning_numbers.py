@@ -1,0 +1,157 @@
+"""What `GET /metrics` tells an operator about learning, from the summary that housekeeping keeps and the release ledger."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ostinato.core.errors import Unavailable
+from ostinato.core.records import Arm, Batch, Holdback, PolicyVersion, ReleaseEvent, Reward
+from ostinato.launch.views import learning_numbers
+from ostinato.launch.views.learning_numbers import LearningNumbers, watch_learning
+from ostinato.launch.views.summary import Summary, catch_up, keep
+from ostinato.record.log import SqlLog
+from ostinato.release.ledger import ReleaseLedger
+from ostinato.testing.log import MemoryFolds
+from ostinato.testing.records import a_turn
+
+NOW = 100_000.0
+V0, V3 = (PolicyVersion(number=number, hash=f"{number:064x}") for number in (0, 3))
+
+
+def page(of: LearningNumbers) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(of)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def rated(name: str, arm: Arm, user: str, value: float, heard: bool = True):
+    yield a_turn(f"{name}:0", arm=arm, user=user)
+    yield Reward(turn=f"{name}:0", value=value, function="f@1", signals=("s",) if heard else (), at=1.0)
+
+
+def shipped(number: int, policy: PolicyVersion, at: float) -> ReleaseEvent:
+    return ReleaseEvent(
+        id=f"r{number}", action="shipped", policy=policy, previous=None, reason="better", detail={}, at=at
+    )
+
+
+def step(number: int, base: PolicyVersion | None = None) -> Batch:
+    return Batch(step=number, turns=("a:0",), credits=((0.1, 0.1),), reference=V0, at=1.0, base=base)
+
+
+ROWS = (
+    *rated("a", Arm.LIVE, "ann", 0.75),
+    *rated("b", Arm.LIVE, "bob", -0.25),
+    *rated("c", Arm.LIVE, "bob", 0.0, heard=False),
+    *rated("d", Arm.CONTROL, "cid", -0.25),
+    *rated("e", Arm.EVAL, "nobody", 1.0),
+    Holdback(turn="d:0", reason="arm:control", at=1.0),
+    Holdback(turn="x:0", reason="no_signal: all 2 rewards are 0", at=1.0),
+    Holdback(turn="y:0", reason="no_signal: all 3 rewards are 0", at=1.0),
+    *(step(number) for number in range(1, 6)),
+    shipped(0, V0, NOW - 90),
+    shipped(1, V3, NOW - 60),
+)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning_numbers, "wall_clock", lambda: NOW)
+    monkeypatch.setattr(learning_numbers, "_LOOK_S", 0.01)
+
+
+async def until(true) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_the_log_adds_up_to_stands_on_the_page(tmp_path):
+    folds, of, seen = MemoryFolds(), LearningNumbers(), Summary()
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(*ROWS)
+        await catch_up(seen, log)
+        await keep(seen, folds)
+        await log.append(*rated("f", Arm.LIVE, "ann", 0.75))
+        watching = asyncio.create_task(watch_learning(log, folds, ReleaseLedger(log, lambda: NOW), of))
+        await until(lambda: of.summary is not None)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    found = page(of)
+    lower, upper = (found.pop(f'ostinato_acceptance_{end}{{arm="live"}}') for end in ("lower", "upper"))
+    assert 0.0 <= lower < 1 / 3 < upper <= 1.0
+    for end in ("lower", "upper"):
+        assert 0.0 <= found.pop(f'ostinato_acceptance_{end}{{arm="control"}}') <= 1.0
+    assert found == {
+        'ostinato_acceptance{arm="live"}': pytest.approx(1 / 3),
+        'ostinato_acceptance{arm="control"}': 0.0,
+        'ostinato_reward_mean{arm="live"}': pytest.approx(0.5 / 3),
+        'ostinato_reward_mean{arm="control"}': -0.25,
+        'ostinato_rated_turns{arm="live"}': 3.0,
+        'ostinato_rated_turns{arm="control"}': 1.0,
+        'ostinato_heard_turns{arm="live"}': 2.0,
+        'ostinato_heard_turns{arm="control"}': 1.0,
+        "ostinato_step": 5.0,
+        'ostinato_releases_total{action="shipped"}': 2.0,
+        'ostinato_releases_total{action="blocked"}': 0.0,
+        'ostinato_releases_total{action="rolled_back"}': 0.0,
+        'ostinato_held_turns_total{reason="arm:control"}': 1.0,
+        'ostinato_held_turns_total{reason="no_signal"}': 2.0,
+        "ostinato_summary_behind_rows": 2.0,
+        "ostinato_live_version": 3.0,
+        "ostinato_live_seconds": 60.0,
+        "ostinato_ahead_steps": 2.0,
+    }
+
+
+async def test_a_trainer_that_went_back_is_as_far_ahead_as_it_has_stepped_since(tmp_path):
+    of = LearningNumbers(summary=Summary())
+    for cursor, row in enumerate((step(4), step(5, base=V3), step(6)), start=1):
+        of.summary.apply(cursor, row)
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(shipped(1, V3, NOW))
+        of.ledger = await ReleaseLedger(log, lambda: NOW).refresh()
+    assert page(of)["ostinato_ahead_steps"] == 2.0
+
+
+def test_before_anything_is_known_nothing_is_said():
+    assert page(LearningNumbers()) == {}
+    assert "ostinato_live_version" not in page(LearningNumbers(summary=Summary()))
+
+
+@pytest.mark.parametrize("kept", [(10_000, Summary().state()), (1, {"format": 2}), (1, {"format": 3})])
+async def test_a_summary_of_another_log_or_version_is_not_shown(tmp_path, kept):
+    folds, of = MemoryFolds(), LearningNumbers()
+    await folds.save("status", *kept)
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(*ROWS)
+        watching = asyncio.create_task(watch_learning(log, folds, ReleaseLedger(log, lambda: NOW), of))
+        await until(lambda: of.ledger is not None)
+        await asyncio.sleep(0.05)
+        assert of.summary is None
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_log_that_is_away_is_read_later(tmp_path, monkeypatch):
+    folds, of, seen = MemoryFolds(), LearningNumbers(), Summary()
+    with SqlLog.open(tmp_path / "log") as log:
+        await log.append(*ROWS)
+        await catch_up(seen, log)
+        await keep(seen, folds)
+        tried = asyncio.Event()
+
+        async def away(name: str) -> None:
+            tried.set()
+            raise Unavailable("the server is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(folds, "load", away)
+            watching = asyncio.create_task(watch_learning(log, folds, ReleaseLedger(log, lambda: NOW), of))
+            await tried.wait()
+            assert of.summary is None
+        await until(lambda: of.summary is not None)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
