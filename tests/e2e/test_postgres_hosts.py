@@ -24,9 +24,8 @@ async def until(ask, timeout_s=400):
 
 def at_work(runs, role):
     """The hosts whose worker is not in reserve, of those whose worker says anything."""
-    doing = {run: run.launched.doing(role) for run in runs}
-    reserve = [run for run in runs if doing[run].startswith("in reserve: another")]
-    return [run for run in runs if run not in reserve] if reserve else []
+    waits = [run.launched.doing(role).startswith("in reserve: another") for run in runs]
+    return [run for run, waiting in zip(runs, waits, strict=True) if not waiting] if any(waits) else []
 
 
 @pytest.mark.examination
