@@ -137,8 +137,9 @@ async def test_a_worker_without_a_node_says_what_it_waits_for_and_is_not_taken_f
 
 async def test_a_wish_for_a_node_can_be_given_up(tmp_path):
     nodes = Nodes(ready=False)
-    async with supervised(PlacedWorker("train", order(tmp_path), nodes.open, lambda *_: None)) as (watched, _):
+    async with supervised(PlacedWorker("train", order(tmp_path), nodes.open, lambda *_: None)) as (watched, said):
         await until(lambda: nodes.made)
+    assert not [what for what in said if "killed" in what]
     assert watched.condition is Condition.STOPPED
     assert nodes.made[0].left
 

@@ -132,8 +132,16 @@ class _Calls:
                 return await asked
         except TimeoutError as error:
             raise Unavailable(f"its node did not answer for {timeout_s:g} s") from error
+        except OSError:  # of the node: Ray passes it on as one
+            raise
         except self._errors.RayActorError as error:
-            raise Unavailable(f"its node or its actor is gone: {str(error).splitlines()[0]}") from error
+            raise Unavailable(f"its node or its actor is gone: {_first_line(error)}") from error
+        except self._errors.RayError as error:
+            raise Unavailable(f"Ray: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _ray() -> Any:

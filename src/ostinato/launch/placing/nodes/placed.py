@@ -90,7 +90,7 @@ class PlacedWorker:
     async def stop(self, grace_s: float) -> bool:
         if not self.running or self._place is None:
             return True
-        alone = False
+        alone = not self.pid  # who waits for a node has nothing to end
         if self.pid:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(grace_s + _FAREWELL_S):
