@@ -1,11 +1,18 @@
 """Settings of sandboxes: `[sandbox]`."""
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 
 
 class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """Limits of one run, and how many runs at once."""
 
+    backend: Literal["namespaces", "gvisor"] = Field(
+        default="namespaces",
+        description="What stands between sandboxes of simulated worlds and this machine: Linux namespaces, or gVisor (needs runsc; slower, "
+        "and no forks). Single answers, of suites and of the demo, are run in namespaces in any case.",
+    )
     concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
     memory_mb: int = Field(
         default=256, ge=32, description="Memory of a run, and address space of each of its processes, in MiB."
