@@ -10,8 +10,8 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
 
     backend: Literal["namespaces", "gvisor"] = Field(
         default="namespaces",
-        description="What stands between sandboxes of simulated worlds and this machine: Linux namespaces, or gVisor (needs runsc; slower, "
-        "and no forks). Single answers, of suites and of the demo, are run in namespaces in any case.",
+        description="What stands between the code of simulated worlds and this machine: Linux namespaces, or gVisor, a kernel of its own "
+        "(needs runsc; slower). Answers to suites, the demo's, and what `ostinato worlds build` runs are in namespaces in any case.",
     )
     concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
     memory_mb: int = Field(

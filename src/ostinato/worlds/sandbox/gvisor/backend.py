@@ -136,7 +136,8 @@ class GVisorBoxes:
 
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
-        options += ["--overlay2=root:memory", "--host-uds=open", *(["--rootless"] if os.getuid() else [])]
+        options += ["--overlay2=root:memory", "--host-uds=open"]  # mount points are made in memory; `ports` are sockets
+        options += ["--file-access-mounts=exclusive", *(["--rootless"] if os.getuid() else [])]
         return [
             self._runsc,
             *options,
@@ -157,8 +158,8 @@ class GVisorBoxes:
             errors = os.open(place / "errors", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             leaving.callback(os.close, errors)
             process = await asyncio.create_subprocess_exec(
-                *self._command(ground, place), stdin=line.theirs, stdout=asyncio.subprocess.DEVNULL, stderr=errors,
-                cwd="/", start_new_session=True,
+                *self._command(ground, place), stdin=line.theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=errors,
+                env={"PATH": os.environ.get("PATH", os.defpath)}, cwd="/", start_new_session=True,
             )  # fmt: skip
             await line.sent()
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)

@@ -71,7 +71,7 @@ class Programs:
         self.others: dict[
             int, Callable[[int], None]
         ] = {}  # children that are no programs, and whom to tell of their end
-        self._kills = 0
+        self._kills, self._dying = 0, set[int]()  # for want of memory
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
         self._base = self._in_use()
 
@@ -179,10 +179,15 @@ class Programs:
         if over <= 0:
             return
         groups = [program.group for program in self._running.values()] + self._left
-        sizes = sorted((_size(pid), pid) for group in groups for pid in group.members())
+        pids = [pid for group in groups for pid in group.members()]
+        self._dying.intersection_update(pids)
+        if self._dying:
+            return  # what they held comes back first
+        sizes = sorted((_size(pid), pid) for pid in pids)
         while over > 0 and sizes:
             size, pid = sizes.pop()
             end(pid)
+            self._dying.add(pid)
             self._kills += 1
             over -= size
 
