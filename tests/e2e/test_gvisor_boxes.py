@@ -68,13 +68,10 @@ async def test_a_program_has_no_rights_and_another_kernel(boxes):
     rights = [line.split()[1] for line in status.splitlines() if line.startswith(("CapPrm", "CapEff", "CapBnd"))]
     assert rights == ["0000000000000000"] * 3
     assert "Seccomp:\t2" in status
-    assert (
-        b"gVisor" in (await sh(box, "dmesg")).stdout + (await sh(box, "dmesg")).stderr
-        or os.uname().release.encode() not in (await sh(box, "uname -r")).stdout
-    )
+    assert os.uname().release.encode() not in (await sh(box, "uname -r")).stdout
     for script in (
-        "kill -9 1", "ls /.box", "unshare -U true", "mount -t tmpfs x /tmp", "echo x > /etc/x", "echo x > /usr/x", "cat /proc/1/root/etc/passwd",
-        "echo 1 > /.box/pids/cgroup.procs", "cat <> /proc/1/fd/3", "chroot /tmp true",
+        "kill -9 1", "ls /.box", "unshare -U true", "mount -t tmpfs x /tmp", "echo x > /etc/x", "echo x > /usr/x", "chroot /tmp true",
+        "cat /proc/1/root/etc/passwd", "echo 1 > /.box/pids/cgroup.procs", "cat <> /proc/1/fd/3",
     ):  # fmt: skip
         assert (await sh(box, script)).code != 0, script
     assert (await sh(box, "ls -l / /tmp && stat /etc")).code == 0, "statx is mended where this runsc needs that"
@@ -119,13 +116,8 @@ async def test_nothing_is_left_behind(boxes, tmp_path):
 async def test_whoever_is_killed_only_that_sandbox_is_gone(boxes, tmp_path, victim):
     other, box = await boxes.start(SandboxSpec()), await boxes.start(SandboxSpec())
     await sh(box, "sleep 600 &")
-    name = f"--bundle={box._place}"
-    (pid,) = (
-        pid
-        for pid, words in processes_of(tmp_path).items()
-        if (name in words or f"{box._place}" in words)
-        and (words[0].endswith(victim) or (victim == "run" and "run" in words))
-    )
+    ours = {pid: words for pid, words in processes_of(tmp_path).items() if str(box._place) in " ".join(words)}
+    (pid,) = (pid for pid, words in ours.items() if words[0].endswith(victim) or (victim == "run" and "run" in words))
     os.kill(pid, signal.SIGKILL)
     if victim == "runsc-sandbox":
         await until_gone(box)
@@ -238,7 +230,8 @@ from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 async def main():
     boxes = GVisorBoxes()
     box = await boxes.start(SandboxSpec(layers=("LAYER",), files={"g": b"1"}, limits=Limits(memory_mb=128)))
-    script = "echo y > f; echo y > g; cat f g; grep Cap /proc/self/status | cut -f2 | sort -u; echo x > /etc/x || ls /.box || kill -9 1 || echo x > /dev/x || echo held"
+    script = "echo y > f; echo y > g; cat f g; grep Cap /proc/self/status | cut -f2 | sort -u; "
+    script += "echo x > /etc/x || ls /.box || kill -9 1 || echo x > /dev/x || echo held"
     said = await box.exec(["sh", "-c", script], timeout=20.0)
     changed = [change.path for change in await box.diff()]
     print(json.dumps([said.stdout.decode(), changed, (await boxes.isolation()).missing]))
