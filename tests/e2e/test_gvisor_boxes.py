@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from ostinato.app.worlds_grading import open_backend, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.sandboxing import Limits, SandboxSpec
+from ostinato.launch.commands.checks import check_sandboxes
+from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import Boxes, SandboxConfig
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
@@ -140,6 +143,19 @@ async def test_a_program_that_cannot_be_ended_from_within_ends_with_its_sandbox(
     assert not Path(f"/proc/{pid}").exists()
 
 
+@needs_runsc
+async def test_a_kernel_that_grows_ends_with_its_sandbox(boxes, monkeypatch):
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._WATCH_S", 0.1)
+    box, grown = [await boxes.start(SandboxSpec(limits=limits)) for limits in (replace(SMALL, memory_mb=999), SMALL)]
+    await asyncio.gather(*(sh(each, "for n in 1 2 3; do touch f$n; sleep 0.1; done") for each in (box, grown)))
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._KERNEL_MB", 1 - SMALL.memory_mb)
+    with pytest.raises(Unavailable, match="its kernel needed more"):
+        await sh(grown, "sleep 9")
+    with pytest.raises(Unavailable, match="its kernel needed more"):
+        await grown.read("x")
+    assert (await sh(box, "ls")).stdout == b"f1\nf2\nf3\n"
+
+
 ALONE = """
 import asyncio, sys
 from ostinato.core.sandboxing import SandboxSpec
@@ -217,9 +233,22 @@ async def test_the_setting_decides_where_worlds_are_graded():
 
 
 def test_without_runsc_the_way_to_get_it_is_named(monkeypatch, tmp_path):
+    config = Config(sandbox=SandboxConfig(backend="gvisor"))
+    (tmp_path / "cc").symlink_to(shutil.which("cc"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadConfig, match="apt-get install runsc"):
-        open_backend(SandboxConfig(backend="gvisor"))
+    for ask in (check_sandboxes, dict(CHECKS)["sandbox"]):
+        with pytest.raises(BadConfig, match="apt-get install runsc"):
+            ask(config)
+    check_sandboxes(Config())
+    assert "no runsc" in dict(CHECKS)["sandbox"](Config())
+
+
+@needs_runsc
+def test_doctor_says_what_it_offers():
+    said = dict(CHECKS)["sandbox"](Config(sandbox=SandboxConfig(backend="gvisor")))
+    assert "gVisor works" in said
+    assert "cannot be copied" in said
+    assert "runsc is there" in dict(CHECKS)["sandbox"](Config())
 
 
 UNPRIVILEGED = """

@@ -21,6 +21,8 @@ from ostinato.worlds.sandbox.starting import check_cwd, check_environment, insid
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
 _STOP_S = 5.0
+_WATCH_S = 1.0
+_KERNEL_MB = 256  # what gVisor's kernel itself may take beyond as much as the programs may
 _OUT = (errno.EXDEV, errno.ELOOP, errno.EACCES)
 
 
@@ -33,6 +35,8 @@ class GVisorBox:
         self.spec = spec
         self._line, self._process, self._place, self._env = line, process, place, dict(env)
         self.on_stop: list[Callable[[], None]] = []
+        watching = asyncio.create_task(self._watch())
+        self.on_stop.append(lambda: watching.cancel() and None)
 
     async def exec(
         self,
@@ -140,12 +144,25 @@ class GVisorBox:
         for call in on_stop:
             call()
 
-    async def _kill(self) -> None:
-        """End it from outside: gVisor's kernel itself, upon which runsc tidies up and ends."""
-        self._line.close()
+    async def _watch(self) -> None:
+        """End a sandbox whose kernel grows without end: no limit inside counts what programs make it remember, as empty files."""
+        while self._line.open:
+            await asyncio.sleep(_WATCH_S)
+            most = self.spec.limits.memory_mb + _KERNEL_MB
+            if (pid := self._pid()) and _anonymous_mb(pid) > most:
+                await self._kill(f"the sandbox is gone: its kernel needed more than {most} MiB")
+
+    def _pid(self) -> int:
+        """Of gVisor's kernel; 0: it has none yet, or no more."""
         with contextlib.suppress(OSError, ValueError):
-            pid = int((self._place / "pid").read_text())
-            if self._process.returncode is None:
+            return int((self._place / "pid").read_text()) if self._process.returncode is None else 0
+        return 0
+
+    async def _kill(self, why: str = "") -> None:
+        """End it from outside: gVisor's kernel itself, upon which runsc tidies up and ends."""
+        self._line.close(why)
+        if pid := self._pid():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
             async with asyncio.timeout(_STOP_S):
@@ -154,6 +171,15 @@ class GVisorBox:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+
+def _anonymous_mb(pid: int) -> int:
+    """What a process holds beside files; what programs hold is a file to gVisor's kernel."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) >> 10
+    return 0
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
