@@ -34,9 +34,9 @@ class GVisorBox:
     ) -> None:
         self.spec = spec
         self._line, self._process, self._place, self._env = line, process, place, dict(env)
-        self.on_stop: list[Callable[[], None]] = []
+        self.on_stop: list[Callable[[], object]] = []
         watching = asyncio.create_task(self._watch())
-        self.on_stop.append(lambda: watching.cancel() and None)
+        self.on_stop.append(watching.cancel)
 
     async def exec(
         self,

@@ -50,9 +50,7 @@ class Ground:
         base = Path(tempfile.gettempdir())
         for left in base.glob(f"{_PREFIX}*"):
             _sweep(left)
-        self.place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        self._lock = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.place, self._lock = _locked(base)
         self.place.chmod(0o711)
         self.root, self.state = self.place / "root", self.place / "state"
         self.state.mkdir(0o700)
@@ -146,6 +144,18 @@ class Ground:
             shutil.rmtree(self.place, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+def _locked(base: Path) -> tuple[Path, int]:
+    """A new directory, and the descriptor that holds its lock."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if place.exists():
+                return place, lock
+            os.close(lock)  # taken for left over before it was held
 
 
 def _sweep(place: Path) -> None:
