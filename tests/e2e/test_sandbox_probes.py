@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.sandbox_probes import MARK, PROBES
 
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
+from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 
 SCRIPT = Path(__file__).parents[1] / "sandbox_probes.py"
 LIMITS = Limits(memory_mb=128, disk_mb=32, processes=24)
@@ -70,6 +72,26 @@ async def test_none_fires_in_a_box(target):
         result = await box.exec(["python3", "p.py"], timeout=120)
         assert (result.code, result.stderr) == (0, b"")
         assert json.loads(result.stdout) == []
+    finally:
+        await backend.close()
+
+
+GVISORS_OWN = {
+    "view: sys", "view: proc of the kernel", "view: sysctl", "view: memory devices", "write: own oom score", "write: own maps",
+    "limit: timers", "limit: priority",
+}  # fmt: skip
+"""What fires in a gVisor box reaches a kernel of that box alone: its /sys, /proc and /dev, its timers and priorities."""
+
+
+@pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
+async def test_only_its_own_kernel_is_reached_in_a_gvisor_box(target):
+    backend = GVisorBoxes()
+    try:
+        limits = replace(LIMITS, memory_mb=256)  # a fork there copies more of its parent
+        box = await backend.start(SandboxSpec(files={"p.py": SCRIPT.read_bytes()}, env=target, limits=limits))
+        result = await box.exec(["python3", "p.py"], timeout=240)
+        assert (result.code, result.stderr) == (0, b"")
+        assert set(json.loads(result.stdout)) - GVISORS_OWN == set()
     finally:
         await backend.close()
 

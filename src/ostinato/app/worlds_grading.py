@@ -20,7 +20,8 @@ from ostinato.worlds.grading.judging import JudgedGrader, RubricJudge
 from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.rollout import Rollout
-from ostinato.worlds.sandbox import Boxes, SingleRuns, python_inside
+from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
+from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Task
 
 WORLD_GRADERS = ("function", "pattern", "pytest", "python_tests")
@@ -44,6 +45,11 @@ def check_grading(task: Task) -> None:
             )
 
 
+def open_backend(config: SandboxConfig) -> Backend:
+    """Where the sandboxes of worlds come from, as `sandbox.backend` says. Raises BadConfig where it needs what is not installed."""
+    return GVisorBoxes(config) if config.backend == "gvisor" else Boxes(config)
+
+
 @contextlib.asynccontextmanager
 async def open_grading(
     config: Config, environment: Mapping[str, str] = os.environ, *, proving: bool = False
@@ -51,7 +57,7 @@ async def open_grading(
     """Sandboxes, and the grader of any task in them, with the effort's price and the judge that `[worlds]` sets.
 
     `proving`: for a verdict about a candidate. Effort has no price then, and single answers need not wait until nothing else wants the
-    processor. Raises BadConfig for a judge whose key is not set.
+    processor. Raises BadConfig for a judge whose key is not set, and as `open_backend` does.
     """
     settings = config.worlds
     async with contextlib.AsyncExitStack() as leaving:
@@ -63,9 +69,13 @@ async def open_grading(
                     f"worlds.judge takes its key from the variable {settings.judge.key_env}, which is not set"
                 )
             judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
-        boxes, runs = Boxes(config.sandbox), SingleRuns(config.sandbox, gives_way=not proving)
-        leaving.callback(runs.close)
+        boxes = open_backend(config.sandbox)
         leaving.push_async_callback(boxes.close)
+        if config.sandbox.backend == "gvisor":
+            runs = RunsInBoxes(boxes, config.sandbox)
+        else:
+            runs = SingleRuns(config.sandbox, gives_way=not proving)
+            leaving.callback(runs.close)
         effort = None if proving else settings.effort
         yield boxes, open_graders(boxes, runs, python_inside(), effort=effort, judge=judge)
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from ostinato.app.proving import check_suite
+from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.serve.auth import check_bind
@@ -20,8 +21,15 @@ async def check_start(config: Config) -> None:
     check_bind(config.listen.host, config.serve.api_keys)
     check_place(config)
     check_model(config)
+    check_sandboxes(config)
     if config.evaluate.suite:
         await check_suite(config)
+
+
+def check_sandboxes(config: Config) -> None:
+    """Raise BadConfig where `sandbox.backend` names what is not installed."""
+    if config.sandbox.backend == "gvisor":
+        open_backend(config.sandbox)
 
 
 def check_place(config: Config) -> Path:

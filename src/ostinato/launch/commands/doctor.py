@@ -47,10 +47,29 @@ def _sqlite(_: Config) -> str:
 
 
 def _sandbox(config: Config) -> str:
+    asyncio.run(_namespaces(config))
+    found = "user, mount, pid and network namespaces work"
+    if config.sandbox.backend == "gvisor":
+        return f"{found}; {asyncio.run(_gvisor(config))}"
+    return f"{found}; {'runsc is there' if shutil.which('runsc') else 'no runsc'} for sandbox.backend = 'gvisor'"
+
+
+async def _namespaces(config: Config) -> None:
     from ostinato.worlds.sandbox import SingleRuns
 
-    asyncio.run(SingleRuns(config.sandbox).check())
-    return "user, mount, pid and network namespaces work"
+    async with SingleRuns(config.sandbox) as runs:
+        await runs.check()
+
+
+async def _gvisor(config: Config) -> str:
+    from ostinato.worlds.sandbox.gvisor import GVisorBoxes
+
+    boxes = GVisorBoxes(config.sandbox)
+    try:
+        missing = (await boxes.isolation()).missing
+    finally:
+        await boxes.close()
+    return f"gVisor works (platform {boxes.platform}): {'; '.join(missing)}"
 
 
 def _numerics(config: Config) -> str:

@@ -16,7 +16,7 @@ from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Un
 from ostinato.core.sandboxing import Change, ChangeKind, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.pipes import Pipe
 from ostinato.worlds.sandbox.protocol import MOST_FDS, REASONS, Answer, ExecFlag, Line, Operation, anonymous_file
-from ostinato.worlds.sandbox.starting import check_environment, pack_program
+from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the box itself is taken for dead
 _KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OTHER)
@@ -89,8 +89,7 @@ class Box:
         env: Mapping[str, str] | None = None,
         timeout: float,
     ) -> ExecResult:
-        if cwd is not None and (".." in cwd.split("/") or "\0" in cwd):
-            raise BadRequest(f"cwd: {cwd!r} must be a path inside the sandbox, without '..'", field="cwd")
+        check_cwd(cwd)
         check_environment(env or {})
         count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
         cap = self.spec.limits.output_bytes
@@ -154,7 +153,7 @@ class Box:
                 self._lingering.append(pipe)
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
-        answer = await self._asked(Operation.READ, self._inside(path))
+        answer = await self._asked(Operation.READ, inside_workdir(path, self.spec.workdir))
         if answer.code in (errno.EXDEV, errno.ELOOP, errno.EACCES):
             raise NotFound(f"path: {path!r} leads out of the working directory", field="path")
         if answer.code or not answer.fds:
@@ -165,7 +164,7 @@ class Box:
             os.close(answer.fds[0])
 
     async def write(self, path: str, data: bytes) -> None:
-        name = self._inside(path)
+        name = inside_workdir(path, self.spec.workdir)
         file = anonymous_file(data)
         try:
             answer = await self._asked(Operation.WRITE, name, fds=[file])
@@ -175,22 +174,6 @@ class Box:
             raise StorageFull(f"the sandbox's {self.spec.limits.disk_mb} MiB do not hold {path!r} as well")
         if answer.code:
             raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(answer.code)}", field="path")
-
-    def _inside(self, path: str) -> str:
-        """Relative to the working directory. Raises BadRequest for a path outside, by what it says."""
-        prefix = self.spec.workdir + "/"
-        name = path.removeprefix(prefix)
-        parts = name.split("/")
-        if (
-            not name
-            or name.startswith("/")
-            or ".." in parts
-            or parts[-1] in ("", ".")
-            or "\0" in name
-            or len(name) > 4000
-        ):
-            raise BadRequest(f"path: {path!r} must be below {self.spec.workdir}, without '..'", field="path")
-        return "/".join(part for part in parts if part not in ("", "."))
 
     async def fork(self, count: int) -> Sequence[Box]:
         if not 1 <= count <= 4000:
@@ -237,7 +220,7 @@ class Box:
             answer = await self._asked(Operation.DIFF, fds=[out])
             if answer.operation != Operation.DIFF or answer.code:
                 raise Unavailable(f"the sandbox's files could not be compared (exit {answer.code})")
-            return await asyncio.to_thread(_read_changes, out)
+            return await asyncio.to_thread(lambda: read_changes(os.pread(out, os.fstat(out).st_size, 0)))
         finally:
             os.close(out)
 
@@ -286,11 +269,10 @@ def _read_all(fd: int, path: str, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _read_changes(fd: int) -> list[Change]:
+def read_changes(data: bytes) -> list[Change]:
     """Records as inside/compare.py writes them."""
     from ostinato.worlds.sandbox.inside.compare import HEAD
 
-    data = os.pread(fd, os.fstat(fd).st_size, 0)
     found: list[Change] = []
     at = 0
     while at < len(data):

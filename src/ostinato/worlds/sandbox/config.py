@@ -1,11 +1,18 @@
 """Settings of sandboxes: `[sandbox]`."""
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 
 
 class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """Limits of one run, and how many runs at once."""
 
+    backend: Literal["namespaces", "gvisor"] = Field(
+        default="namespaces",
+        description="What stands between the code of simulated worlds and this machine: Linux namespaces, or gVisor, a kernel of its own "
+        "(needs runsc; slower). Answers to suites, the demo's, and what `ostinato worlds build` runs are in namespaces in any case.",
+    )
     concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
     memory_mb: int = Field(
         default=256, ge=32, description="Memory of a run, and address space of each of its processes, in MiB."

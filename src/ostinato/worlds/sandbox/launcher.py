@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ostinato.core.errors import SandboxRefused
@@ -67,17 +68,21 @@ def _numbers_source() -> str:
 
 @functools.cache
 def build() -> Path:
-    """The launcher as a shared object; compiled now if this source has not been compiled by this user here before.
+    """The launcher as a shared object. Raises SandboxRefused as `compiled` does."""
+    sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in (".c", ".h"))
+    return compiled("launcher", {path.name: path.read_text() for path in sources} | {"numbers.c": _numbers_source()})
+
+
+def compiled(name: str, sources: Mapping[str, str]) -> Path:
+    """C as a shared object; compiled now if these sources (file name -> text) have not been compiled by this user here before.
 
     Raises SandboxRefused where there is no compiler, no place for the result, or the sources do not compile.
     """
-    sources = sorted(path for path in _SOURCES.iterdir() if path.suffix in (".c", ".h"))
     digest = hashlib.sha256(" ".join((*_FLAGS, platform.machine(), platform.libc_ver()[1])).encode())
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(_numbers_source().encode())
+    for file, text in sources.items():
+        digest.update(f"{file}\0{text}\0".encode())
     cache = _cache()
-    target = cache / f"launcher-{digest.hexdigest()[:32]}.so"
+    target = cache / f"{name}-{digest.hexdigest()[:32]}.so"
     with contextlib.suppress(FileNotFoundError):
         seen = target.lstat()
         if stat.S_ISREG(seen.st_mode) and seen.st_uid == os.getuid() and not seen.st_mode & 0o022:
@@ -86,17 +91,18 @@ def build() -> Path:
     if compiler is None:
         raise SandboxRefused(_COMPILER)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        numbers, made = Path(scratch) / "numbers.c", Path(scratch) / "launcher.so"
-        numbers.write_text(_numbers_source())
-        files = [str(path) for path in sources if path.suffix == ".c"]
-        command = [compiler, *_FLAGS, *files, str(numbers), "-o", str(made)]
+        made = Path(scratch) / f"{name}.so"
+        for file, text in sources.items():
+            (Path(scratch) / file).write_text(text)
+        files = [file for file in sources if file.endswith(".c")]
+        command = [compiler, *_FLAGS, *files, "-o", str(made)]
         environment = {
             **os.environ,
             "PATH": os.environ.get("PATH") or os.defpath,
         }  # the compiler looks for its linker there
         result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=scratch, env=environment)
         if result.returncode:
-            raise SandboxRefused(f"the sandbox's launcher does not compile with {compiler}: {result.stderr[-1500:]}")
+            raise SandboxRefused(f"the sandbox's {name} does not compile with {compiler}: {result.stderr[-1500:]}")
         made.chmod(0o700)
         os.replace(made, target)
     return target

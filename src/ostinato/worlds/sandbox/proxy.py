@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from ostinato.core.errors import BadRequest
 
+PROXY_PORT = 3128
 _HEAD_BYTES = 8192
 _HEAD_S = 10.0
 _REQUEST = re.compile(rb"CONNECT (\S+) HTTP/1\.[01]\r\n")
@@ -34,7 +35,8 @@ class Proxy:
     """Serves one box. `close` ends it with every connection."""
 
     VARIABLES: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:3128"
+        ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+        f"http://127.0.0.1:{PROXY_PORT}",
     ) | {"NO_PROXY": "localhost,127.0.0.1", "no_proxy": "localhost,127.0.0.1"}
 
     def __init__(self, listener: socket.socket, hosts: Collection[str]) -> None:

@@ -70,6 +70,21 @@ def _is_free(path: str, others: Sequence[str]) -> bool:
     return plain and not below and not above and len(path) <= 1000
 
 
+def check_cwd(cwd: str | None) -> None:
+    """Raise BadRequest for a program's directory that leads out, by what it says."""
+    if cwd is not None and (".." in cwd.split("/") or "\0" in cwd):
+        raise BadRequest(f"cwd: {cwd!r} must be a path inside the sandbox, without '..'", field="cwd")
+
+
+def inside_workdir(path: str, workdir: str) -> str:
+    """A file's path relative to the working directory. Raises BadRequest for a path outside, by what it says."""
+    name = path.removeprefix(f"{workdir}/")
+    parts = name.split("/")
+    if not name or name.startswith("/") or ".." in parts or parts[-1] in ("", ".") or "\0" in name or len(name) > 4000:
+        raise BadRequest(f"path: {path!r} must be below {workdir}, without '..'", field="path")
+    return "/".join(part for part in parts if part not in ("", "."))
+
+
 def check_environment(variables: Mapping[str, str]) -> None:
     """Raise BadRequest for a variable that cannot be one."""
     for name, value in variables.items():

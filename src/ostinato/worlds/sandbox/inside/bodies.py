@@ -56,7 +56,7 @@ def go_on(what: int, library: Any) -> NoReturn:
             for text in texts(library, "body_environment"):
                 name, _, value = text.partition("=")
                 os.environ[name] = value
-            for name in ("kernel", "groups", "root", "bodies", "compare"):
+            for name in ("kernel", "groups", "root", "view", "bodies", "compare"):
                 sys.modules.pop(name, None)
             status = interpret(texts(library, "body_arguments")[0])
         else:

@@ -85,7 +85,10 @@ def opaque(layer: int, path: str) -> bool:
     with contextlib.suppress(OSError):
         fd = os.open(path, DIRECTORY, dir_fd=layer)
         try:
-            return os.getxattr(fd, "user.overlay.opaque") in (b"y", b"x")
+            for kind in ("user", "trusted"):
+                with contextlib.suppress(OSError):
+                    if os.getxattr(fd, f"{kind}.overlay.opaque") in (b"y", b"x"):
+                        return True
         finally:
             os.close(fd)
     return False

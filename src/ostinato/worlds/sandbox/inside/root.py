@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 
 from kernel import (
     ATTR_NODEV,
@@ -24,15 +23,10 @@ from kernel import (
     set_attributes,
     step,
 )
+from view import ETC, SHOWN, masks
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
-ETC = {
-    "passwd": "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/tmp:/bin/bash\n",
-    "group": "root:x:0:\nuser:x:1000:\n",
-    "hosts": "127.0.0.1 localhost workspace\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-}
 AT = "/tmp"  # where the new root is built; later its /tmp, which the stage of every box covers, holds what no box may see
 HIDDEN = f"{AT}/tmp"
 
@@ -46,14 +40,6 @@ def bind(source: str, target: str) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o444))
     mount(source, target, None, MS_BIND | MS_REC)
     set_attributes(-100, target, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
-
-
-def masks(prefix: str, version: str) -> Iterator[str]:
-    """Directories in which packages of the host may lie."""
-    yield f"{prefix}/lib/python{version}/site-packages"
-    yield "/usr/lib/python3/dist-packages"
-    yield f"/usr/lib/python{version}/dist-packages"
-    yield f"/usr/local/lib/python{version}/dist-packages"
 
 
 def show_system() -> None:
@@ -116,7 +102,7 @@ def show_devices(full: bool) -> None:
     for name, text in ETC.items():
         with open(f"{AT}/etc/{name}", "w") as file:
             file.write(text)
-    for name in ("alternatives", "ld.so.cache", "ssl/certs", "localtime", "mime.types"):
+    for name in SHOWN:
         if os.path.exists(f"/etc/{name}") and not os.path.islink(f"/etc/{name}"):
             bind(f"/etc/{name}", f"{AT}/etc/{name}")
 

@@ -1,0 +1,172 @@
+"""What all gVisor sandboxes of one backend share on the host: the root that programs see, runsc's own state, a directory for each."""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import fcntl
+import os
+import py_compile
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from ostinato.core.errors import SandboxRefused
+from ostinato.worlds.sandbox.host import VERSION
+from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, masks
+from ostinato.worlds.sandbox.launcher import compiled
+
+NOBODY = 65534
+_PREFIX = "ostinato-gvisor-"
+_PACKAGE = Path(__file__).parents[1]
+_LINKED = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_STATX = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+__attribute__((visibility("default")))
+int statx(int fd, const char *path, int flags, unsigned mask, struct statx *found) {
+    return (int)syscall(SYS_statx, fd, path, flags & ~AT_NO_AUTOMOUNT, mask, found);
+}
+"""
+
+
+class Ground:
+    """A directory in the place for temporary files; it holds a lock while its process lives, and what others left goes first.
+
+    `root` is the sandboxes' root, `state` is runsc's, and `box` makes a directory for one sandbox.
+    """
+
+    def __init__(self) -> None:
+        if sys.base_prefix.startswith("/tmp/"):
+            raise SandboxRefused(
+                f"the Python installation lies at {sys.base_prefix}, and sandboxes have a /tmp of their own; install Python elsewhere"
+            )
+        base = Path(tempfile.gettempdir())
+        for left in base.glob(f"{_PREFIX}*"):
+            _sweep(left)
+        self.place, self._lock = _locked(base)
+        self.place.chmod(0o711)
+        self.root, self.state = self.place / "root", self.place / "state"
+        self.state.mkdir(0o700)
+        self._count = 0
+        self._build()
+
+    def _build(self) -> None:
+        for name in ("root/etc", "code", "local/bin", "empty"):
+            (self.place / name).mkdir(parents=True)
+        for path in _LINKED:
+            if os.path.islink(path):
+                (self.root / path[1:]).symlink_to(os.readlink(path))
+        for name, text in ETC.items():
+            (self.root / "etc" / name).write_text(text)
+        for name in SHOWN:
+            source, target = Path("/etc", name), self.root / "etc" / name
+            if source.is_symlink() or not source.exists():
+                continue
+            target.parent.mkdir(exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, symlinks=True, ignore_dangling_symlinks=True)
+            else:
+                shutil.copyfile(source, target)
+        for name in ("python", "python3"):
+            (self.place / "local/bin" / name).symlink_to(f"{sys.base_prefix}/bin/python{VERSION}")
+        ours = [
+            *(_PACKAGE / "gvisor/inside").glob("*.py"),
+            _PACKAGE / "inside/compare.py",
+            _PACKAGE / "inside/kernel.py",
+        ]
+        for path in ours:
+            shutil.copyfile(path, self.place / "code" / path.name)
+        compileall.compile_dir(
+            self.place / "code", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+        self._hand_over("root", "code", "local", "empty")
+
+    def _hand_over(self, *names: str) -> None:
+        """Whom the sandboxes' own user is outside owns what they see."""
+        for name in names:
+            for directory, _, files in os.walk(self.place / name):
+                for path in (directory, *(f"{directory}/{file}" for file in files)):
+                    if os.getuid() == 0:
+                        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+                    if not os.path.islink(path):
+                        os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
+
+    def mend_statx(self) -> None:
+        """Put a library in front of every program that takes away the flag which this runsc does not know. Raises SandboxRefused."""
+        made = compiled("statx", {"statx.c": _STATX})
+        shutil.copyfile(made, self.root / "etc/statx.so")
+        (self.root / "etc/ld.so.preload").write_text("/etc/statx.so\n")
+        self._hand_over("root/etc")
+
+    def shown(self) -> Iterator[tuple[str, str]]:
+        """What of the host every sandbox sees read-only: place on the host, place in the sandbox; later ones cover earlier ones."""
+        prefix, libraries = sys.base_prefix, f"{sys.base_prefix}/lib"
+        for path in _LINKED:
+            if os.path.isdir(path) and not os.path.islink(path):
+                yield path, path
+        if os.path.isdir("/usr/local"):
+            yield str(self.place / "local"), "/usr/local"
+        if prefix != "/usr":
+            linked = any(name.startswith("lib") and ".so" in name for name in os.listdir(libraries))
+            for name in (f"bin/python{VERSION}", "lib" if linked else f"lib/python{VERSION}"):
+                yield f"{prefix}/{name}", f"{prefix}/{name}"
+        for path in masks(prefix, VERSION):
+            hidden = path.startswith("/usr/local/") and prefix != "/usr/local"
+            if os.path.isdir(path) and not hidden:
+                yield str(self.place / "empty"), path
+
+    @contextlib.contextmanager
+    def box(self) -> Generator[Path]:
+        """A directory for one sandbox, with room for its ports; gone at the end."""
+        self._count += 1
+        made = self.place / f"b{self._count}"
+        ports = made / "ports"
+        ports.mkdir(0o700, parents=True)
+        made.chmod(0o700)
+        if os.getuid() == 0:
+            for path in (made, ports):
+                os.chown(path, NOBODY, NOBODY)
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove everything. Idempotent."""
+        if self._lock >= 0:
+            shutil.rmtree(self.place, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(base: Path) -> tuple[Path, int]:
+    """A new directory, and the descriptor that holds its lock."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if place.exists():
+                return place, lock
+            os.close(lock)  # taken for left over before it was held
+
+
+def _sweep(place: Path) -> None:
+    """Remove what a process left that was killed: whoever lives holds the lock."""
+    with contextlib.suppress(OSError):
+        seen = place.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
+            return
+        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(place, ignore_errors=True)
+        finally:
+            os.close(held)

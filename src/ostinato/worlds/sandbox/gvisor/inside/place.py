@@ -1,0 +1,114 @@
+"""What pid 1 of a gVisor sandbox builds before it answers: one bounded file system for all that programs write, and the workspace over it.
+
+`/.box` belongs to pid 1, and no program can enter it. In it lie what the host put there (`code`, `layers`, `ports`) and:
+
+    own/    the bounded tmpfs: f (the files of the start), up and work (the workspace's own layer), tmp, shm
+    base/   the workspace as it was at the start, to compare with
+    pids/   gVisor's own control groups: one for each program (`crowd.py`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kernel import MS_BIND, call, mount, step
+
+BOX = "/.box"
+OWN, BASE, PORTS = f"{BOX}/own", f"{BOX}/base", f"{BOX}/ports"
+GROUPS = f"{BOX}/pids"
+FILE = struct.Struct(
+    "<IIQ"
+)  # as `pack_files` of ../../starting.py writes them: bytes of the name, mode, bytes of the file
+NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the host says of the sandbox. Sizes in bytes; `owner` is whom programs run as, `layers` how many there are."""
+
+    workdir: str
+    layers: int
+    owner: int
+    memory: int
+    disk: int
+    processes: int
+    open_files: int
+    filter: bytes
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Settings:
+        """Out of a message."""
+        given: dict[str, Any] = {each.name: told[each.name] for each in fields(cls)}
+        given["filter"] = bytes.fromhex(told["filter"])
+        return cls(**given)
+
+
+def take_files(blob: bytes, below: str, owner: int) -> None:
+    """Write files into a directory that nobody else can reach yet."""
+    at = 0
+    while at < len(blob):
+        length, mode, size = FILE.unpack_from(blob, at)
+        at += FILE.size
+        path = os.fsdecode(blob[at : at + length])
+        at += length + 1
+        parent = below
+        for part in path.split("/")[:-1]:
+            parent = f"{parent}/{part}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, 0o755)
+                os.chown(parent, owner, owner)
+        with open(f"{below}/{path}", "wb", opener=lambda name, flags, mode=mode: os.open(name, flags, mode)) as file:
+            file.write(blob[at : at + size])
+            os.fchown(file.fileno(), owner, owner)
+        at += size
+
+
+def _make(name: str, mode: int, owner: int) -> None:
+    os.mkdir(f"{OWN}/{name}")
+    os.chown(f"{OWN}/{name}", owner, owner)
+    os.chmod(f"{OWN}/{name}", mode)
+
+
+def build(settings: Settings, files: bytes) -> None:
+    """Mount everything. Raises StepError with the step that failed."""
+    os.umask(0)
+    with step("mount the tmpfs"):
+        os.mkdir(OWN)
+        mount("tmpfs", OWN, "tmpfs", 0, f"size={settings.disk},mode=755")
+        for name, mode in (("f", 0o755), ("up", 0o755), ("work", 0o700), ("tmp", 0o1777), ("shm", 0o1777)):
+            _make(name, mode, settings.owner)
+    with step("write the files"):
+        take_files(files, f"{OWN}/f", settings.owner)
+    lowers = ":".join([f"{OWN}/f", *(f"{BOX}/layers/{number}" for number in reversed(range(settings.layers)))])
+    with step("mount the workspace"):
+        data = f"lowerdir={lowers},upperdir={OWN}/up,workdir={OWN}/work"
+        mount("overlay", settings.workdir, "overlay", 0, data)
+    with step("mount what the workspace is compared with"):
+        os.mkdir(BASE)
+        if settings.layers:
+            mount("overlay", BASE, "overlay", 0, f"lowerdir={lowers}")
+        else:
+            mount(f"{OWN}/f", BASE, None, MS_BIND)
+    with step("mount /tmp and /dev/shm"):
+        mount(f"{OWN}/tmp", "/tmp", None, MS_BIND)
+        mount(f"{OWN}/shm", "/dev/shm", None, MS_BIND)
+    with step("give /dev to nobody"):
+        os.chown("/dev", os.getuid(), os.getgid())
+    with step("mount the control groups"):
+        os.mkdir(GROUPS)
+        mount("none", GROUPS, "cgroup", 0, "pids")
+
+
+def has_statx() -> bool:
+    """False where `statx` refuses a flag that coreutils' `ls` and `stat` give: releases of gVisor before 2023."""
+    room = ctypes.create_string_buffer(256)
+    try:
+        call("syscall", ctypes.c_long(STATX[os.uname().machine]), -100, b"/", NO_AUTOMOUNT, 0x7FF, room)
+    except (OSError, KeyError):
+        return False
+    return True

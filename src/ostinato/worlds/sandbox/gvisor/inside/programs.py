@@ -1,0 +1,203 @@
+"""The programs of a gVisor sandbox: how pid 1 starts them, knows what belongs to them, watches deadlines and memory, and ends them.
+
+gVisor has no subreaper, so kinship is lost where a program's child goes on without it; groups (`crowd.py`) say what belongs to which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from become import Wanted, become
+from crowd import Group, end, look
+from place import Settings
+
+BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005  # between two looks at memory, and at a group that is being emptied
+Answered = Callable[[int, dict[str, Any], bytes], None]
+
+
+@dataclass(slots=True)
+class Output:
+    """What a program prints, up to `cap` bytes; what comes after its end is read and forgotten."""
+
+    fd: int
+    cap: int
+    data: bytearray = field(default_factory=bytearray)
+    open: bool = True
+
+    @property
+    def flooded(self) -> bool:
+        """True if there was more than the limit."""
+        return len(self.data) > self.cap
+
+    def drain(self) -> bool:
+        """Read what is there; True if there was something and there may be more."""
+        try:
+            part = os.read(self.fd, 65536)
+        except BlockingIOError:
+            return False
+        self.data += part[: self.cap + 1 - len(self.data)]
+        self.open = bool(part)
+        return self.open
+
+
+@dataclass(slots=True)
+class Program:
+    """One that was started. `code` is None until it ended; `reason` says why pid 1 ended it."""
+
+    number: int
+    pid: int
+    group: Group
+    begun: float
+    deadline: float
+    kills: int
+    outputs: tuple[Output, Output]
+    code: int | None = None
+    reason: str | None = None
+
+
+class Programs:
+    """All of them. `answered` is told how one ended."""
+
+    def __init__(self, settings: Settings, selector: selectors.BaseSelector, answered: Answered) -> None:
+        self.settings, self._selector, self._answered = settings, selector, answered
+        self._running: dict[int, Program] = {}
+        self._left: list[Group] = []  # groups whose program ended
+        self.others: dict[
+            int, Callable[[int], None]
+        ] = {}  # children that are no programs, and whom to tell of their end
+        self._kills, self._dying = 0, set[int]()  # for want of memory
+        self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
+        self._base = self._in_use()
+
+    def start(self, number: int, wanted: Wanted, cap: int, timeout: float) -> None:
+        """Start one. Raises OSError."""
+        ends = [os.pipe(), os.pipe()]
+        try:
+            group = Group(number)
+            begun = time.monotonic()
+            pid = os.fork()
+            if pid == 0:
+                become(wanted, self.settings, group, (ends[0][1], ends[1][1]))
+        except OSError:
+            for ours, _ in ends:
+                os.close(ours)
+            raise
+        finally:
+            for _, theirs in ends:
+                os.close(theirs)
+        outputs = (Output(ends[0][0], cap), Output(ends[1][0], cap))
+        self._running[number] = program = Program(number, pid, group, begun, begun + timeout, self._kills, outputs)
+        for output in outputs:
+            os.set_blocking(output.fd, False)
+            self._selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._read(output, program))
+
+    def end_by_number(self, number: int) -> None:
+        """End a program that nobody waits for any more."""
+        if number in self._running:
+            self._end(self._running[number], "killed")
+
+    def _read(self, output: Output, program: Program) -> None:
+        output.drain()
+        if not output.open:
+            self._close(output)
+        elif output.flooded and program.number in self._running:
+            self._end(program, "output")
+        if program.number not in self._running:
+            output.data.clear()
+
+    def _close(self, output: Output) -> None:
+        self._selector.unregister(output.fd)
+        os.close(output.fd)
+
+    def _end(self, program: Program, reason: str) -> None:
+        """Kill a program with all it started: most of it by one call, then, since there can be no more, whoever is left."""
+        program.reason = program.reason or reason
+        if program.code is None:
+            end(-program.pid)
+            end(program.pid)
+        program.group.close()
+        for pid in program.group.members():
+            end(pid)
+
+    def look(self) -> float | None:
+        """Reap, end what is over its time, keep memory. Returns how many seconds may pass until the next look; None: any."""
+        self._reap()
+        now = time.monotonic()
+        wait = [QUIET_S] if self._left else []
+        for program in list(self._running.values()):
+            if program.code is None and now >= program.deadline:
+                self._end(program, "timeout")
+            if program.reason is not None and program.group.members():
+                self._end(program, program.reason)
+                wait.append(CLOSING_S)
+            elif program.code is None or not self._finish(program):
+                wait.append(min(BUSY_S, max(CLOSING_S, program.deadline - now)))
+        self._left = [group for group in self._left if not group.removed()]
+        if self._running or self._left:
+            self._keep_memory()
+        return max(0.0, min(wait)) if wait else None
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                code = os.waitstatus_to_exitcode(ended[1])
+                if (told := self.others.pop(ended[0], None)) is not None:
+                    told(code)
+                for program in self._running.values():
+                    if program.pid == ended[0] and program.code is None:
+                        program.code = code
+
+    def _finish(self, program: Program) -> bool:
+        """Answer for a program that ended; False if it printed too much, and its group has to be emptied first."""
+        for output in program.outputs:
+            while output.open and not output.flooded and output.drain():
+                continue
+        reason, code = program.reason, program.code
+        if any(output.flooded for output in program.outputs) and reason is None:
+            self._end(program, "output")
+            return False
+        if reason is None and code and self._kills > program.kills:
+            reason = "memory"
+        del self._running[program.number]
+        out, err = (bytes(output.data[: output.cap]) for output in program.outputs)
+        told = {"code": code, "reason": reason, "seconds": time.monotonic() - program.begun, "out": len(out)}
+        for output in program.outputs:
+            output.data.clear()
+        self._left.append(program.group)
+        self._answered(program.number, told, out + err)
+        return True
+
+    def _keep_memory(self) -> None:
+        """End the largest processes while all together hold more than the limit, as a kernel would that is out of memory."""
+        over = self._in_use() - self._base - self.settings.memory
+        if over <= 0:
+            return
+        groups = [program.group for program in self._running.values()] + self._left
+        pids = [pid for group in groups for pid in group.members()]
+        self._dying.intersection_update(pids)
+        if self._dying:
+            return  # what they held comes back first
+        sizes = sorted((_size(pid), pid) for pid in pids)
+        while over > 0 and sizes:
+            size, pid = sizes.pop()
+            end(pid)
+            self._dying.add(pid)
+            self._kills += 1
+            over -= size
+
+    def _in_use(self) -> int:
+        """Bytes that processes hold and that lie in memory file systems; what is shared counts once."""
+        lines = (line.split() for line in look(self._meminfo).splitlines())
+        return sum(int(line[1]) for line in lines if line[0] in (b"AnonPages:", b"Shmem:")) << 10
+
+
+def _size(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

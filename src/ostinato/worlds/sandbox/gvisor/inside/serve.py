@@ -1,0 +1,175 @@
+"""Pid 1 of a gVisor sandbox: builds it, starts programs and ends them, reads and writes files for the host, until the host hangs up.
+
+`main` has the line to the host as descriptor 0. It has capabilities within gVisor's kernel, none of the host's; programs run as another
+user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import traceback
+from typing import Any, NoReturn
+
+from become import Wanted
+from compare import DIRECTORY, write_changes
+from files import read_file, replace_file
+from frames import Unpacker, pack
+from kernel import StepError
+from place import BASE, OWN, Settings, build, has_statx
+from ports import open_port, serve_port
+from programs import Programs
+
+
+def _wake(number: int, frame: Any) -> None:
+    """What a signal has to do to end a wait."""
+
+
+class Server:
+    """Answers the host. The first message builds the sandbox."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self._inbox, self._outbox = line, Unpacker(), bytearray()
+        self._selector = selectors.DefaultSelector()
+        self._programs: Programs | None = None
+        self._settings: Settings | None = None
+        line.setblocking(False)
+        self._selector.register(line, selectors.EVENT_READ, self._hear)
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, _wake)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._wakers = (ours, theirs)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(4096))
+
+    def run(self) -> NoReturn:
+        """Until the host hangs up."""
+        while True:
+            wait = self._programs.look() if self._programs else None
+            for key, _ in self._selector.select(wait):
+                key.data()
+
+    def _hear(self) -> None:
+        if self._outbox:
+            self._send()
+        part = b""
+        try:
+            part = self._line.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            os._exit(1)
+        if not part:
+            os._exit(0)
+        for told, data in self._inbox.feed(part):
+            self._do(told, data)
+
+    def _say(self, number: int, told: dict[str, Any], data: bytes = b"") -> None:
+        self._outbox += pack({"id": number, "error": 0} | told, data)
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            with contextlib.suppress(BlockingIOError):
+                while self._outbox:
+                    del self._outbox[: self._line.send(self._outbox)]
+        except OSError:
+            os._exit(1)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+        self._selector.modify(self._line, events, self._hear)
+
+    def _do(self, told: dict[str, Any], data: bytes) -> None:
+        number, error = told["id"], 0
+        try:
+            if self._programs is None or self._settings is None:
+                self._build(told, data)
+            else:
+                self._serve(told, data, self._programs, self._settings)
+        except StepError as failed:
+            self._say(number, {"error": 1, "step": failed.report["step"], "told": failed.report["error"]})
+        except OSError as failed:
+            error = failed.errno or 5
+        if error:
+            self._say(number, {"error": error})
+
+    def _build(self, told: dict[str, Any], data: bytes) -> None:
+        settings = Settings.read(told)
+        build(settings, data)
+        self._programs, self._settings = Programs(settings, self._selector, self._say), settings
+        let_go(2)
+        self._say(told["id"], {"statx": has_statx()})
+
+    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
+        number = told["id"]
+        match told["do"]:
+            case "exec":
+                wanted = Wanted.read(data, told["text"], told["count"])
+                programs.start(number, wanted, told["cap"], told["timeout"])
+            case "end":
+                programs.end_by_number(told["of"])
+            case "read":
+                self._say(number, {}, read_file(settings.workdir, os.fsdecode(data), told["most"]))
+            case "write":
+                name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
+                replace_file(settings.workdir, name, content, settings.owner)
+                self._say(number, {})
+            case "diff":
+                self._compare(number, programs, settings)
+            case "listen":
+                self._listen(told["port"])
+                self._say(number, {})
+            case _:
+                self._say(number, {"error": 38})
+
+    def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
+        out = os.memfd_create("changes")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._line.close()
+                base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
+                write_changes(out, base, now, [own])
+                os._exit(0)
+            finally:
+                os._exit(1)
+
+        def ended(code: int) -> None:
+            found = os.pread(out, os.fstat(out).st_size, 0) if code == 0 else b""
+            os.close(out)
+            self._say(number, {"error": 5 if code else 0}, found)
+
+        programs.others[pid] = ended
+
+    def _listen(self, port: int) -> None:
+        listener = open_port(port)
+        try:
+            if os.fork() == 0:
+                self._line.close()
+                signal.set_wakeup_fd(-1)
+                serve_port(listener, port)
+        finally:
+            listener.close()
+
+
+def let_go(*places: int) -> None:
+    """Put nothing in the place of descriptors that came from the host."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for place in places:
+        os.dup2(null, place)
+    os.close(null)
+
+
+def main() -> NoReturn:
+    """Take the line over from descriptor 0."""
+    line = socket.socket(fileno=os.dup(0))
+    let_go(0, 1)
+    try:
+        Server(line).run()
+    except BaseException:  # noqa: BLE001 - the host reads it if the sandbox did not start
+        traceback.print_exc()
+    finally:
+        os._exit(1)

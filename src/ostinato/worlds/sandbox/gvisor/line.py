@@ -1,0 +1,98 @@
+"""The host's end of the line to pid 1 of a gVisor sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ostinato.core.errors import Unavailable
+from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
+
+_MOST_BYTES = 128 << 20  # of one answer; who sends more is no longer our pid 1
+
+
+class Line:
+    """Questions and answers, any number at once. `theirs` is to become the sandbox's descriptor 0; `sent` says that it has.
+
+    Example::
+
+        line = Line()
+        ...                                     # start a process with line.theirs as its standard input
+        await line.sent()
+        told, data = await line.ask({"do": "read", "most": 100}, b"a.txt", within=5.0)
+    """
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self.open = True
+        self._why = "the sandbox is gone"
+
+    async def sent(self) -> None:
+        """The other end belongs to the sandbox now."""
+        self.theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=self._ours)
+        self._listening = asyncio.create_task(self._listen(reader))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                first, second = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if first > MOST_OBJECT or second > _MOST_BYTES:
+                    break
+                told = json.loads(await reader.readexactly(first))
+                waiting = self._waiting.pop(told["id"], None)
+                data = await reader.readexactly(second)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result((told, data))
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            pass
+        finally:
+            self.close()
+
+    def ask(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, asyncio.Future[Frame]]:
+        """Send one question: its number, and the answer to come. Raises Unavailable, and so does the answer if the sandbox ends."""
+        if not self.open or self._writer is None:
+            raise Unavailable(self._why)
+        number = next(self._numbers)
+        self._waiting[number] = answer = asyncio.get_running_loop().create_future()
+        self._writer.write(pack({**told, "id": number}, data))
+        return number, answer
+
+    async def answer(self, told: Mapping[str, Any], data: bytes = b"", *, within: float) -> Frame:
+        """Ask, and wait for the answer. Raises Unavailable."""
+        number, answer = self.ask(told, data)
+        try:
+            async with asyncio.timeout(within):
+                return await answer
+        except TimeoutError as error:
+            raise Unavailable("the sandbox does not answer") from error
+        finally:
+            self._waiting.pop(number, None)
+
+    def close(self, why: str = "") -> None:
+        """Hang up: the sandbox ends by that. Who asks then, or still waits, is told why. Idempotent."""
+        self._why = why or self._why
+        self.open = False
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._ours.close()
+        with contextlib.suppress(OSError):
+            self.theirs.close()
+        if self._listening is not None and self._listening is not asyncio.current_task():
+            self._listening.cancel()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(Unavailable(self._why))
+                waiting.exception()  # nobody may be waiting any more
+        self._waiting.clear()
