@@ -306,7 +306,11 @@ def save(config: Config, path: Path) -> None:
 
     The file appears whole or stays as it was. Raises StorageFull.
     """
-    text = json.dumps(plain(config), indent=1)
+    write_private(path, json.dumps(plain(config), indent=1))
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that only its owner reads: it appears whole or stays as it was. Raises StorageFull."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

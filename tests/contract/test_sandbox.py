@@ -374,6 +374,7 @@ async def test_a_spec_that_cannot_be_is_refused(backend, spec):
 async def test_isolation_names_what_it_is(backend):
     isolation = await backend.isolation()
     assert isolation.kind == ("namespaces" if isinstance(backend, Boxes) else "gvisor")
+    assert isolation.forks == isinstance(backend, Boxes)
     assert isolation.forks != any("copied" in text for text in isolation.missing)
     assert isolation.counts_memory != any("memory" in text for text in isolation.missing)
 

@@ -10,7 +10,9 @@ from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadConfig, BadRequest, NotFound
 from ostinato.launch.commands.scaling import read_wish, scale_rollouts, write_wish
+from ostinato.launch.commands.up import limits_of, supervised
 from ostinato.launch.commands.up_on_ray import check_placeable
+from ostinato.launch.placing.supervision import Supervisor
 
 
 def configured(tmp_path, *overrides):
@@ -72,3 +74,10 @@ def test_a_wish_that_nobody_can_read_is_none(tmp_path, text):
 def test_what_cannot_be_on_several_machines_is_refused_by_the_name_of_its_setting(tmp_path, overrides, what):
     with pytest.raises(BadConfig, match=what):
         check_placeable(configured(tmp_path, *overrides))
+
+
+async def test_a_wish_that_a_killed_run_left_is_none_of_the_next_one(tmp_path):
+    place = home(configured(tmp_path))
+    write_wish(place.scale, 4)
+    async with supervised(place, Supervisor([], limits_of(configured(tmp_path)), lambda *_: None), "", lambda: None):
+        assert not place.scale.exists()

@@ -22,13 +22,12 @@ from ostinato.launch.placing.address import read_address, remove_address
 from ostinato.launch.placing.board import Board
 from ostinato.launch.placing.judging import Limits
 from ostinato.launch.placing.port import bind, url_of
-from ostinato.launch.placing.process import WorkerProcess, own_command
+from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 from ostinato.launch.placing.sign import LISTEN_FD
 from ostinato.launch.placing.supervision import Event, Supervisor
 from ostinato.record.lock import hold
 
 WORKERS = ("serve", "train", "release", "housekeeping")
-_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _T = TypeVar("_T")
 
 
@@ -80,7 +79,7 @@ def crew(
             name,
             own_command(name, "--config", str(settings or place.config)),
             place.worker_log(name),
-            env=_THREADS | ({LISTEN_FD: str(fd)} if name == "serve" else {}),
+            env=THREADS | ({LISTEN_FD: str(fd)} if name == "serve" else {}),
             fds=(fd,) if name == "serve" else (),
         )
         for name in names
@@ -129,6 +128,7 @@ async def supervised(
 ) -> AsyncGenerator[Launched]:
     """A supervisor's crew, alive inside the block and stopped after it; what it does stands on the run's board."""
     remove_address(place.address)  # of an earlier start that was killed
+    place.scale.unlink(missing_ok=True)
     place.admin_key()
     board = Board(place.workers, supervisor.watched)
     running = asyncio.create_task(supervisor.run())

@@ -51,8 +51,8 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
     try:
         crew = Crew(config, place, cluster, say)
         supervisor = Supervisor(crew.workers, limits_of(config), say, front="serve")
-        write_wish(place.scale, config.ray.rollouts)
         async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
+            write_wish(place.scale, config.ray.rollouts)
             keeping = asyncio.create_task(crew.keep(supervisor))
             try:
                 yield launched
@@ -73,10 +73,12 @@ class Crew:
     cluster: RayCluster
     say: Event
     workers: list[PlacedWorker] = field(default_factory=list[PlacedWorker])
+    _admin_key: str = ""
     _told: str | None = None
     _out_of_reach: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
 
     def __post_init__(self) -> None:
+        self._admin_key = self.place.admin_key()
         self.workers += [self._worker(name, name) for name in WORKERS]
 
     @property
@@ -143,7 +145,7 @@ class Crew:
             command=kind,
             settings=json.dumps(plain(settings), indent=1),
             home=str(own),
-            admin_key=self.place.admin_key(),
+            admin_key=self._admin_key,
             cwd=os.getcwd(),
         )
         return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
 
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Of a worker's environment: workers share the cores, and none takes them all."""
 _TAIL = 4096  # bytes of output that are looked at for a last line
 _PIPE = 1 << 16
 

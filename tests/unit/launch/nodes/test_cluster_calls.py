@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.launch.placing.nodes import cluster
 from ostinato.launch.placing.nodes.cluster import RayCluster
 from ostinato.placing_config import RayConfig
@@ -19,8 +19,12 @@ class RayActorError(RayError):
     pass
 
 
-class PassedOn(RayError, OSError):
+class RayTaskError(RayError):
     """As Ray passes on what an actor's method raised."""
+
+    def __init__(self, cause):
+        super().__init__(f"ray::OnRay.look() (pid=1)\\n{cause!r}")
+        self.cause = cause
 
 
 class Actor:
@@ -43,7 +47,7 @@ class Actor:
 class Ray:
     """The little of Ray that a cluster asks for."""
 
-    exceptions = SimpleNamespace(RayError=RayError, RayActorError=RayActorError)
+    exceptions = SimpleNamespace(RayError=RayError, RayActorError=RayActorError, RayTaskError=RayTaskError)
     util = SimpleNamespace(placement_group=lambda bundles, strategy: bundles, remove_placement_group=lambda group: None)
 
     def __init__(self, given=None, *, init=None):
@@ -77,7 +81,9 @@ def placed(monkeypatch, ray, **config):
     [
         (RayActorError("The actor died.\nmore"), Unavailable, "its node or its actor is gone: The actor died.$"),
         (RayError(), Unavailable, "Ray: RayError"),
-        (PassedOn("no room"), OSError, "no room"),
+        (RayTaskError(OSError("no room")), OSError, "^no room$"),
+        (RayTaskError(StorageFull("a full disk")), StorageFull, "^a full disk$"),
+        (RayTaskError(KeyError("x")), Unavailable, "^Ray: KeyError: 'x'$"),
         (None, Unavailable, "did not answer for 0.05 s"),
     ],
 )

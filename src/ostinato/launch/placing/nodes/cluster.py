@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ostinato.core.errors import BadConfig, Unavailable
+from ostinato.core.errors import BadConfig, StorageFull, Unavailable
 from ostinato.launch.placing.nodes.keeper import NodeKeeper
 from ostinato.launch.placing.nodes.placed import Place
 from ostinato.placing_config import RayConfig
@@ -132,8 +132,12 @@ class _Calls:
                 return await asked
         except TimeoutError as error:
             raise Unavailable(f"its node did not answer for {timeout_s:g} s") from error
-        except OSError:  # of the node: Ray passes it on as one
-            raise
+        except self._errors.RayTaskError as error:
+            if isinstance(
+                error.cause, OSError | StorageFull
+            ):  # the node is short of something; its own words, without Ray's traceback
+                raise error.cause from error
+            raise Unavailable(f"Ray: {type(error.cause).__name__}: {error.cause}") from error
         except self._errors.RayActorError as error:
             raise Unavailable(f"its node or its actor is gone: {_first_line(error)}") from error
         except self._errors.RayError as error:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.app.storage import Home
+from ostinato.config import write_private
 from ostinato.launch.placing.address import read_address, write_address
-from ostinato.launch.placing.process import WorkerProcess, own_command
-
-_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class Keeper(Protocol):
     """A node's side of one worker, as the supervisor's side calls it: across machines, in plain values."""
 
     async def start(self, order: dict[str, str]) -> tuple[int, str]:
-        """Start the worker; returns its pid and the node's address. Raises OSError."""
+        """Start the worker; returns its pid and the node's address. Raises OSError, StorageFull."""
         ...
 
     async def look(self) -> dict[str, Any]:
@@ -89,14 +86,14 @@ class NodeKeeper:
         wanted = Order(**order)
         self._home = Home(Path(wanted.home))
         self._home.root.mkdir(parents=True, exist_ok=True)
-        _write_own(self._home.root / "admin.key", wanted.admin_key)
-        _write_own(self._home.config, wanted.settings)
+        write_private(self._home.root / "admin.key", wanted.admin_key)
+        write_private(self._home.config, wanted.settings)
         here = Path(wanted.cwd)
         self._worker = WorkerProcess(
             wanted.name,
             own_command(wanted.command, "--config", str(self._home.config)),
             self._home.worker_log(wanted.command),
-            env=_THREADS,
+            env=THREADS,
             directory=here if here.is_dir() else None,
         )
         await self._worker.start()
@@ -132,14 +129,3 @@ class NodeKeeper:
         if self._worker is None or self._ending is None:
             raise RuntimeError("the worker was not started")
         return self._worker, self._ending
-
-
-def _write_own(path: Path, text: str) -> None:
-    """A file that only its owner reads, whole or as it was."""
-    with contextlib.suppress(OSError):
-        if path.read_text() == text:
-            return
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    partial.replace(path)

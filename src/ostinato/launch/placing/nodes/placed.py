@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Protocol
 
-from ostinato.core.errors import Unavailable
+from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.launch.placing.nodes.keeper import Keeper, Look, Order
 from ostinato.launch.placing.sign import Sign, read_sign
 
@@ -145,7 +145,7 @@ class PlacedWorker:
                     await place.keeper.tell(self._wanted)
                     self._told = self._wanted
                 await asyncio.sleep(EVERY_S)
-        except Unavailable as error:
+        except (Unavailable, StorageFull) as error:
             self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
             return _FAILED
         except OSError as error:
