@@ -108,7 +108,7 @@ def one(path: Path, out: Path, ranks: int, name: str, steps: int, resume: str | 
         "imported_gib": before,
         "loaded_gib": loaded,
         "peak_gib": peaks(pids),
-        "root": weights_root(trainer.weights().weights),
+        "root": weights_root(trainer.weights()),
     }
     if isinstance(trainer, ShardedTrainer):
         trainer.close()
