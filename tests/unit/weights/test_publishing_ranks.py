@@ -45,6 +45,7 @@ class Ranks:
         return await self.publisher.publish(number, self.deal(number, weights), run="r", **about)
 
     async def close(self):
+        await self.publisher.close()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -213,4 +213,5 @@ async def _learn(run: Run, life: Life, asker: Asker) -> None:
         try:
             await worker.finish()
         finally:
+            await worker.parts.candidates.close()
             await worker.parts.desk.close()

@@ -67,6 +67,10 @@ class Holder(Protocol):
         """What was taken last is published, and the next base. `parent`: of an unbroken line, the version before it."""
         ...
 
+    async def close(self) -> None:
+        """End what is open."""
+        ...
+
 
 class PartHolder:
     """The `Holder` of what this process has.
@@ -149,6 +153,9 @@ class PartHolder:
         self._base = None  # its file goes before the next one comes
         self._base = await self._kept(root, part, hashes)
         self._new = self._undo = None
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
     def _taken(self) -> tuple[WeightPart, Hashes]:
         if self._new is None:

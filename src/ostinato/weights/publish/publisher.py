@@ -135,6 +135,10 @@ class VersionPublisher:
             await self._holder.keep(root, None)
         return manifest.policy
 
+    async def close(self) -> None:
+        """End what the holder has open."""
+        await self._holder.close()
+
     async def name(self, policy: PolicyVersion, ref: str) -> None:
         """Move `ref` to a version that was published before. Raises Conflict if another publisher moved it meanwhile."""
         async with self._lock:

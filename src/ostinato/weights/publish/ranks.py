@@ -7,6 +7,7 @@ and its arguments; what is answered are hashes, places in the store, or an error
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -51,9 +52,9 @@ class Together:
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> Taken:
         """See `Holder`."""
-        own, *others = await asyncio.gather(
+        own, others = await asyncio.gather(
             self._own.take(number, weights, check=check, finite=finite),
-            *(rank.ask("take", number=number, check=check, finite=finite) for rank in self._ranks),
+            self._ask("take", number=number, check=check, finite=finite),
         )
         hashes = dict(own.hashes)
         for said in others:
@@ -62,7 +63,8 @@ class Together:
 
     async def holds(self, root: str) -> bool:
         """See `Holder`."""
-        return all(await asyncio.gather(self._own.holds(root), *(rank.ask("holds", root=root) for rank in self._ranks)))
+        own, others = await asyncio.gather(self._own.holds(root), self._ask("holds", root=root))
+        return own and all(others)
 
     def due(self, base: str) -> list[tuple[int, str]]:
         """See `Holder`."""
@@ -70,9 +72,7 @@ class Together:
 
     async def pack(self, how: How) -> Packed:
         """See `Holder`."""
-        own, *others = await asyncio.gather(
-            self._own.pack(how), *(rank.ask("pack", **asdict(how)) for rank in self._ranks)
-        )
+        own, others = await asyncio.gather(self._own.pack(how), self._ask("pack", **asdict(how)))
         chunks = dict(own.chunks)
         changed = [own.changed]
         for said in others:
@@ -83,9 +83,16 @@ class Together:
 
     async def keep(self, root: str, parent: str | None) -> None:
         """See `Holder`."""
-        await asyncio.gather(
-            self._own.keep(root, parent), *(rank.ask("keep", root=root, parent=parent) for rank in self._ranks)
-        )
+        await asyncio.gather(self._own.keep(root, parent), self._ask("keep", root=root, parent=parent))
+
+    async def _ask(self, what: str, **arguments: Any) -> list[Any]:
+        """What each of the other ranks answers."""
+        return await asyncio.gather(*(rank.ask(what, **arguments) for rank in self._ranks))
+
+    async def close(self) -> None:
+        """Let the other ranks go."""
+        for rank in self._ranks:
+            await rank.close()
 
 
 class _Line:
@@ -111,6 +118,14 @@ class _Line:
             kind = getattr(errors, said["error"], Unavailable)
             raise kind(f"rank {self._rank}: {said['message']}")
         return said["answer"]
+
+    async def close(self) -> None:
+        if self._streams is None:
+            self._socket.close()
+            return
+        self._streams[1].close()
+        with contextlib.suppress(OSError):
+            await self._streams[1].wait_closed()
 
 
 class Handed:
@@ -140,16 +155,14 @@ class Handed:
 async def publish_part(line: socket.socket, holder: PartHolder, handed: Handed) -> None:
     """Another rank's side: answer until the first rank is gone."""
     reader, writer = await asyncio.open_connection(sock=line)
-    while True:
-        try:
+    with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
+        while True:
             asked = await _receive(reader)
-        except (OSError, EOFError):
-            return
-        try:
-            said = {"answer": await _answer(asked["do"], asked["with"], holder, handed)}
-        except OstinatoError as error:
-            said = {"error": type(error).__name__, "message": str(error)}
-        await _send(writer, said)
+            try:
+                said = {"answer": await _answer(asked["do"], asked["with"], holder, handed)}
+            except OstinatoError as error:
+                said = {"error": type(error).__name__, "message": str(error)}
+            await _send(writer, said)
 
 
 async def _answer(what: str, arguments: Mapping[str, Any], holder: PartHolder, handed: Handed) -> Any:
