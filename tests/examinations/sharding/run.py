@@ -60,10 +60,10 @@ def turns(path: Path, count: int) -> list[Any]:
     return found
 
 
-def score(path: Path, count: int, out: Path) -> None:
+def score(path: Path, config: TrainConfig, count: int, out: Path) -> None:
     """What the sampler would have recorded, once for all runs."""
     drawn = turns(path, count)
-    (out / "logprobs.json").write_text(json.dumps(PolicyTrainer(path, CONFIG).score(drawn)))
+    (out / "logprobs.json").write_text(json.dumps(PolicyTrainer(path, config).score(drawn)))
 
 
 def batch(path: Path, out: Path) -> list[Sample]:
@@ -130,13 +130,15 @@ async def followed(store: DirectoryStore, root: str) -> str:
     return weights_root(await follower.fetch(policy))
 
 
-def one(path: Path, out: Path, ranks: int, name: str, steps: int, resume: str | None) -> dict[str, Any]:
+def one(
+    path: Path, config: TrainConfig, out: Path, ranks: int, name: str, steps: int, resume: str | None
+) -> dict[str, Any]:
     """Steps at a number of ranks, a checkpoint after the first, the root after the last."""
     torch.set_num_threads(1)
     samples = batch(path, out)
     gc.collect()
     before = peaks([os.getpid()])[0]
-    config = CONFIG.model_copy(update={"ranks": ranks})
+    config = config.model_copy(update={"ranks": ranks})
     place = out / f"{name}-weights"
     trainer, publisher = begin(path, config, place)
     store = DirectoryStore(place)
@@ -181,16 +183,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="bf16 needs a CPU that has it")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     path = resolve(asked.model, asked.cache)
     asked.out.mkdir(parents=True, exist_ok=True)
+    config = CONFIG.model_copy(update={"compute": asked.compute})
     if asked.run == "score":
-        score(path, asked.turns, asked.out)
+        score(path, config, asked.turns, asked.out)
         return
     if asked.run:
         task = json.loads(asked.run)
-        (asked.out / f"{task['name']}.json").write_text(json.dumps(one(path, asked.out, **task)))
+        (asked.out / f"{task['name']}.json").write_text(json.dumps(one(path, config, asked.out, **task)))
         return
 
     def child(run: str) -> None:
@@ -204,6 +208,8 @@ def main() -> None:
             str(asked.out),
             "--turns",
             str(asked.turns),
+            "--compute",
+            asked.compute,
         ]
         subprocess.run(command + rest, check=True)
 
