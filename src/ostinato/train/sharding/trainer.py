@@ -29,6 +29,7 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
 from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, task_line
 from ostinato.train.sharding.group import RankGroup
+from ostinato.train.sharding.memory import return_freed_memory
 from ostinato.train.trainer import PolicyTrainer, never
 
 _END_S = 10.0  # how long a rank may take to end
@@ -60,6 +61,7 @@ class ShardedTrainer:
     def __init__(
         self, model: Path, config: TrainConfig, contract: Contract | None = None, program: RankProgram | None = None
     ) -> None:
+        return_freed_memory()
         store = _meeting_place(config.ranks)
         self.lines: list[socket.socket] = []
         self.others: list[subprocess.Popen[bytes]] = []
@@ -225,6 +227,7 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
 
     `on_learned` is given what there is to publish, this rank's part of it.
     """
+    return_freed_memory()
     torch.set_num_threads(task.config.threads)
     store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
     store.set(_here(task.rank), "")
