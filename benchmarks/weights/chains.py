@@ -45,7 +45,7 @@ async def chain(config: Config, rate: float, steps: int, out: Path, progress: Pr
     pool = ThreadPoolExecutor(1)  # one thread: each has a heap that keeps what a step freed
     trainer = PolicyTrainer(model_path(config), settings)
     publisher = VersionPublisher(DirectoryStore(out), PublisherConfig(verify=False))
-    base = (await publisher.publish(0, trainer.weights().weights, run=f"{rate:g}", base=None, ref="live")).policy
+    base = (await publisher.publish(0, trainer.weights(), run=f"{rate:g}", base=None, ref="live")).policy
     with open_log(config) as log:
         async for batch in open_desk(config, log).history():
             learned = await asyncio.wrap_future(pool.submit(trainer.step, batch.samples))

@@ -19,9 +19,7 @@ def published(run):
 
 def ranks_of(pid):
     """The processes that the trainer started."""
-    return [
-        child.pid for child in psutil.Process(pid).children() if "ostinato.train.sharding" in " ".join(child.cmdline())
-    ]
+    return [child.pid for child in psutil.Process(pid).children() if "ostinato.app.rank" in " ".join(child.cmdline())]
 
 
 async def until(ask, timeout_s=240):
@@ -67,5 +65,6 @@ async def test_what_two_ranks_learned_is_served_and_a_killed_rank_costs_one_step
         assert len(taught) == len(set(taught))
         assert (await recount(log)).balanced
         assert acked.failures == 0
+        assert {line["form"] for line in published(run)} == {"delta"}, "each rank had what it started from"
         roots = {line["number"]: line["hash"] for line in published(run)}
         assert (await opened.store.refs())["candidate"] in roots.values()

@@ -68,7 +68,7 @@ def train(model: Path, store: Path, upto: int) -> str:
     for arrays in (state.weights, state.moments):
         for name in sorted(arrays):
             digest.update(arrays[name].tobytes())
-    for name, array in sorted(trainer.weights().weights.items()):
+    for name, array in sorted(trainer.weights().items()):
         digest.update(name.encode() + array.data.tobytes())
     return digest.hexdigest()
 

@@ -88,7 +88,7 @@ def imitate_into(
         on_step(learned)
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
     kept = [path for path in files if "safetensors" not in path.name]
-    write_model(trainer.weights().weights, target, kept, {"format": "pt"})
+    write_model(trainer.weights(), target, kept, {"format": "pt"})
 
 
 def _rendered(number: int, shown: Conversation, renderer: HFRenderer) -> tuple[Turn, ...]:

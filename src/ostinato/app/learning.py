@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING
 
 from ostinato.app.numerics import training
-from ostinato.app.storage import Run
+from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.numerics import Contract
@@ -27,7 +28,9 @@ from ostinato.reward.source import DeskSource
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.follow.released import Released
 from ostinato.weights.publish.candidates import Candidates, Overlapped
+from ostinato.weights.publish.config import PublisherConfig
 from ostinato.weights.publish.publisher import Published, VersionPublisher
+from ostinato.weights.publish.ranks import RankSettings, Together
 
 if TYPE_CHECKING:
     from ostinato.train.sharding.trainer import ShardedTrainer
@@ -90,7 +93,8 @@ def open_learning(
     from ostinato.train.stepper import Stepper
 
     config = run.config
-    trainer = _trainer(model, config, contract)
+    settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
+    trainer, lines = _trainer(model, config, contract, settings)
     desk = open_desk(config, run.log, run.folds, contract, asker)
     # of what is fetched, the anchor and the newest release stay: the next one is built from that
     follower = Follower(run.store, config.follow.model_copy(update={"keep": 2}))
@@ -100,8 +104,7 @@ def open_learning(
         return await follower.resolve("control") or await follower.resolve("base")
 
     source = DeskSource(desk, released.refresh, size=config.learn.batch, poll_s=config.learn.poll_s)
-    settings = config.publish.model_copy(update={"scratch": config.publish.scratch or run.home.root})
-    publisher = VersionPublisher(run.store, settings)
+    publisher = VersionPublisher(run.store, settings, (lambda own: Together(own, lines)) if lines else None)
     candidates = Candidates(
         publisher,
         run.home.name,
@@ -128,12 +131,19 @@ def open_learning(
     )
 
 
-def _trainer(model: Path, config: Config, contract: Contract) -> PolicyTrainer | ShardedTrainer:
-    """This process alone, or with `train.ranks` - 1 more that it starts."""
+def _trainer(
+    model: Path, config: Config, contract: Contract, publish: PublisherConfig
+) -> tuple[PolicyTrainer | ShardedTrainer, Sequence[socket]]:
+    """This process alone, or with `train.ranks` - 1 more that it starts, and lines to what they publish."""
     if config.train.ranks == 1:
         from ostinato.train.trainer import PolicyTrainer
 
-        return PolicyTrainer(model, training(config), contract)
-    from ostinato.train.sharding.trainer import ShardedTrainer
+        return PolicyTrainer(model, training(config), contract), ()
+    from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
 
-    return ShardedTrainer(model, training(config), contract)
+    store = config.weights.model_copy(update={"url": config.weights.url or str(home(config).weights.resolve())})
+    program = RankProgram(
+        module="ostinato.app.rank", settings=RankSettings(weights=store, publish=publish).model_dump_json()
+    )
+    trainer = ShardedTrainer(model, training(config), contract, program)
+    return trainer, trainer.lines

@@ -145,7 +145,7 @@ def _write(trainer: PolicyTrainer, source: Path, target: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]
     kept = [path for path in files if "safetensors" not in path.name]
-    write_model(trainer.weights().weights, partial, kept, {"format": "pt"})
+    write_model(trainer.weights(), partial, kept, {"format": "pt"})
     if target.exists():
         target.rmdir()
     os.replace(partial, target)

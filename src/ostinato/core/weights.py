@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,35 @@ class WeightArray:
 Weights = Mapping[str, WeightArray]
 """Tensor name -> bytes. The common currency of trainer, weight store and engine; needs no torch."""
 
+CHUNK_ELEMENTS: Final = 1 << 21
+"""Tensors are hashed, stored and divided among ranks in chunks of this many elements, the last one shorter."""
+
+ChunkName = tuple[str, int]
+"""A tensor's name and the number of a chunk of it."""
+
+Form = tuple[str, tuple[int, ...]]
+"""A tensor's safetensors dtype name and its shape."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPart:
+    """Some chunks of a model's weights: all of them, or those that one of several ranks publishes.
+
+    `forms` has every tensor of the model. `chunks`: flat uint8 arrays.
+
+    Example: ``WeightPart({"w": ("BF16", (1 << 22,))}, {("w", 1): data})`` where ``data.nbytes == 1 << 22``.
+    """
+
+    forms: Mapping[str, Form]
+    chunks: Mapping[ChunkName, NDArray[np.uint8]]
+
+
+def chunks_of(name: str, array: WeightArray) -> Iterator[tuple[ChunkName, NDArray[np.uint8]]]:
+    """A tensor's chunks by name, not copied; an empty tensor has none."""
+    step = CHUNK_ELEMENTS * ITEMSIZES[array.dtype]
+    for index, start in enumerate(range(0, array.data.nbytes, step)):
+        yield (name, index), array.data[start : start + step]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -55,9 +85,18 @@ class Swap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What one optimizer step did. `metrics` are scalars for the log and the screen."""
+    """What one optimizer step did. `metrics` are scalars for the log and the screen.
+
+    `weights`: what this process publishes. Of several ranks each has a part.
+    """
 
     step: int
     policy_number: int
-    weights: Weights
+    weights: Weights | WeightPart
     metrics: Mapping[str, float]
+
+    @property
+    def whole(self) -> Weights:
+        """`weights`, for a process that trains alone."""
+        assert not isinstance(self.weights, WeightPart), "each of several ranks has a part of the weights"
+        return self.weights

@@ -79,6 +79,11 @@ def dtype_of(weights: Weights) -> torch.dtype:
     return DTYPES[array.dtype]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The safetensors name of a dtype that can be served."""
+    return _NAMES[dtype]
+
+
 def bytes_of(name: str, tensor: Tensor) -> WeightArray:
     """One tensor as bytes: a read-only view of its memory if that is the CPU's and contiguous. Raises BadWeights, which names it."""
     if tensor.dtype not in _NAMES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ostinato.core.weights import Weights
+from ostinato.core.weights import WeightPart, Weights
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.pieces import Part
 
@@ -59,6 +59,10 @@ class MasterWeights(Protocol):
         """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
         ...
 
-    def publish(self) -> Weights:
-        """The masters in the published dtypes as fresh bytes; on a rank other than the first there are none."""
+    def publish(self) -> Weights | WeightPart:
+        """What this process publishes: the masters in the published dtypes as fresh bytes, of several ranks each its part."""
+        ...
+
+    def gather(self) -> Weights:
+        """The masters in the published dtypes, all of them; on a rank other than the first there are none."""
         ...

@@ -155,6 +155,10 @@ class Masters:
             for name, tensor in named_tensors(self._model).items()
         }
 
+    def gather(self) -> Weights:
+        """As `publish`: all are here."""
+        return self.publish()
+
 
 class _Sink:
     """Adds a parameter's gradient into its fp32 sum as soon as backward has made it, and drops the original."""

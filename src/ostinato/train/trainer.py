@@ -293,7 +293,11 @@ class PolicyTrainer:
     def close(self) -> None:
         """End what was started besides this process: nothing. Several ranks have something to end (`ShardedTrainer`)."""
 
-    def weights(self) -> Learned:
+    def weights(self) -> Weights:
+        """The present weights as they are published; on a rank other than the first there are none."""
+        return self._masters.gather()
+
+    def present(self) -> Learned:
         """The present weights as a publishable result without metrics."""
         return Learned(step=self.step_count, policy_number=self.step_count, weights=self._masters.publish(), metrics={})
 

@@ -1,4 +1,5 @@
-"""A trainer over 1, 2 and 4 ranks on a real model: loss, gradient, bits, memory, seconds, and a checkpoint that changes hands.
+"""A trainer over 1, 2 and 4 ranks on a real model: loss, gradient, bits, memory, seconds, versions that each rank publishes a part
+of, and a checkpoint that changes hands.
 
 ``python -m tests.examinations.sharding.run --model smollm2 --out DIR`` (SmolLM2-135M; 8 GiB for four ranks).
 Every run is a process of its own, so that its peak is its own.
@@ -7,14 +8,17 @@ Every run is a process of its own, so that its peak is its own.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +28,20 @@ from tests.e2e.sharded_runs import difference, gradients, masters
 
 from ostinato.core.records import PolicyVersion, Span
 from ostinato.core.samples import Sample
+from ostinato.core.weights import Learned
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 from ostinato.testing.records import a_turn
 from ostinato.train.config import TrainConfig
-from ostinato.train.sharding.trainer import ShardedTrainer
+from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
 from ostinato.train.trainer import PolicyTrainer
-from ostinato.weights.version.content import weights_root
+from ostinato.weights.follow.follower import Follower
+from ostinato.weights.publish.config import PublisherConfig
+from ostinato.weights.publish.publisher import VersionPublisher
+from ostinato.weights.publish.ranks import RankSettings, Together
+from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.store.directory import DirectoryStore
+from ostinato.weights.version.content import version_ref, weights_root
 
 # no clipping: the moments of the first step are then the gradient itself, whatever its norm was found to be
 CONFIG = TrainConfig(compute="bf16", learning_rate=2e-5, warmup_steps=0, microbatch_tokens=512, clip=1e9)
@@ -49,10 +60,10 @@ def turns(path: Path, count: int) -> list[Any]:
     return found
 
 
-def score(path: Path, count: int, out: Path) -> None:
+def score(path: Path, config: TrainConfig, count: int, out: Path) -> None:
     """What the sampler would have recorded, once for all runs."""
     drawn = turns(path, count)
-    (out / "logprobs.json").write_text(json.dumps(PolicyTrainer(path, CONFIG).score(drawn)))
+    (out / "logprobs.json").write_text(json.dumps(PolicyTrainer(path, config).score(drawn)))
 
 
 def batch(path: Path, out: Path) -> list[Sample]:
@@ -77,20 +88,68 @@ def peaks(pids: list[int]) -> list[float]:
     return found
 
 
-def one(path: Path, out: Path, ranks: int, name: str, steps: int, resume: str | None) -> dict[str, Any]:
+class Versions:
+    """Publishes each version as a delta to the one before, if it can."""
+
+    def __init__(self, store: DirectoryStore, config: PublisherConfig, lines: Sequence[socket.socket]) -> None:
+        self._loop = asyncio.Runner()
+        self._publisher = VersionPublisher(store, config, (lambda own: Together(own, lines)) if lines else None)
+        self._last: PolicyVersion | None = None
+
+    def publish(self, learned: Learned) -> dict[str, Any]:
+        """What a publication cost."""
+        done = self._loop.run(
+            self._publisher.publish(learned.policy_number, learned.weights, run="examination", base=self._last)
+        )
+        self._last = done.policy
+        return {
+            "hash": done.policy.hash,
+            "form": done.kind,
+            "bytes": done.bytes,
+            "ratio": round(done.ratio, 1),
+            "seconds": round(done.seconds, 2),
+        }
+
+
+def begin(path: Path, config: TrainConfig, place: Path) -> tuple[PolicyTrainer | ShardedTrainer, Versions]:
+    """A trainer and a publisher of what it learns, by as many ranks."""
+    store, publish = DirectoryStore(place), PublisherConfig(scratch=place.parent)
+    if config.ranks == 1:
+        return PolicyTrainer(path, config), Versions(store, publish, ())
+    settings = RankSettings(weights=BucketConfig(url=str(place)), publish=publish)
+    program = RankProgram(module="ostinato.app.rank", settings=settings.model_dump_json())
+    trainer = ShardedTrainer(path, config, None, program)
+    return trainer, Versions(store, publish, trainer.lines)
+
+
+async def followed(store: DirectoryStore, root: str) -> str:
+    """The root of what a follower gets of a version."""
+    follower = Follower(store)
+    policy = await follower.resolve(version_ref(root))
+    assert policy is not None
+    return weights_root(await follower.fetch(policy))
+
+
+def one(
+    path: Path, config: TrainConfig, out: Path, ranks: int, name: str, steps: int, resume: str | None
+) -> dict[str, Any]:
     """Steps at a number of ranks, a checkpoint after the first, the root after the last."""
     torch.set_num_threads(1)
     samples = batch(path, out)
     gc.collect()
     before = peaks([os.getpid()])[0]
-    config = CONFIG.model_copy(update={"ranks": ranks})
-    trainer = PolicyTrainer(path, config) if ranks == 1 else ShardedTrainer(path, config)
+    config = config.model_copy(update={"ranks": ranks})
+    place = out / f"{name}-weights"
+    trainer, publisher = begin(path, config, place)
+    store = DirectoryStore(place)
     pids = [os.getpid()] + ([process.pid for process in trainer.others] if isinstance(trainer, ShardedTrainer) else [])
     loaded = peaks(pids)
     resumed = resume is not None and trainer.resume(out / resume)
-    losses, norms, seconds = [], [], []
+    losses, norms, seconds, published = [], [], [], [publisher.publish(trainer.present())]
     for number in range(steps):
-        metrics = trainer.step(samples).metrics
+        learned = trainer.step(samples)
+        metrics = learned.metrics
+        published.append(publisher.publish(learned))
         losses.append(metrics["loss"])
         norms.append(metrics["grad_norm"])
         seconds.append(round(metrics["seconds"], 2))
@@ -108,7 +167,9 @@ def one(path: Path, out: Path, ranks: int, name: str, steps: int, resume: str | 
         "imported_gib": before,
         "loaded_gib": loaded,
         "peak_gib": peaks(pids),
-        "root": weights_root(trainer.weights().weights),
+        "published": published,
+        "root": asyncio.run(followed(store, published[-1]["hash"])),
+        "whole_root": weights_root(trainer.weights()),
     }
     if isinstance(trainer, ShardedTrainer):
         trainer.close()
@@ -122,16 +183,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="bf16 needs a CPU that has it")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     path = resolve(asked.model, asked.cache)
     asked.out.mkdir(parents=True, exist_ok=True)
+    config = CONFIG.model_copy(update={"compute": asked.compute})
     if asked.run == "score":
-        score(path, asked.turns, asked.out)
+        score(path, config, asked.turns, asked.out)
         return
     if asked.run:
         task = json.loads(asked.run)
-        (asked.out / f"{task['name']}.json").write_text(json.dumps(one(path, asked.out, **task)))
+        (asked.out / f"{task['name']}.json").write_text(json.dumps(one(path, config, asked.out, **task)))
         return
 
     def child(run: str) -> None:
@@ -145,6 +208,8 @@ def main() -> None:
             str(asked.out),
             "--turns",
             str(asked.turns),
+            "--compute",
+            asked.compute,
         ]
         subprocess.run(command + rest, check=True)
 

@@ -59,7 +59,7 @@ def test_a_step_cancelled_at_any_layer_leaves_no_trace(path: Path, recompute_tok
     """Two layers, two micro-batches, forward and backward, after a pass under the release's weights: each in turn."""
     config = CONFIG.model_copy(update={"recompute_tokens": recompute_tokens})
     trainer, twin = PolicyTrainer(path, config), PolicyTrainer(path, config)
-    release = twin.weights().weights
+    release = twin.weights()
     references = References(release=V0, fetch=lambda policy: release)
     given = samples(trainer)[:4]
     whole = After(float("inf"))
@@ -204,7 +204,7 @@ async def test_a_refused_step_counts(path: Path):
 
 async def test_the_anchor_is_asked_for_once_and_fetched_when_needed(path: Path):
     trainer, seen, questions, fetched = PolicyTrainer(path, CONFIG), [], [], []
-    weights = trainer.weights().weights
+    weights = trainer.weights()
 
     async def anchor() -> PolicyVersion:
         questions.append(1)

@@ -83,7 +83,7 @@ def test_what_the_engine_keeps_in_fp32_is_published_in_fp32(glm: Path, compute: 
     turns = [a_turn("t:0", prompt=b"def f(", sampled=b"x):\n"), a_turn("u:0", prompt=b"def g(", sampled=b"y):\n")]
     drawn = [replace(turn, logprobs=logprobs) for turn, logprobs in zip(turns, trainer.score(turns), strict=True)]
     trainer.step([a_sample(turn, 1.0 - 2.0 * i) for i, turn in enumerate(drawn)])
-    published = trainer.weights().weights
+    published = trainer.weights()
     assert {name: array.dtype for name, array in published.items()} == {
         name: array.dtype for name, array in served.items()
     }
@@ -103,4 +103,4 @@ def test_a_master_of_an_fp32_tensor_is_not_rounded_to_bf16(glm: Path):
         masters.weights[name].fill_(1 + 2**-20)
     masters.round_into_model()
     assert trainer._policy.model.get_parameter(name)[0].item() == 1 + 2**-20
-    assert trainer.weights().weights[name].dtype == "F32"
+    assert trainer.weights()[name].dtype == "F32"

@@ -71,11 +71,11 @@ def changed(path: Path) -> Weights:
     """Another policy's weights."""
     other = PolicyTrainer(path, CONFIG.model_copy(update={"learning_rate": 2e-3}))
     other.step(batch(other))
-    return other.weights().weights
+    return other.weights()
 
 
 def bits(trainer: PolicyTrainer) -> dict[str, bytes]:
-    return {name: array.data.tobytes() for name, array in trainer.weights().weights.items()}
+    return {name: array.data.tobytes() for name, array in trainer.weights().items()}
 
 
 def test_tokens_of_the_release_are_their_own_reference_and_nothing_is_fetched(path: Path):
@@ -88,7 +88,7 @@ def test_tokens_of_the_release_are_their_own_reference_and_nothing_is_fetched(pa
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_the_release_is_fetched_only_if_it_has_a_price(path: Path, beta: float):
     trainer = PolicyTrainer(path, CONFIG.model_copy(update={"kl_beta": beta}))
-    store = Store(v0=trainer.weights().weights)
+    store = Store(v0=trainer.weights())
     metrics = trainer.step(batch(trainer, version=V1), References(release=V0, fetch=store)).metrics
     assert store.asked == ([V0] if beta else [])
     assert ("kl_k1" in metrics) == bool(beta)
@@ -127,7 +127,7 @@ def test_captured_logprobs_of_another_arithmetic_or_of_older_keys_are_not_taken_
         spans = (Span(policy=V2, tokens=1), Span(policy=V1, tokens=len(turn.sampled_ids) - 1))
         turn = replace(turn, logprobs=recorded, spans=spans)
     given[0] = replace(given[0], turn=turn)
-    store = Store(v1=trainer.weights().weights)
+    store = Store(v1=trainer.weights())
     metrics = trainer.step(given, References(release=V1, fetch=store)).metrics
     assert store.asked == [V1]
     assert metrics["kl_k1"] == pytest.approx(0.0, abs=1e-6), "the trainer still holds the release's weights"
@@ -212,10 +212,10 @@ def test_many_small_steps_stay_within_the_bound_of_the_anchor(path: Path):
             path, CONFIG.model_copy(update={"anchor_kl": bound, "anchor_tokens": 1000, "kl_beta": 0.01})
         )
         start = PolicyTrainer(path, CONFIG)
-        first = start.weights().weights
+        first = start.weights()
         for number in range(24):
             now = PolicyVersion(number=number + 1, hash=f"{number + 1:064x}")
-            store = Store(v0=first, **{f"v{number + 1}": trainer.weights().weights})
+            store = Store(v0=first, **{f"v{number + 1}": trainer.weights()})
             trainer.step(batch(trainer, version=now), References(release=now, anchor=V0, fetch=store))
         given = batch(trainer, version=V1)
         ratio = np.concatenate(start.score([sample.turn for sample in given])) - logprobs(given)

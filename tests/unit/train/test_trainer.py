@@ -72,7 +72,7 @@ def batch(trainer: PolicyTrainer) -> list[Sample]:
 
 
 def snapshot(trainer: PolicyTrainer) -> dict[str, bytes]:
-    return {name: array.data.tobytes() for name, array in trainer.weights().weights.items()}
+    return {name: array.data.tobytes() for name, array in trainer.weights().items()}
 
 
 def test_score_equals_the_models_own_log_softmax(path: Path):
@@ -139,7 +139,7 @@ def test_a_step_holds_no_more_at_its_last_micro_batch_than_at_its_second(path: P
 def test_every_master_tensor_and_every_published_tensor_changes(path: Path, compute: str):
     trainer = PolicyTrainer(path, CONFIG.model_copy(update={"compute": compute, "publish": "bf16"}))
     before = {name: array.copy() for name, array in trainer.state().weights.items()}
-    first = trainer.weights().weights
+    first = trainer.weights()
     kept = {name: array.data.tobytes() for name, array in first.items()}
     learned = trainer.step(batch(trainer))
     for name, array in trainer.state().weights.items():
@@ -277,7 +277,7 @@ def test_recomputing_activations_gives_the_same_gradient(path: Path):
 
 def test_going_back_to_a_release_restores_its_weights_and_drops_the_momentum(path: Path):
     trainer = PolicyTrainer(path, CONFIG)
-    release, before = trainer.weights().weights, snapshot(trainer)
+    release, before = trainer.weights(), snapshot(trainer)
     trainer.step(batch(trainer))
     assert snapshot(trainer) != before
     trainer.go_back(release)

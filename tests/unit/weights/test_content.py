@@ -8,9 +8,9 @@ from ostinato.weights.version.content import (
     check_hash,
     check_ref,
     check_weights,
-    chunk_of,
     hash_chunks,
     is_tensor_name,
+    part_of,
     weights_root,
 )
 
@@ -38,13 +38,14 @@ def test_the_root_depends_on_every_bit_name_dtype_and_shape_and_on_nothing_else(
 def test_a_tensor_longer_than_a_chunk_is_hashed_in_parts():
     data = np.zeros(CHUNK_ELEMENTS + 5, np.uint8)
     weights = {"w": WeightArray("U8", (CHUNK_ELEMENTS + 5,), data)}
-    before = hash_chunks(weights)["w"]
+    part = part_of(weights)
+    before = hash_chunks(part)
     data[-1] = 1
-    after = hash_chunks(weights)["w"]
+    after = hash_chunks(part)
     assert len(before) == 2
-    assert before[0] == after[0]
-    assert before[1] != after[1]
-    assert chunk_of(weights["w"], 1).size == 5
+    assert before["w", 0] == after["w", 0]
+    assert before["w", 1] != after["w", 1]
+    assert part.chunks["w", 1].size == 5
 
 
 @pytest.mark.parametrize(

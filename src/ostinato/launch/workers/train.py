@@ -14,7 +14,7 @@ from ostinato.app.learning import Learning, open_learning
 from ostinato.app.numerics import trainer_contract
 from ostinato.app.storage import Run
 from ostinato.config import Config
-from ostinato.core.errors import BadWeights, Corrupt, NoSignal, NotFound
+from ostinato.core.errors import BadWeights, NoSignal
 from ostinato.core.records import PolicyVersion
 from ostinato.core.samples import TrainingBatch
 from ostinato.core.seams import Trainer
@@ -28,7 +28,6 @@ from ostinato.launch.workers.stopping import unless
 from ostinato.loop import step
 from ostinato.reward.asking.opening import asker_of
 from ostinato.reward.asking.question import Asker
-from ostinato.weights.version.content import version_ref, weights_root
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +81,7 @@ class TrainWorker:
 
     async def _present(self) -> PolicyVersion | None:
         """The stored version that the trainer's present weights are, or None."""
-        root = await asyncio.to_thread(weights_root, self.parts.trainer.weights().weights)
-        with contextlib.suppress(NotFound, Corrupt):
-            return await self._run.follower.resolve(version_ref(root))
-        return None
+        return await self.parts.candidates.known(await asyncio.to_thread(self.parts.trainer.present))
 
     async def learn(self) -> None:
         """One step, stored beside the next, if the trainer may go on and there is a batch; then a checkpoint, if one is due.
@@ -217,4 +213,5 @@ async def _learn(run: Run, life: Life, asker: Asker) -> None:
         try:
             await worker.finish()
         finally:
+            await worker.parts.candidates.close()
             await worker.parts.desk.close()

@@ -20,6 +20,9 @@ from ostinato.train.config import TrainConfig
 class RankTask:
     """What a rank is told when it starts: what it trains, and at which port of this machine the ranks meet.
 
+    `line`: the descriptor of its socket to the first rank, over which it is asked for what it publishes, as `settings` say; None: it
+    publishes nothing.
+
     Example: ``RankTask(model=path, config=config, contract=None, rank=1, port=41235)``
     """
 
@@ -28,6 +31,8 @@ class RankTask:
     contract: Contract | None
     rank: int
     port: int
+    line: int | None = None
+    settings: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ class Call:
     Example: ``Call(method="save", directory=Path("checkpoints"), cursor=812, keep=2)``
     """
 
-    method: Literal["step", "go_back", "skip_step", "weights", "save", "resume"]
+    method: Literal["step", "go_back", "skip_step", "weights", "present", "save", "resume"]
     samples: tuple[Sample, ...] = ()
     held: bool = False
     release: PolicyVersion | None = None

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ostinato.core.errors import BadWeights
-from ostinato.core.weights import WeightArray, Weights
-from ostinato.model.tensors import bytes_of, named_tensors, values_of
+from ostinato.core.weights import WeightArray, WeightPart, Weights, chunks_of
+from ostinato.model.tensors import bytes_of, dtype_name, named_tensors, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.norm import sum_of_squares
 from ostinato.train.pieces import Part
 from ostinato.train.sharding.balance import rows_of
+from ostinato.train.sharding.dealing import Dealing
 from ostinato.train.sharding.group import RankGroup
 from ostinato.train.sharding.policy import ShardedPolicy
 
@@ -29,7 +30,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedMasters:
-    """This rank's rows of the `MasterWeights`. The first rank alone is given other weights, and gives out what is published."""
+    """This rank's rows of the `MasterWeights`. The first rank alone is given other weights; each gives out a part of what is published."""
 
     def __init__(self, policy: ShardedPolicy, dtype: torch.dtype, config: TrainConfig, group: RankGroup) -> None:
         self._group, self._served, self._decay = group, policy.served, config.weight_decay
@@ -41,6 +42,8 @@ class ShardedMasters:
         self._in_place = all(self._served[name] == dtype for name in self._computed)
         beside = self._computed if self._in_place else {name: rows.clone() for name, rows in self._computed.items()}
         self._set_masters(beside)
+        self._forms = {name: (dtype_name(self._served[name]), shape) for name, shape in self.shapes().items()}
+        self._dealing = Dealing(self._forms, group)
         self._stashed: dict[str, Tensor] | None = None
         self._moments = {kind: {name: torch.zeros_like(rows) for name, rows in beside.items()} for kind in _MOMENTS}
         self._optimizer = torch.optim.AdamW(
@@ -149,21 +152,34 @@ class ShardedMasters:
                 self._group.send(whole[first:last].contiguous(), other)
         return whole[slice(*rows_of(len(parameter), count, 0))]
 
-    def publish(self) -> Weights:
+    def publish(self) -> WeightPart:
+        """The chunks that this rank publishes, of the masters in the published dtypes."""
+        buffers = {name: bytes_of(name, self._rounded(name)) for name in self._tensors.keys() - self._parameters.keys()}
+        chunks = self._dealing.chunks(self._rounded)
+        if self._group.rank == 0:  # every rank has them
+            chunks |= {at: chunk for name, array in buffers.items() for at, chunk in chunks_of(name, array)}
+        forms = {name: (array.dtype, array.shape) for name, array in buffers.items()}
+        return WeightPart(self._forms | forms, chunks)
+
+    def _rounded(self, name: str) -> Tensor:
+        """This rank's rows as they are published, or a buffer."""
+        source = self._masters[name].detach() if name in self._masters else self._tensors[name]
+        return source.to(self._served[name], copy=True)
+
+    def gather(self) -> Weights:
         """The masters in the published dtypes as fresh bytes, on the first rank; on the others there are none."""
         gathered = {name: self._gathered(name, tensor) for name, tensor in self._tensors.items()}
         return {name: array for name, array in gathered.items() if array is not None}
 
     def _gathered(self, name: str, tensor: Tensor) -> WeightArray | None:
-        served = self._served[name]
+        mine = self._rounded(name)
         if name not in self._masters:  # a buffer, which every rank has
-            return bytes_of(name, tensor.to(served, copy=True)) if self._group.rank == 0 else None
-        mine = self._masters[name].detach().to(served, copy=True)
+            return bytes_of(name, mine) if self._group.rank == 0 else None
         if self._group.rank:
             if mine.numel():
                 self._group.send(mine, 0)
             return None
-        whole = torch.empty(tensor.shape, dtype=served)
+        whole = torch.empty(tensor.shape, dtype=mine.dtype)
         for rank in range(self._group.count):
             first, last = rows_of(len(whole), self._group.count, rank)
             if rank == 0:

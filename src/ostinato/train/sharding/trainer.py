@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar, cast
 
@@ -28,6 +29,7 @@ from ostinato.train.config import TrainConfig
 from ostinato.train.references import References
 from ostinato.train.sharding.calls import Call, RankTask, call_line, read_call, task_line
 from ostinato.train.sharding.group import RankGroup
+from ostinato.train.sharding.memory import return_freed_memory
 from ostinato.train.trainer import PolicyTrainer, never
 
 _END_S = 10.0  # how long a rank may take to end
@@ -35,10 +37,20 @@ _LOOK_S = 0.05  # between two looks at whether a rank is there
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgram:
+    """A module that is run as `ostinato.train.sharding.rank` is, and publishes as its `settings` say."""
+
+    module: str
+    settings: str
+
+
 class ShardedTrainer:
     """`config.ranks` processes on this machine as one `PolicyTrainer`. `close` ends the others.
 
     Raises as `PolicyTrainer` does, and Unavailable when a rank is lost: nothing can be done with what is left then.
+
+    `program` is what the other ranks run. `lines` then lead to them, in their order: over these they are asked for what they publish.
 
     Example::
 
@@ -46,12 +58,23 @@ class ShardedTrainer:
         learned = trainer.step(samples, references)
     """
 
-    def __init__(self, model: Path, config: TrainConfig, contract: Contract | None = None) -> None:
+    def __init__(
+        self, model: Path, config: TrainConfig, contract: Contract | None = None, program: RankProgram | None = None
+    ) -> None:
+        return_freed_memory()
         store = _meeting_place(config.ranks)
-        self.others = [
-            _start(RankTask(model=model, config=config, contract=contract, rank=rank, port=store.port))
-            for rank in range(1, config.ranks)
-        ]
+        self.lines: list[socket.socket] = []
+        self.others: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, config.ranks):
+            task = RankTask(model=model, config=config, contract=contract, rank=rank, port=store.port)
+            if program is None:
+                self.others.append(_start(task, "ostinato.train.sharding.rank"))
+                continue
+            ours, theirs = socket.socketpair()
+            with theirs:
+                told = replace(task, line=theirs.fileno(), settings=program.settings)
+                self.others.append(_start(told, program.module, theirs.fileno()))
+            self.lines.append(ours)
         self._group: RankGroup | None = None
         try:
             self._await_all(store)
@@ -89,9 +112,13 @@ class ShardedTrainer:
         """See `PolicyTrainer.skip_step`."""
         self._all(Call(method="skip_step"), self._own.skip_step)
 
-    def weights(self) -> Learned:
-        """See `PolicyTrainer.weights`."""
+    def weights(self) -> Weights:
+        """See `PolicyTrainer.weights`: this process then holds all of them."""
         return self._all(Call(method="weights"), self._own.weights)
+
+    def present(self) -> Learned:
+        """See `PolicyTrainer.present`."""
+        return self._all(Call(method="present"), self._own.present)
 
     def save(self, directory: Path, *, cursor: int, keep: int) -> None:
         """See `PolicyTrainer.save`."""
@@ -187,16 +214,20 @@ def _nothing(policy: PolicyVersion) -> Weights:
     raise Unavailable(f"nobody said where the weights of {policy} are")
 
 
-def _start(task: RankTask) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", "ostinato.train.sharding.rank"], stdin=subprocess.PIPE)
+def _start(task: RankTask, module: str, *lines: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, pass_fds=lines)
     pipe = cast("IO[bytes]", process.stdin)
     pipe.write(task_line(task))
     pipe.flush()
     return process
 
 
-def take_part(task: RankTask, calls: IO[bytes]) -> None:
-    """A rank's life: the same calls as the first, until there are no more. What that one refuses is refused here too."""
+def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], None]) -> None:
+    """A rank's life: the same calls as the first, until there are no more. What that one refuses is refused here too.
+
+    `on_learned` is given what there is to publish, this rank's part of it.
+    """
+    return_freed_memory()
     torch.set_num_threads(task.config.threads)
     store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
     store.set(_here(task.rank), "")
@@ -204,12 +235,12 @@ def take_part(task: RankTask, calls: IO[bytes]) -> None:
     trainer = PolicyTrainer(task.model, task.config, task.contract, group)
     for line in calls:
         try:
-            _take(trainer, read_call(line), group)
+            _take(trainer, read_call(line), group, on_learned)
         except OstinatoError:  # the first rank has it too, and says it to whoever called
             continue
 
 
-def _take(trainer: PolicyTrainer, call: Call, group: RankGroup) -> None:
+def _take(trainer: PolicyTrainer, call: Call, group: RankGroup, on_learned: Callable[[Learned], None]) -> None:
     def fetch(policy: PolicyVersion) -> Weights:
         if group.any(False):
             raise Unavailable(f"the first rank did not get the weights of {policy}")
@@ -218,13 +249,15 @@ def _take(trainer: PolicyTrainer, call: Call, group: RankGroup) -> None:
     match call.method:
         case "step":
             references = References(release=call.release, anchor=call.anchor, fetch=fetch)
-            trainer.step(call.samples, references if call.held else None)
+            on_learned(trainer.step(call.samples, references if call.held else None))
         case "go_back":
             trainer.go_back({}, call.number)
         case "skip_step":
             trainer.skip_step()
         case "weights":
             trainer.weights()
+        case "present":
+            on_learned(trainer.present())
         case "save":
             trainer.save(call.directory, cursor=call.cursor, keep=call.keep)
         case "resume":

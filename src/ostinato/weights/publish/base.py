@@ -1,4 +1,4 @@
-"""The last published weights, which the next delta is taken against: one copy, in memory or on a disk."""
+"""The last published chunks, which the next delta is taken against: one copy, in memory or on a disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from ostinato.core.errors import Corrupt
-from ostinato.core.weights import ITEMSIZES, Weights
+from ostinato.core.weights import ChunkName, WeightPart
 from ostinato.weights import delta
-from ostinato.weights.version.chain import Loaded
-from ostinato.weights.version.content import CHUNK_ELEMENTS, chunk_of, hash_of
-from ostinato.weights.version.manifest import Manifest
+from ostinato.weights.version.content import Hashes, hash_of
 from ostinato.weights.version.packing import OldChunk
 
 logger = logging.getLogger(__name__)
@@ -24,64 +22,53 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Base:
-    """A published version and its chunks. `chunk` raises Corrupt if one cannot be read.
+    """What this process has of a published version, by its root. `chunk` raises Corrupt if one cannot be read.
 
     Example::
 
-        base = kept(loaded, directory)
+        base = kept(root, part, hashes, directory)
         old = base.chunk("model.norm.weight", 0)
     """
 
-    hash: str
-    manifest: Manifest
+    root: str
+    hashes: Hashes
     chunk: OldChunk
 
     def is_intact(self) -> bool:
         """True if every chunk still has the hash that was published."""
         try:
-            return all(
-                hash_of(self.chunk(tensor.name, index)) == result
-                for tensor in self.manifest.tensors
-                for index, result in enumerate(tensor.results)
-            )
+            return all(hash_of(self.chunk(*at)) == result for at, result in self.hashes.items())
         except Corrupt:
             return False
 
-    def has_form_of(self, weights: Weights) -> bool:
-        """True for the same names, dtypes and shapes."""
-        return {tensor.name: (tensor.dtype, tensor.shape) for tensor in self.manifest.tensors} == {
-            name: (array.dtype, array.shape) for name, array in weights.items()
-        }
 
-
-def kept(loaded: Loaded, directory: Path | None) -> Base:
-    """The version in a file without a name in `directory`, so that its arrays can go; without one, or without room, in memory."""
+def kept(root: str, part: WeightPart, hashes: Hashes, directory: Path | None) -> Base:
+    """The chunks in a file without a name in `directory`, so that their arrays can go; without one, or without room, in memory."""
     if directory is not None:
         try:
-            return Base(loaded.hash, loaded.manifest, _on_disk(loaded.weights, directory))
+            return Base(root, hashes, _on_disk(part, directory))
         except OSError as error:
             logger.warning("the last published weights stay in memory: %s cannot hold them: %s", directory, error)
-    weights = loaded.weights
-    return Base(loaded.hash, loaded.manifest, lambda name, index: chunk_of(weights[name], index))
+    return Base(root, hashes, lambda name, index: part.chunks[name, index])
 
 
-def _on_disk(weights: Weights, directory: Path) -> OldChunk:
-    places: dict[str, tuple[int, int, int]] = {}
-    at = 0
+def _on_disk(part: WeightPart, directory: Path) -> OldChunk:
+    places: dict[ChunkName, tuple[int, int]] = {}
+    end = 0
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-        for name, array in weights.items():
-            places[name] = (at, array.data.nbytes, CHUNK_ELEMENTS * ITEMSIZES[array.dtype])
-            rest = np.ascontiguousarray(array.data).data
+        for at, data in part.chunks.items():
+            places[at] = (end, data.nbytes)
+            rest = np.ascontiguousarray(data).data
             while rest:
                 rest = rest[file.write(rest) :]
-            at += array.data.nbytes
+            end += data.nbytes
         descriptor = os.dup(file.fileno())
 
     def chunk(name: str, index: int) -> delta.Bytes:
-        start, size, step = places[name]
-        data = np.empty(min(step, size - index * step), np.uint8)
+        start, size = places[name, index]
+        data = np.empty(size, np.uint8)
         try:
-            got = os.preadv(descriptor, [data.data], start + index * step)
+            got = os.preadv(descriptor, [data.data], start)
         except OSError as error:
             raise Corrupt(f"the last published weights cannot be read: {error}") from error
         if got != data.nbytes:

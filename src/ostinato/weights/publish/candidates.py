@@ -72,6 +72,14 @@ class Candidates:
         self._on_published(done)
         return done.policy
 
+    async def known(self, learned: Learned) -> PolicyVersion | None:
+        """The stored version that these weights are; None: there is none."""
+        return await self._publisher.known(learned.policy_number, learned.weights)
+
+    async def close(self) -> None:
+        """End what publishing has open."""
+        await self._publisher.close()
+
     async def _follow(self) -> None:
         """The ref for rollouts moves on, but not back while steps are taken again."""
         if self._newest is not None and self._naming and self.last is not None:

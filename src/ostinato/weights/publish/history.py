@@ -1,7 +1,7 @@
 """The way back from the newest version to the ones before it, so that a delta over many versions needs no second copy of the weights.
 
 Each version is kept as what turns its successor's chunks into its own: a payload as small as the delta itself. A chunk of an
-older version is made when it is asked for, and must have the hash that its manifest names.
+older version is made when it is asked for, and must have the hash that was published.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostinato.core.errors import Corrupt
+from ostinato.core.weights import ChunkName, WeightPart
 from ostinato.weights import delta
-from ostinato.weights.version.content import hash_of
-from ostinato.weights.version.manifest import Manifest
+from ostinato.weights.version.content import Hashes, hash_of
 from ostinato.weights.version.packing import OldChunk, Undo
 
 
 @dataclass(slots=True)
 class _Past:
-    hash: str
-    undo: Undo = field(default_factory=dict[tuple[str, int], delta.Coded])  # turns the next version into this one
+    root: str
+    hashes: Hashes
+    undo: Undo = field(default_factory=dict[ChunkName, delta.Coded])  # turns the next version into this one
 
 
 class History:
@@ -39,40 +40,51 @@ class History:
         """Whether the way back is worth coding at all."""
         return bool(self._spans)
 
-    def due(self, base: str) -> list[tuple[int, str]]:
-        """(span, manifest hash of the version that many publications before the one that follows `base`), for the spans due now."""
-        if not self._past or self._past[-1].hash != base:
+    def due(self, base: str) -> list[int]:
+        """The spans due for the version that follows the one of root `base`."""
+        if not self._past or self._past[-1].root != base:
             return []
         number = self._count + 1
-        return [(s, self._past[-s].hash) for s in self._spans if number % s == 0 and s <= len(self._past)]
+        return [span for span in self._spans if number % span == 0 and span <= len(self._past)]
 
-    def chunks(self, span: int, newest: OldChunk, target: Manifest) -> OldChunk:
-        """The chunks of the version `span` before the next; `newest` gives those of the newest one. Raises Corrupt when called."""
-        dtypes = {tensor.name: (tensor.dtype, tensor.results) for tensor in target.tensors}
+    def root(self, span: int) -> str:
+        """The root of the version `span` publications before the next. Raises Corrupt if it is forgotten."""
+        return self._back(span).root
+
+    def chunks(self, span: int, newest: OldChunk, part: WeightPart) -> OldChunk:
+        """The chunks that the version `span` before the next had, of tensors as in `part`; `newest` gives those of the newest one.
+
+        Raises Corrupt, if the version is forgotten, and when called.
+        """
+        target = self._back(span)
         steps = [past.undo for past in list(self._past)[-2 : -span - 1 : -1]]
 
         def chunk(name: str, index: int) -> delta.Bytes:
             data = newest(name, index).copy()
-            dtype, results = dtypes[name]
             for undo in steps:
                 if (name, index) in undo:
                     coded = undo[name, index]
-                    delta.decode(coded.codec, data, coded.payload, dtype=dtype, old=True)
-            if hash_of(data) != results[index]:
-                raise Corrupt(f"tensor {name!r} chunk {index} of version {target.policy} cannot be made from memory")
+                    delta.decode(coded.codec, data, coded.payload, dtype=part.forms[name][0], old=True)
+            if hash_of(data) != target.hashes[name, index]:
+                raise Corrupt(f"tensor {name!r} chunk {index} of version {target.root} cannot be made from memory")
             return data
 
         return chunk
 
-    def add(self, base: str | None, hash: str, undo: Undo | None) -> None:
-        """Version `hash` was published; `undo` turns it into version `base`. None breaks the line: it starts anew here."""
-        if undo is None or not self._past or self._past[-1].hash != base:
+    def _back(self, span: int) -> _Past:
+        if span > len(self._past):
+            raise Corrupt(f"the version {span} publications back is forgotten")
+        return self._past[-span]
+
+    def add(self, base: str | None, root: str, hashes: Hashes, undo: Undo | None) -> None:
+        """Version `root` was published; `undo` turns it into version `base`. None breaks the line: it starts anew here."""
+        if undo is None or not self._past or self._past[-1].root != base:
             self._past.clear()
             self._count = 0
         else:
             self._past[-1].undo = undo
             self._count += 1
-        self._past.append(_Past(hash))
+        self._past.append(_Past(root, hashes))
         while len(self._past) > max(self._spans, default=1) or self._bytes() > self._max_bytes:
             self._past.popleft()
 

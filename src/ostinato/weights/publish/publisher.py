@@ -11,35 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.core.errors import Conflict, Corrupt, NotFound
 from ostinato.core.records import PolicyVersion
 from ostinato.core.seams import WeightStore
-from ostinato.core.weights import Weights
+from ostinato.core.weights import Form, WeightPart, Weights
 from ostinato.weights.follow.rebuild import rebuild
-from ostinato.weights.publish.base import Base, kept
 from ostinato.weights.publish.config import PublisherConfig
-from ostinato.weights.publish.history import History
-from ostinato.weights.version.chain import Loaded, Manifests
-from ostinato.weights.version.content import (
-    Hashes,
-    check_ref,
-    check_weights,
-    full_bytes,
-    hash_chunks,
-    root_of,
-    version_ref,
-)
+from ostinato.weights.publish.holding import Holder, How, PartHolder
+from ostinato.weights.version.chain import Manifests
+from ostinato.weights.version.content import check_ref, full_bytes, root_of_chunks, version_ref
 from ostinato.weights.version.manifest import FORMAT, About, Manifest, Route, about, stored
-from ostinato.weights.version.packing import Coding, OldChunk, PackedVersion, write_packs
+from ostinato.weights.version.packing import Packed, tensors_of
 from ostinato.weights.version.signing import Signer
 
 logger = logging.getLogger(__name__)
-
-_PAST_BYTES = 1 << 30  # the way back to the last versions is forgotten beyond this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +60,9 @@ class VersionPublisher:
     The base of the next delta is kept in a file in `config.scratch`. Without one the arrays in `weights` are, and must not change
     afterwards. Either is hashed before it is used; if it is no longer what was published, the base is loaded from the store.
 
+    `holder` makes one of several of this process's own (`ranks`): each codes and stores its chunks, and nobody has all of them. A base
+    that one of them does not have is then not loaded: a full snapshot is written.
+
     Example::
 
         publisher = VersionPublisher(DirectoryStore(Path("weights")))
@@ -78,19 +70,24 @@ class VersionPublisher:
         second = await publisher.publish(1, better, run="demo", base=first.policy, ref="candidate")
     """
 
-    def __init__(self, store: WeightStore, config: PublisherConfig | None = None) -> None:
+    def __init__(
+        self,
+        store: WeightStore,
+        config: PublisherConfig | None = None,
+        holder: Callable[[PartHolder], Holder] | None = None,
+    ) -> None:
         self._store = store
         self._config = config or PublisherConfig()
         self._signer = Signer.load(self._config.key) if self._config.key else None
         self._manifests = Manifests(store)
-        self._last: Base | None = None
-        self._history = History(self._config.skips, _PAST_BYTES)
+        self._own = PartHolder(store, self._config)
+        self._holder = self._own if holder is None else holder(self._own)
         self._lock = asyncio.Lock()
 
     async def publish(
         self,
         number: int,
-        weights: Weights,
+        weights: Weights | WeightPart,
         *,
         run: str,
         base: PolicyVersion | None,
@@ -117,15 +114,30 @@ class VersionPublisher:
         async with self._lock:
             started = time.perf_counter()
             expected = await self._store.read_ref(ref) if ref is not None else None
-            await asyncio.to_thread(check_weights, weights, finite=self._config.finite)
-            hashes = await asyncio.to_thread(hash_chunks, weights)
-            version = _Version(said, hashes, _root(weights, hashes))
+            taken = await self._holder.take(number, weights, check=True, finite=self._config.finite)
+            version = _Version(said, taken.forms, root_of_chunks(taken.forms, taken.hashes))
             stored, damage = await self._stored(version)
-            written = stored or await self._write(version, weights, base, damage)
+            written = stored or await self._write(version, base, damage)
             if ref is not None:
                 await self._store.move_ref(ref, expected, version.root)
-            self._last = await self._kept(Loaded(written.hash, written.manifest, weights))
+            await self._holder.keep(version.root, written.follows)
         return _published(written, full_bytes(weights), time.perf_counter() - started)
+
+    async def known(self, number: int, weights: Weights | WeightPart) -> PolicyVersion | None:
+        """The stored version that these weights are, which the next delta can be taken against without reading it; None: there is none."""
+        async with self._lock:
+            taken = await self._holder.take(number, weights, check=False, finite=False)
+            root = root_of_chunks(taken.forms, taken.hashes)
+            try:
+                _, manifest = await self._manifests.of_root(root)
+            except (NotFound, Corrupt):
+                return None
+            await self._holder.keep(root, None)
+        return manifest.policy
+
+    async def close(self) -> None:
+        """End what the holder has open."""
+        await self._holder.close()
 
     async def name(self, policy: PolicyVersion, ref: str) -> None:
         """Move `ref` to a version that was published before. Raises Conflict if another publisher moved it meanwhile."""
@@ -148,45 +160,33 @@ class VersionPublisher:
             for way in (hash, *(route.manifest for route in manifest.routes)):
                 for name in (await fresh.read(way)).objects():
                     await self._store.get(name)
-            await rebuild(self._store, fresh, hash, lambda root: None, self._config.max_bytes)
+            if self._holder.whole:
+                await rebuild(self._store, fresh, hash, lambda root: None, self._config.max_bytes)
         except (NotFound, Corrupt) as error:
             return None, f"the stored version is damaged: {error}"
-        self._history.add(None, hash, None)
-        return _Written(hash, manifest, 0, 0, None, "published before"), ""
+        return _Written(hash, manifest, 0, 0, None, "published before", None), ""
 
-    async def _write(self, version: _Version, weights: Weights, base: PolicyVersion | None, damage: str) -> _Written:
+    async def _write(self, version: _Version, base: PolicyVersion | None, damage: str) -> _Written:
         """Objects, then the manifests, then the ref that makes the version findable."""
-        before, reason = await self._base(base, weights)
+        before, reason = await self._base(base, version)
         alone = damage or reason
-        old = before.chunk if before is not None and before.has_form_of(weights) else None
-        coding = self._coding(old, delta=not alone)
-        packed = await write_packs(self._store, weights, version.hashes, coding)
-        made = _Made(version, weights, packed)
-        parent = None if before is None else (before.hash, before.manifest)
-        if before is None or parent is None or alone:
-            manifest, routes = _manifest(made, parent, full=True), _Routes()
+        comparable = before is not None and _has_form(before[1], version)
+        how = How(base=before[1].root if before is not None and comparable else None, delta=not alone, undo=not alone)
+        packed = await self._holder.pack(how)
+        made = _Made(version, packed)
+        if before is None or alone:
+            manifest, routes = _manifest(made, before, full=True), _Routes()
         else:
-            reason = self._anchor_due(before.manifest, packed.payload_bytes)
+            reason = self._anchor_due(before[1], made.payload_bytes)
             routes = await self._routes(made, before, anchor=bool(reason))
-            manifest = _manifest(made, parent, full=False, routes=routes.found)
+            manifest = _manifest(made, before, full=False, routes=routes.found)
         data = stored(self._signer.sign(manifest) if self._signer else manifest)
         hash = await self._store.put(data)
         await self._name(version.root, hash)
-        self._history.add(manifest.parent, hash, None if alone else packed.undo)
-        changed = None if packed.changed is None else packed.changed / max(packed.elements, 1)
-        size = packed.payload_bytes + len(data)
-        return _Written(hash, manifest, size, size + routes.bytes, changed, alone or reason)
-
-    def _coding(self, old: OldChunk | None, *, delta: bool, undo: bool = True) -> Coding:
-        return Coding(
-            base=old,
-            delta=delta,
-            undo=undo and delta and self._history.wanted,
-            level=self._config.level,
-            object_bytes=self._config.object_bytes,
-            verify=self._config.verify,
-            threads=self._config.threads,
-        )
+        changed = None if packed.changed is None else packed.changed / max(made.elements, 1)
+        size = made.payload_bytes + len(data)
+        follows = None if before is None or alone else before[1].root
+        return _Written(hash, manifest, size, size + routes.bytes, changed, alone or reason, follows)
 
     def _anchor_due(self, base: Manifest, payload: int) -> str:
         """Why a full snapshot is due beside the delta; "" if none is."""
@@ -197,28 +197,26 @@ class VersionPublisher:
             return f"the deltas since the last full snapshot have {chain} bytes"
         return ""
 
-    async def _routes(self, made: _Made, before: Base, *, anchor: bool) -> _Routes:
+    async def _routes(self, made: _Made, before: _Parent, *, anchor: bool) -> _Routes:
         """The other ways to a version: the full snapshot and the squashed deltas that are due."""
         routes = _Routes()
         if anchor:
-            await self._route(made, None, self._coding(None, delta=False), routes)
-        for span, hash in self._history.due(before.hash):
+            await self._route(made, None, How(), routes)
+        for span, root in self._holder.due(before[1].root):
             try:
-                target = await self._manifests.read(hash)
-                old = self._history.chunks(span, before.chunk, target)
-                await self._route(made, (hash, target), self._coding(old, delta=True, undo=False), routes)
+                target = await self._manifests.of_root(root)
+                await self._route(made, target, How(base=root, span=span, delta=True), routes)
             except (NotFound, Corrupt) as error:
                 logger.warning("no delta over %d versions to %s: %s", span, made.version.root, error)
         return routes
 
-    async def _route(self, made: _Made, parent: _Parent | None, coding: Coding, routes: _Routes) -> None:
-        packed = await write_packs(self._store, made.weights, made.version.hashes, coding)
-        manifest = _manifest(_Made(made.version, made.weights, packed), parent, full=parent is None)
-        data = stored(manifest)
+    async def _route(self, made: _Made, parent: _Parent | None, how: How, routes: _Routes) -> None:
+        other = _Made(made.version, await self._holder.pack(how))
+        data = stored(_manifest(other, parent, full=parent is None))
         hash = await self._store.put(data)
         base = None if parent is None else parent[1].root
-        routes.found.append(Route(manifest=hash, base=base, bytes=packed.payload_bytes))
-        routes.bytes += packed.payload_bytes + len(data)
+        routes.found.append(Route(manifest=hash, base=base, bytes=other.payload_bytes))
+        routes.bytes += other.payload_bytes + len(data)
 
     async def _name(self, root: str, hash: str) -> None:
         """Point ``version/<root>`` to the manifest. Another publisher of the same weights may win: the content is the same."""
@@ -234,40 +232,45 @@ class VersionPublisher:
         except Conflict:
             logger.info("another publisher named version %s first; its manifest describes the same weights", root)
 
-    async def _base(self, base: PolicyVersion | None, weights: Weights) -> tuple[Base | None, str]:
-        """The base as it was kept, if it is still what was published, or from the store; and why there can be no delta to it."""
+    async def _base(self, base: PolicyVersion | None, version: _Version) -> tuple[_Parent | None, str]:
+        """The base, if it is held as it was published or can be read from the store; and why there can be no delta to it."""
         if base is None:
             return None, "no base"
         try:
             hash, manifest = await self._manifests.of_root(base.hash)
-            last, self._last = self._last, None  # held by one name only, so that a failure below drops it
-            if last is not None and last.manifest.root == base.hash and await asyncio.to_thread(last.is_intact):
-                found = Base(hash, manifest, last.chunk)
-            else:
-                found = await self._kept(
-                    await rebuild(self._store, self._manifests, hash, lambda root: None, self._config.max_bytes)
-                )
+            if not await self._holder.holds(base.hash):
+                if not self._holder.whole:
+                    return None, f"not every rank has {base} in memory"
+                loaded = await rebuild(self._store, self._manifests, hash, lambda root: None, self._config.max_bytes)
+                await self._own.adopt(base.hash, loaded.weights)
         except (NotFound, Corrupt) as error:
             return None, f"the base cannot be used: {error}"
-        self._last = found
-        return found, "" if found.has_form_of(weights) else "the tensors are not those of the base"
+        found = (hash, manifest)
+        return found, "" if _has_form(manifest, version) else "the tensors are not those of the base"
 
-    async def _kept(self, loaded: Loaded) -> Base:
-        return await asyncio.to_thread(kept, loaded, self._config.scratch)
+
+_Parent = tuple[str, Manifest]  # with its hash
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
     about: About
-    hashes: Hashes
+    forms: Mapping[str, Form]
     root: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
     version: _Version
-    weights: Weights
-    packed: PackedVersion
+    packed: Packed
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(chunk.length for chunk in self.packed.chunks.values())
+
+    @property
+    def elements(self) -> int:
+        return sum(chunk.elements for chunk in self.packed.chunks.values())
 
 
 @dataclass(slots=True)
@@ -284,18 +287,17 @@ class _Written:
     stored: int
     changed: float | None
     reason: str
+    follows: str | None  # the root of the version before, of an unbroken line
 
 
-_Parent = tuple[str, Manifest]  # with its hash
-
-
-def _root(weights: Weights, hashes: Hashes) -> str:
-    return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
+def _has_form(manifest: Manifest, version: _Version) -> bool:
+    """True for the same names, dtypes and shapes."""
+    return {tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors} == version.forms
 
 
 def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequence[Route] = ()) -> Manifest:
     """`parent` with its hash; a full snapshot may have one too: what it was compared with."""
-    said, payload = made.version.about, made.packed.payload_bytes
+    said, payload = made.version.about, made.payload_bytes
     anchors = [route.manifest for route in routes if route.base is None]
     first = full or bool(anchors)
     return Manifest(
@@ -313,7 +315,7 @@ def _manifest(made: _Made, parent: _Parent | None, *, full: bool, routes: Sequen
         root=made.version.root,
         signature=None,
         routes=tuple(routes),
-        tensors=made.packed.tensors,
+        tensors=tensors_of(made.version.forms, made.packed.chunks),
     )
 
 

@@ -17,9 +17,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from ostinato.core.errors import BadRequest, BadWeights
-from ostinato.core.weights import ITEMSIZES, WeightArray, Weights
+from ostinato.core.weights import CHUNK_ELEMENTS, ITEMSIZES, ChunkName, Form, WeightPart, Weights, chunks_of
 
-CHUNK_ELEMENTS: Final = 1 << 21
 MAX_RANK: Final = 8
 MAX_ELEMENTS: Final = 1 << 40
 VERSIONS: Final = "version/"
@@ -44,8 +43,8 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _REF_PART: Final = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,511}")
 
-Hashes = Mapping[str, tuple[str, ...]]
-"""Tensor name -> hash of each chunk."""
+Hashes = Mapping[ChunkName, str]
+"""The hash of each chunk."""
 
 
 def hash_of(data: bytes | memoryview | NDArray[np.uint8]) -> str:
@@ -102,26 +101,22 @@ def chunk_count(elements: int) -> int:
     return -(-elements // CHUNK_ELEMENTS)
 
 
-def chunk_of(array: WeightArray, index: int) -> NDArray[np.uint8]:
-    """The bytes of one chunk, not copied."""
-    step = CHUNK_ELEMENTS * ITEMSIZES[array.dtype]
-    return array.data[index * step : (index + 1) * step]
+def part_of(weights: Weights | WeightPart) -> WeightPart:
+    """All chunks of the weights, not copied; of a part its own."""
+    if isinstance(weights, WeightPart):
+        return weights
+    forms = {name: (array.dtype, array.shape) for name, array in weights.items()}
+    return WeightPart(forms, dict(item for name, array in weights.items() for item in chunks_of(name, array)))
 
 
-def full_bytes(weights: Weights) -> int:
-    """The size of the weights, uncompressed."""
-    return sum(array.data.nbytes for array in weights.values())
+def full_bytes(weights: Weights | WeightPart) -> int:
+    """The size of all tensors, uncompressed, of which a part has some."""
+    return sum(math.prod(shape) * ITEMSIZES[dtype] for dtype, shape in part_of(weights).forms.values())
 
 
-def hash_chunks(weights: Weights) -> Hashes:
-    """The hash of every chunk of every tensor."""
-    return {
-        name: tuple(
-            hash_of(np.ascontiguousarray(chunk_of(array, index)))
-            for index in range(chunk_count(math.prod(array.shape)))
-        )
-        for name, array in weights.items()
-    }
+def hash_chunks(part: WeightPart) -> Hashes:
+    """The hash of every chunk of the part."""
+    return {at: hash_of(np.ascontiguousarray(chunk)) for at, chunk in part.chunks.items()}
 
 
 def root_of(parts: Iterable[tuple[str, str, tuple[int, ...], tuple[str, ...]]]) -> str:
@@ -138,46 +133,70 @@ def weights_root(weights: Weights) -> str:
 
     Example: ``weights_root(snapshot.weights) == snapshot.policy.hash``
     """
-    hashes = hash_chunks(weights)
-    return root_of((name, array.dtype, array.shape, hashes[name]) for name, array in weights.items())
+    part = part_of(weights)
+    return root_of_chunks(part.forms, hash_chunks(part))
 
 
-def check_weights(weights: Weights, *, finite: bool = True) -> None:
+def root_of_chunks(forms: Mapping[str, Form], hashes: Hashes) -> str:
+    """`root_of` the tensors of these forms, of which every chunk has its hash."""
+    return root_of(
+        (name, dtype, shape, tuple(hashes[name, index] for index in range(chunk_count(math.prod(shape)))))
+        for name, (dtype, shape) in forms.items()
+    )
+
+
+def check_weights(weights: Weights | WeightPart, *, finite: bool = True) -> None:
     """Refuse what must never be published: an unknown dtype, bytes that do not fill the shape, NaN or inf if `finite`.
 
     Raises: BadWeights.
     """
-    if not weights:
+    if isinstance(weights, WeightPart):
+        _check_part(weights)
+    else:
+        for name, array in weights.items():
+            _check_form(name, array.dtype, array.shape)
+            want = math.prod(array.shape) * ITEMSIZES[array.dtype]
+            _check_bytes(f"shape {array.shape}", name, array.dtype, array.data, want)
+    part = part_of(weights)
+    if not part.forms:
         raise BadWeights("weights: there is no tensor; publish all tensors of the model")
-    for name, array in weights.items():
-        _check_form(name, array)
-        if not finite:
-            continue
-        for index in range(chunk_count(math.prod(array.shape))):
-            at = first_not_finite(array.dtype, chunk_of(array, index))
-            if at is not None:
-                raise BadWeights(
-                    f"tensor {name!r}: element {index * CHUNK_ELEMENTS + at} is NaN or infinite; these weights are not published. "
-                    "Go back to the last good checkpoint and lower the learning rate"
-                )
+    for (name, index), chunk in part.chunks.items() if finite else ():
+        at = first_not_finite(part.forms[name][0], chunk)
+        if at is not None:
+            raise BadWeights(
+                f"tensor {name!r}: element {index * CHUNK_ELEMENTS + at} is NaN or infinite; these weights are not published. "
+                "Go back to the last good checkpoint and lower the learning rate"
+            )
 
 
-def _check_form(name: str, array: WeightArray) -> None:
+def _check_part(part: WeightPart) -> None:
+    for name, (dtype, shape) in part.forms.items():
+        _check_form(name, dtype, shape)
+    for (name, index), chunk in part.chunks.items():
+        sizes = list(chunk_sizes(math.prod(part.forms[name][1])))
+        if not 0 <= index < len(sizes):
+            raise BadWeights(f"tensor {name!r}: has no chunk {index}")
+        dtype = part.forms[name][0]
+        _check_bytes(f"chunk {index}", name, dtype, chunk, sizes[index] * ITEMSIZES[dtype])
+
+
+def _check_form(name: str, dtype: str, shape: tuple[int, ...]) -> None:
     if not is_tensor_name(name):
         raise BadWeights(
             f"tensor {name[:80]!r}: not a tensor name; use letters, digits, '_', '.', ':', '-' and '/', no '..'"
         )
-    if array.dtype not in ITEMSIZES:
-        raise BadWeights(f"tensor {name!r}: dtype {array.dtype!r} is not one of {', '.join(ITEMSIZES)}")
-    if len(array.shape) > MAX_RANK or any(side < 0 for side in array.shape) or math.prod(array.shape) > MAX_ELEMENTS:
+    if dtype not in ITEMSIZES:
+        raise BadWeights(f"tensor {name!r}: dtype {dtype!r} is not one of {', '.join(ITEMSIZES)}")
+    if len(shape) > MAX_RANK or any(side < 0 for side in shape) or math.prod(shape) > MAX_ELEMENTS:
         raise BadWeights(
-            f"tensor {name!r}: shape {array.shape} is not usable; at most {MAX_RANK} sides, {MAX_ELEMENTS} elements"
+            f"tensor {name!r}: shape {shape} is not usable; at most {MAX_RANK} sides, {MAX_ELEMENTS} elements"
         )
-    want = math.prod(array.shape) * ITEMSIZES[array.dtype]
-    if array.data.dtype != np.uint8 or array.data.ndim != 1 or array.data.nbytes != want:
+
+
+def _check_bytes(what: str, name: str, dtype: str, data: NDArray[np.uint8], want: int) -> None:
+    if data.dtype != np.uint8 or data.ndim != 1 or data.nbytes != want:
         raise BadWeights(
-            f"tensor {name!r}: shape {array.shape} of {array.dtype} needs a flat uint8 array of {want} bytes, "
-            f"not {array.data.dtype} {array.data.shape}"
+            f"tensor {name!r}: {what} of {dtype} needs a flat uint8 array of {want} bytes, not {data.dtype} {data.shape}"
         )
 
 

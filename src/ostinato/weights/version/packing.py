@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,37 +13,26 @@ import numpy as np
 
 from ostinato.core.errors import BadWeights
 from ostinato.core.seams import WeightStore
-from ostinato.core.weights import ITEMSIZES, Weights
+from ostinato.core.weights import ITEMSIZES, ChunkName, Form, WeightPart
 from ostinato.weights import delta
-from ostinato.weights.version.content import Hashes, chunk_count, chunk_of, chunk_sizes, hash_of, part_hash
+from ostinato.weights.version.content import Hashes, chunk_count, hash_of, part_hash
 from ostinato.weights.version.manifest import StoredChunk, Tensor
 
 _GROUP_BYTES = 1 << 24  # coded per hop to a thread: long enough to be worth it, short enough to stay small in memory
 _UNDER_WAY = 4  # objects that are being stored at the same time
-_At = tuple[str, int]  # a tensor's name and the number of a chunk
 OldChunk = Callable[[str, int], delta.Bytes]
 """The bytes that a chunk had: (tensor's name, number of the chunk) -> flat uint8 array. Called from threads."""
-Undo = dict[_At, delta.Coded]
+Undo = dict[ChunkName, delta.Coded]
 """What turns the changed chunks of a version into those of the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedVersion:
-    """A version's tensors with their payloads stored. `changed` counts the elements that differ from the base, None without one."""
+class Packed:
+    """Chunks whose payloads are stored. `changed` counts the elements that differ from the base, None without one."""
 
-    tensors: tuple[Tensor, ...]
+    chunks: Mapping[ChunkName, StoredChunk]
     changed: int | None
     undo: Undo
-
-    @property
-    def payload_bytes(self) -> int:
-        """The payloads' bytes together."""
-        return sum(chunk.length for tensor in self.tensors for chunk in tensor.chunks)
-
-    @property
-    def elements(self) -> int:
-        """How many elements all tensors have."""
-        return sum(chunk.elements for tensor in self.tensors for chunk in tensor.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +65,18 @@ class _Placed:
     payload: str | None
 
 
-async def write_packs(store: WeightStore, weights: Weights, hashes: Hashes, coding: Coding) -> PackedVersion:
-    """Code every chunk, several at a time, and put the payloads into the store in the order of the names.
+async def write_packs(store: WeightStore, part: WeightPart, hashes: Hashes, coding: Coding) -> Packed:
+    """Code every chunk of the part, several at a time, and put the payloads into the store in the order of the names.
 
     Raises: StorageFull from the store; BadWeights if the arrays changed while they were being read.
     """
-    placed: dict[_At, _Placed] = {}
+    placed: dict[ChunkName, _Placed] = {}
     undo: Undo = {}
     puts: list[asyncio.Task[str]] = []
     buffer = bytearray()
     changed = 0
     try:
-        async with aclosing(_coded(weights, hashes, coding)) as groups:
+        async with aclosing(_coded(part, hashes, coding)) as groups:
             async for group, made in groups:
                 for job, chunk in zip(group, made, strict=True):
                     placed[job] = _place(chunk, len(puts), len(buffer))
@@ -107,8 +96,8 @@ async def write_packs(store: WeightStore, weights: Weights, hashes: Hashes, codi
         for put in puts:
             put.cancel()
         await asyncio.gather(*puts, return_exceptions=True)
-    tensors = tuple(_tensor(name, weights, hashes, placed, objects) for name in sorted(weights))
-    return PackedVersion(tensors=tensors, changed=None if coding.base is None else changed, undo=undo)
+    chunks = {at: _stored(at, part, hashes[at], place, objects) for at, place in placed.items()}
+    return Packed(chunks=chunks, changed=None if coding.base is None else changed, undo=undo)
 
 
 def _place(made: _Made, write_packs: int, offset: int) -> _Placed:
@@ -118,13 +107,14 @@ def _place(made: _Made, write_packs: int, offset: int) -> _Placed:
     return _Placed(codec, write_packs, offset, length, made.payload)
 
 
-async def _coded(weights: Weights, hashes: Hashes, coding: Coding) -> AsyncGenerator[tuple[list[_At], list[_Made]]]:
+async def _coded(
+    part: WeightPart, hashes: Hashes, coding: Coding
+) -> AsyncGenerator[tuple[list[ChunkName], list[_Made]]]:
     """Groups of chunks in order, each with what `_code` makes of it; `coding.threads` of them are in the making."""
-    jobs = [(name, index) for name in sorted(weights) for index in range(len(hashes[name]))]
-    pending: deque[tuple[list[_At], asyncio.Task[list[_Made]]]] = deque()
+    pending: deque[tuple[list[ChunkName], asyncio.Task[list[_Made]]]] = deque()
     try:
-        for group in _groups(jobs, weights):
-            work = asyncio.to_thread(_code, group, weights, hashes, coding)
+        for group in _groups(part):
+            work = asyncio.to_thread(_code, group, part, hashes, coding)
             pending.append((group, asyncio.create_task(work)))
             if len(pending) > coding.threads:
                 first, task = pending.popleft()
@@ -136,12 +126,12 @@ async def _coded(weights: Weights, hashes: Hashes, coding: Coding) -> AsyncGener
         await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
 
-def _groups(jobs: Sequence[_At], weights: Weights) -> Iterator[list[_At]]:
-    group: list[_At] = []
+def _groups(part: WeightPart) -> Iterator[list[ChunkName]]:
+    group: list[ChunkName] = []
     size = 0
-    for name, index in jobs:
-        group.append((name, index))
-        size += chunk_of(weights[name], index).nbytes
+    for at in sorted(part.chunks):
+        group.append(at)
+        size += part.chunks[at].nbytes
         if size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -149,16 +139,15 @@ def _groups(jobs: Sequence[_At], weights: Weights) -> Iterator[list[_At]]:
         yield group
 
 
-def _code(group: Sequence[_At], weights: Weights, hashes: Hashes, coding: Coding) -> list[_Made]:
+def _code(group: Sequence[ChunkName], part: WeightPart, hashes: Hashes, coding: Coding) -> list[_Made]:
     """Each chunk's payload, the payload's hash, how many of its elements differ from the base, and the way back."""
     found: list[_Made] = []
     for name, index in group:
-        dtype = weights[name].dtype
-        new = chunk_of(weights[name], index)
+        dtype, new = part.forms[name][0], part.chunks[name, index]
         before = None if coding.base is None else coding.base(name, index)
         old = before if coding.delta else None
         coded = delta.encode(old, new, dtype=dtype, level=coding.level)
-        if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name][index]:
+        if coding.verify and _decoded(coded, old, dtype, new.size) != hashes[name, index]:
             raise BadWeights(
                 f"tensor {name!r} chunk {index} changed while it was published; publish a copy that nobody writes to"
             )
@@ -177,20 +166,26 @@ def _decoded(coded: delta.Coded, old: delta.Bytes | None, dtype: str, size: int)
     return hash_of(target)
 
 
-def _tensor(name: str, weights: Weights, hashes: Hashes, placed: dict[_At, _Placed], objects: Sequence[str]) -> Tensor:
-    array = weights[name]
-    elements = math.prod(array.shape)
-    places = [placed[name, index] for index in range(chunk_count(elements))]
-    chunks = tuple(
-        StoredChunk(
-            codec=place.coded,
-            object=None if place.pack is None else objects[place.pack],
-            offset=place.offset,
-            length=place.length,
-            payload=place.payload,
-            elements=size,
-            result=result,
-        )
-        for place, size, result in zip(places, chunk_sizes(elements), hashes[name], strict=True)
+def _stored(at: ChunkName, part: WeightPart, result: str, place: _Placed, objects: Sequence[str]) -> StoredChunk:
+    return StoredChunk(
+        codec=place.coded,
+        object=None if place.pack is None else objects[place.pack],
+        offset=place.offset,
+        length=place.length,
+        payload=place.payload,
+        elements=part.chunks[at].nbytes // ITEMSIZES[part.forms[at[0]][0]],
+        result=result,
     )
-    return Tensor(name=name, dtype=array.dtype, shape=array.shape, chunks=chunks)
+
+
+def tensors_of(forms: Mapping[str, Form], chunks: Mapping[ChunkName, StoredChunk]) -> tuple[Tensor, ...]:
+    """The tensors of these forms, of which every chunk is stored, in the order of their names."""
+    return tuple(
+        Tensor(
+            name=name,
+            dtype=dtype,
+            shape=shape,
+            chunks=tuple(chunks[name, index] for index in range(chunk_count(math.prod(shape)))),
+        )
+        for name, (dtype, shape) in sorted(forms.items())
+    )

@@ -53,7 +53,8 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     try:
         async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
             with contextlib.suppress(NoSignal, BadWeights):  # refused then, refused now
-                roots[batch.row.step] = weights_root((await parts.learner.trainer.step(batch)).weights)
+                await parts.learner.trainer.step(batch)
+                roots[batch.row.step] = weights_root(await asyncio.to_thread(parts.trainer.weights))
     finally:
         parts.trainer.close()
     return roots

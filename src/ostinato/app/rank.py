@@ -1,0 +1,43 @@
+"""The process of every rank of the training worker but the first: ``python -m ostinato.app.rank``. It trains, and publishes its part."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+
+from ostinato.core.weights import Learned, WeightPart
+from ostinato.train.sharding.calls import RankTask, read_task
+from ostinato.train.sharding.trainer import take_part
+from ostinato.weights.publish.holding import PartHolder
+from ostinato.weights.publish.ranks import Handed, RankSettings, publish_part
+from ostinato.weights.store.opening import open_url
+
+
+def main() -> None:
+    """Live as long as the first rank does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the first rank says when to end
+    task, handed = read_task(sys.stdin.buffer.readline()), Handed()
+
+    def hand_over(learned: Learned) -> None:
+        assert isinstance(learned.weights, WeightPart)
+        handed.put(learned.policy_number, learned.weights)
+
+    threading.Thread(target=_publish, args=(task, handed), daemon=True).start()
+    take_part(task, sys.stdin.buffer, hand_over)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _publish(task: RankTask, handed: Handed) -> None:
+    settings = RankSettings.model_validate_json(task.settings)
+    holder = PartHolder(open_url(settings.weights), settings.publish)
+    line = socket.socket(fileno=task.line)
+    asyncio.run(publish_part(line, holder, handed))
+
+
+if __name__ == "__main__":
+    main()

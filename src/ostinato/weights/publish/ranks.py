@@ -1,0 +1,203 @@
+"""Publication by several ranks: each codes and stores its own chunks; the first asks the others, and writes the manifest.
+
+Frames over a socket between the first rank and each other one: four bytes of length, then JSON. What is asked is a method of `Holder`
+and its arguments; what is answered are hashes, places in the store, or an error by its name. Weights never go over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from ostinato.core import errors
+from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.core.weights import ChunkName, WeightPart, Weights
+from ostinato.weights.publish.config import PublisherConfig
+from ostinato.weights.publish.holding import How, PartHolder, Taken
+from ostinato.weights.store.config import BucketConfig
+from ostinato.weights.version.manifest import StoredChunk
+from ostinato.weights.version.packing import Packed
+
+_LONGEST: Final = 1 << 30
+_HANDED: Final = 3  # parts that wait: one being stored, one behind it, one of a step that nobody came to publish
+_WAIT_S: Final = 600.0  # for a rank to hand over what the first one has already
+
+
+class RankSettings(BaseModel, frozen=True, extra="forbid"):
+    """Where a rank stores what it publishes, and how."""
+
+    weights: BucketConfig
+    publish: PublisherConfig
+
+
+class Together:
+    """The `Holder` of all ranks: `own` is the first one's, `lines` lead to the others.
+
+    Raises what a rank raises, and Unavailable once one is gone.
+    """
+
+    def __init__(self, own: PartHolder, lines: Sequence[socket.socket]) -> None:
+        self._own = own
+        self._ranks = [_Line(rank, line) for rank, line in enumerate(lines, 1)]
+        self.whole = not lines
+
+    async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> Taken:
+        """See `Holder`."""
+        own, others = await asyncio.gather(
+            self._own.take(number, weights, check=check, finite=finite),
+            self._ask("take", number=number, check=check, finite=finite),
+        )
+        hashes = dict(own.hashes)
+        for said in others:
+            hashes |= {_chunk_name(at): str(result) for *at, result in said}
+        return Taken(forms=own.forms, hashes=hashes)
+
+    async def holds(self, root: str) -> bool:
+        """See `Holder`."""
+        own, others = await asyncio.gather(self._own.holds(root), self._ask("holds", root=root))
+        return own and all(others)
+
+    def due(self, base: str) -> list[tuple[int, str]]:
+        """See `Holder`."""
+        return self._own.due(base)
+
+    async def pack(self, how: How) -> Packed:
+        """See `Holder`."""
+        own, others = await asyncio.gather(self._own.pack(how), self._ask("pack", **asdict(how)))
+        chunks = dict(own.chunks)
+        changed = [own.changed]
+        for said in others:
+            chunks |= {_chunk_name(at): StoredChunk.model_validate(chunk) for *at, chunk in said["chunks"]}
+            changed.append(said["changed"])
+        counted = None if None in changed else sum(count for count in changed if count is not None)
+        return Packed(chunks=chunks, changed=counted, undo={})
+
+    async def keep(self, root: str, parent: str | None) -> None:
+        """See `Holder`."""
+        await asyncio.gather(self._own.keep(root, parent), self._ask("keep", root=root, parent=parent))
+
+    async def _ask(self, what: str, **arguments: Any) -> list[Any]:
+        """What each of the other ranks answers."""
+        return await asyncio.gather(*(rank.ask(what, **arguments) for rank in self._ranks))
+
+    async def close(self) -> None:
+        """Let the other ranks go."""
+        for rank in self._ranks:
+            await rank.close()
+
+
+class _Line:
+    """To one other rank. One question at a time."""
+
+    def __init__(self, rank: int, line: socket.socket) -> None:
+        self._rank, self._socket = rank, line
+        self._lock = asyncio.Lock()
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, what: str, **arguments: Any) -> Any:
+        async with self._lock:
+            try:
+                if self._streams is None:
+                    self._streams = await asyncio.open_connection(sock=self._socket)
+                await _send(self._streams[1], {"do": what, "with": arguments})
+                said = await _receive(self._streams[0])
+            except (OSError, EOFError) as error:
+                raise Unavailable(
+                    f"rank {self._rank} of the trainer is lost: what it holds cannot be published"
+                ) from error
+        if "error" in said:
+            kind = getattr(errors, said["error"], Unavailable)
+            raise kind(f"rank {self._rank}: {said['message']}")
+        return said["answer"]
+
+    async def close(self) -> None:
+        if self._streams is None:
+            self._socket.close()
+            return
+        self._streams[1].close()
+        with contextlib.suppress(OSError):
+            await self._streams[1].wait_closed()
+
+
+class Handed:
+    """Parts on their way from the thread that trains to the one that publishes: the newest few, by the numbers of their versions."""
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[int, WeightPart] = OrderedDict()
+        self._changed = threading.Condition()
+
+    def put(self, number: int, part: WeightPart) -> None:
+        """Hand over the part of version `number`."""
+        with self._changed:
+            self._parts[number] = part
+            self._parts.move_to_end(number)
+            while len(self._parts) > _HANDED:
+                self._parts.popitem(last=False)
+            self._changed.notify_all()
+
+    def take(self, number: int) -> WeightPart:
+        """Wait for the part of version `number`; it stays until newer ones push it out. Raises Unavailable."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: number in self._parts, _WAIT_S):
+                raise Unavailable(f"version {number} was not handed over within {_WAIT_S:.0f} s")
+            return self._parts[number]
+
+
+async def publish_part(line: socket.socket, holder: PartHolder, handed: Handed) -> None:
+    """Another rank's side: answer until the first rank is gone."""
+    reader, writer = await asyncio.open_connection(sock=line)
+    with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
+        while True:
+            asked = await _receive(reader)
+            try:
+                said = {"answer": await _answer(asked["do"], asked["with"], holder, handed)}
+            except OstinatoError as error:
+                said = {"error": type(error).__name__, "message": str(error)}
+            await _send(writer, said)
+
+
+async def _answer(what: str, arguments: Mapping[str, Any], holder: PartHolder, handed: Handed) -> Any:
+    match what:
+        case "take":
+            part = await asyncio.to_thread(handed.take, arguments["number"])
+            taken = await holder.take(weights=part, **arguments)
+            return [[*at, result] for at, result in taken.hashes.items()]
+        case "holds":
+            return await holder.holds(**arguments)
+        case "pack":
+            packed = await holder.pack(How(**arguments))
+            return {
+                "chunks": [[*at, chunk.model_dump()] for at, chunk in packed.chunks.items()],
+                "changed": packed.changed,
+            }
+        case "keep":
+            return await holder.keep(**arguments)
+        case _:
+            raise Unavailable(f"{what!r} is nothing that a rank is asked")
+
+
+def _chunk_name(at: Sequence[Any]) -> ChunkName:
+    name, index = at
+    return str(name), int(index)
+
+
+async def _send(writer: asyncio.StreamWriter, value: Any) -> None:
+    data = json.dumps(value, separators=(",", ":")).encode()
+    writer.write(len(data).to_bytes(4, "big") + data)
+    await writer.drain()
+
+
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > _LONGEST:
+        raise EOFError(f"a frame of {size} bytes")
+    return json.loads(await reader.readexactly(size))
