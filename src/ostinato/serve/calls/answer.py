@@ -39,6 +39,7 @@ class Answer:
         metrics: counts.
         config: the waits.
         remember: told of each turn and its answer once it is durable.
+        on_first: told of the first token.
         headers: sent beside the answer's own.
     """
 
@@ -54,6 +55,7 @@ class Answer:
         metrics: Metrics,
         config: ServeConfig,
         remember: Callable[[Turn, Message], None] | None,
+        on_first: Callable[[], None],
         headers: Headers,
     ) -> None:
         self._capture = capture
@@ -64,7 +66,7 @@ class Answer:
         self._watch = watch
         self._metrics = metrics
         self._config = config
-        self._remember = remember
+        self._remember, self._on_first = remember, on_first
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
         self._opened = False
@@ -168,6 +170,7 @@ class Answer:
             raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
         if not self._opened:
             self._opened, self._policy = True, chunk.policy
+            self._on_first()
             self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
         reading = self._readings[chunk.index]
