@@ -107,7 +107,10 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.0,
         ge=0,
         description="What people may wait for a first token, in seconds: while more than a tenth of them wait longer, ever fewer calls of "
-        "simulated worlds and of the gate are let through at once. 0: nobody gives way.",
+        "simulated worlds and of the gate are let through at once. 0: any time.",
+    )
+    tokens_per_s: float = Field(
+        default=0.0, ge=0, description="Likewise the speed at which people are to get the rest of an answer. 0: any."
     )
     give_way_s: float = Field(default=30.0, gt=0, description="What such a call waits for people at most, in seconds.")
     quota: QuotaConfig = Field(default_factory=QuotaConfig, description="What each tenant may use.")

@@ -51,17 +51,17 @@ async def through(people, left_s=None):
 
 
 async def test_while_nobody_waits_every_call_goes_on(clock):
-    people = PeopleFirst(1.0, 30.0, clock=clock)
+    people = PeopleFirst(1.0, 0.0, 30.0, clock=clock)
     calls = [await through(people) for _ in range(50)]
     assert all(calls)
-    with people.person() as answered:
+    with people.person() as person:
         clock.now += 0.9
-        answered()
+        person.first()
     assert await through(people)
 
 
 async def test_people_who_still_wait_halve_what_is_let_through_each_time(clock):
-    people = PeopleFirst(1.0, 1e9, clock=clock)
+    people = PeopleFirst(1.0, 0.0, 1e9, clock=clock)
     calls = [await through(people) for _ in range(8)]
     with people.person():
         clock.now += 1.1
@@ -79,11 +79,11 @@ async def test_people_who_still_wait_halve_what_is_let_through_each_time(clock):
 
 
 async def test_it_grows_by_one_each_time_once_people_wait_no_longer(clock):
-    people = PeopleFirst(1.0, 1e9, clock=clock)
-    with people.person() as answered:
+    people = PeopleFirst(1.0, 0.0, 1e9, clock=clock)
+    with people.person() as person:
         clock.now += 1.5
         assert await through(people)
-        answered()
+        person.first()
     clock.now += 11  # what was seen then is of long ago
     assert await through(people), "2 may"
     assert await through(people) is None
@@ -92,23 +92,23 @@ async def test_it_grows_by_one_each_time_once_people_wait_no_longer(clock):
 
 
 async def test_one_late_answer_among_many_is_nobodys_fault(clock):
-    people = PeopleFirst(1.0, 1e9, clock=clock)
+    people = PeopleFirst(1.0, 0.0, 1e9, clock=clock)
     for wait_s in (*[0.1] * 10, 1.5):
-        with people.person() as answered:
+        with people.person() as person:
             clock.now += wait_s
-            answered()
+            person.first()
     assert await through(people)
     assert await through(people)
     for _ in range(2):
-        with people.person() as answered:
+        with people.person() as person:
             clock.now += 1.5
-            answered()
+            person.first()
     assert await through(people) is None
 
 
 @pytest.mark.parametrize(("patience_s", "left_s"), [(5.0, None), (1e9, 20.0)])
 async def test_a_call_waits_no_longer_than_its_patience_or_a_quarter_of_its_time(clock, patience_s, left_s):
-    people = PeopleFirst(1.0, patience_s, clock=clock)
+    people = PeopleFirst(1.0, 0.0, patience_s, clock=clock)
     with people.person():
         clock.now += 2
         assert await through(people)
@@ -122,19 +122,37 @@ async def test_a_call_waits_no_longer_than_its_patience_or_a_quarter_of_its_time
 
 
 async def test_a_person_who_left_or_was_answered_counts_once(clock):
-    people = PeopleFirst(1.0, 1e9, clock=clock)
-    with people.person() as answered:
-        answered()
+    people = PeopleFirst(1.0, 0.0, 1e9, clock=clock)
+    with people.person() as person:
+        person.first()
         clock.now += 5
-        answered()
     with suppress(RuntimeError), people.person():
         clock.now += 5
         raise RuntimeError("left")
     assert all([await through(people) for _ in range(3)])
 
 
+async def test_people_who_get_the_rest_too_slowly_count_too_but_not_by_a_word(clock):
+    people = PeopleFirst(0.0, 10.0, 1e9, clock=clock)
+    with people.person() as person:
+        clock.now += 1e3
+        person.first()
+        clock.now += 4
+        person.last(4)
+    with people.person() as person:
+        person.first()
+        clock.now += 4
+        person.last(41)
+    assert await through(people)
+    with people.person() as person:
+        person.first()
+        clock.now += 4
+        person.last(40)
+    assert await through(people) is None
+
+
 async def test_without_a_limit_nothing_is_counted(clock):
-    people = PeopleFirst(0.0, 30.0, clock=clock)
+    people = PeopleFirst(0.0, 0.0, 30.0, clock=clock)
     with people.person():
         clock.now += 1e6
         assert all([await through(people) for _ in range(20)])

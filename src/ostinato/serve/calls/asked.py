@@ -12,13 +12,14 @@ from ostinato.serve.calls.routes import CallRoute
 from ostinato.serve.calls.sender import Caller, Placement
 from ostinato.serve.calls.sessions import AUTO, Prompt, Scope
 from ostinato.serve.dialects.dialect import Request
+from ostinato.serve.people_first import Person
 from ostinato.serve.wire.exchange import Exchange
 from ostinato.serve.wire.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call in progress. `placement` is None where Auto is to deal, once the episode is known; `on_first` is told of the first token."""
+    """A call in progress. `placement` is None where Auto is to deal, once the episode is known; `person` is told when there are tokens."""
 
     route: CallRoute
     body: dict[str, Any]
@@ -27,7 +28,7 @@ class Asked:
     placement: Placement | None
     exchange: Exchange
     watch: Watch
-    on_first: Callable[[], None]
+    person: Person
 
     @property
     def scope(self) -> Scope:

@@ -41,6 +41,7 @@ from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.parts import Parts
+from ostinato.serve.people_first import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
@@ -167,12 +168,12 @@ class Calls:
         request = route.parse(body)
         caller = self._senders.caller(exchange, who, request.asker)
         if caller.slot is None:
-            with self._parts.people.person() as answered:
-                await self._placed(route, exchange, body, request, caller, answered)
+            with self._parts.people.person() as person:
+                await self._placed(route, exchange, body, request, caller, person)
             return
         left_s = None if caller.until is None else caller.until - time.monotonic()
         async with self._parts.people.machine(left_s):
-            await self._placed(route, exchange, body, request, caller, lambda: None)
+            await self._placed(route, exchange, body, request, caller, Person())
 
     async def _placed(
         self,
@@ -181,7 +182,7 @@ class Calls:
         body: dict[str, Any],
         request: Request,
         caller: Caller,
-        on_first: Callable[[], None],
+        person: Person,
     ) -> None:
         """With a place among the calls in progress."""
         drawn = self._draws.asked(request, caller)
@@ -199,7 +200,7 @@ class Calls:
                         placement=placement,
                         exchange=exchange,
                         watch=watch,
-                        on_first=on_first,
+                        person=person,
                     )
                     await self._once(asked)
             finally:
@@ -317,7 +318,7 @@ class Calls:
             metrics=self._parts.metrics,
             config=self._parts.config,
             remember=question.remember,
-            on_first=asked.on_first,
+            person=asked.person,
             headers=headers or [],
         )
         await answer.send(stream=bool(request.stream))
