@@ -103,6 +103,16 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
         ge=0,
         description="Connections that one address (of IPv6 one /64 network) may have open; more are closed at once. 0: any number.",
     )
+    first_token_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="What people may wait for a first token, in seconds: while more than a tenth of them wait longer, ever fewer calls of "
+        "simulated worlds and of the gate are let through at once. 0: any time.",
+    )
+    tokens_per_s: float = Field(
+        default=0.0, ge=0, description="Likewise the speed at which people are to get the rest of an answer. 0: any."
+    )
+    give_way_s: float = Field(default=30.0, gt=0, description="What such a call waits for people at most, in seconds.")
     quota: QuotaConfig = Field(default_factory=QuotaConfig, description="What each tenant may use.")
     tenant_quotas: dict[str, QuotaConfig] = Field(
         default_factory=dict[str, QuotaConfig], description="What particular tenants may use instead, by tenant."

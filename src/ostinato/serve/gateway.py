@@ -38,6 +38,7 @@ from ostinato.serve.feedback.telemetry_handlers import Telemetry
 from ostinato.serve.judge.judge import Judge
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.parts import Parts
+from ostinato.serve.people_first import PeopleFirst
 from ostinato.serve.quotas import Quotas
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.visits import OwnNameOnly, Visits
@@ -98,6 +99,7 @@ def create_app(
         quotas=Quotas(config, keys.tenants, clock, metrics.refused),
         metrics=metrics,
         writes=Writes(clock, slow_s=config.store_timeout_s),
+        people=PeopleFirst(config.first_token_s, config.tokens_per_s, config.give_way_s, metrics.giving_way),
         arms=Arms(control=config.control_share, salt=config.arm_salt),
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,

@@ -35,6 +35,9 @@ class Metrics:
             Counter("ostinato_requests", "HTTP requests by route and status.", ["route", "status"], registry=registry)
         )
         self._inflight = Gauge("ostinato_inflight", "Model calls being served.", registry=registry)
+        self._giving_way = Gauge(
+            "ostinato_calls_giving_way", "Calls of worlds and of the gate that wait for people.", registry=registry
+        )
         self._first = Histogram(
             "ostinato_first_token_seconds", "Request to first token.", buckets=_SECONDS, registry=registry
         )
@@ -77,6 +80,10 @@ class Metrics:
     def calls(self, change: int) -> None:
         """A model call began (+1) or ended (-1)."""
         self._inflight.inc(change)
+
+    def giving_way(self, calls: int) -> None:
+        """So many calls of machines wait until people wait less."""
+        self._giving_way.set(calls)
 
     def first_token(self, seconds: float) -> None:
         """The wait for a response's first token."""

@@ -10,6 +10,7 @@ from ostinato.serve.auth import Keyring
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.metrics import Metrics
+from ostinato.serve.people_first import PeopleFirst
 from ostinato.serve.quotas import Quotas
 from ostinato.serve.tracing import Tracing
 from ostinato.serve.writes import Writes
@@ -34,5 +35,6 @@ class Parts:
     metrics: Metrics
     writes: Writes
     arms: Arms
+    people: PeopleFirst
     deals: Deals | None = None
     tracing: Tracing | None = None

@@ -16,6 +16,7 @@ from ostinato.serve.calls.reading import Reading
 from ostinato.serve.config import ServeConfig
 from ostinato.serve.dialects.dialect import Counts, Json, Tokens, Whole, Writer
 from ostinato.serve.metrics import Metrics
+from ostinato.serve.people_first import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import ClientGone, Watch
 
@@ -39,6 +40,7 @@ class Answer:
         metrics: counts.
         config: the waits.
         remember: told of each turn and its answer once it is durable.
+        person: told of the first token, and of the last.
         headers: sent beside the answer's own.
     """
 
@@ -54,6 +56,7 @@ class Answer:
         metrics: Metrics,
         config: ServeConfig,
         remember: Callable[[Turn, Message], None] | None,
+        person: Person,
         headers: Headers,
     ) -> None:
         self._capture = capture
@@ -64,7 +67,7 @@ class Answer:
         self._watch = watch
         self._metrics = metrics
         self._config = config
-        self._remember = remember
+        self._remember, self._person = remember, person
         self._more_headers = headers
         self._policy: PolicyVersion | None = None
         self._opened = False
@@ -168,8 +171,11 @@ class Answer:
             raise EngineFailed("The engine stopped before the end of the answer; send the request again.") from None
         if not self._opened:
             self._opened, self._policy = True, chunk.policy
+            self._person.first()
             self._metrics.first_token(asyncio.get_running_loop().time() - self._began)
         self._capture.take(chunk)
+        if self._capture.complete:
+            self._person.last(self._capture.tokens // self._capture.call.n)
         reading = self._readings[chunk.index]
         pieces = reading.take(chunk.text, last=chunk.finish is not None)
         if chunk.finish is not None and reading.message().calls:

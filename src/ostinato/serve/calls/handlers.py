@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from ostinato.core.conversation import Conversation, Message
 from ostinato.core.errors import BadRequest, Unavailable
 from ostinato.core.generation import Chunk
-from ostinato.core.records import Arm, Purpose, Turn
+from ostinato.core.records import Arm, Turn
 from ostinato.serve.auto.deals import Deal
 from ostinato.serve.auto.outside import OutsideFailed, OutsideQuery
 from ostinato.serve.calls.answer import Answer
+from ostinato.serve.calls.asked import Asked, Question
 from ostinato.serve.calls.capture import Both, Call, Capture, again, played
 from ostinato.serve.calls.delivery import Deliveries
 from ostinato.serve.calls.draws import Draws
@@ -31,14 +33,15 @@ from ostinato.serve.calls.rendering import LONG, Rendering
 from ostinato.serve.calls.repeats import Repeats, Try
 from ostinato.serve.calls.routes import CallRoute
 from ostinato.serve.calls.ruling import ruled
-from ostinato.serve.calls.sender import Caller, Placement, Senders
-from ostinato.serve.calls.sessions import AUTO, Prompt, Scope, Sessions
+from ostinato.serve.calls.sender import Caller, Senders
+from ostinato.serve.calls.sessions import Prompt, Sessions
 from ostinato.serve.dialects.anthropic import parse_count
 from ostinato.serve.dialects.dialect import ConversationRequest, Heading, Request
 from ostinato.serve.dialects.openai import CompletionRequest
 from ostinato.serve.dialects.openai_reply import json_bytes
 from ostinato.serve.feedback.overheard import Overheard
 from ostinato.serve.parts import Parts
+from ostinato.serve.people_first import Person
 from ostinato.serve.wire.exchange import Exchange, Headers
 from ostinato.serve.wire.watch import Watch
 
@@ -54,40 +57,6 @@ class ContextExceeded(BadRequest):
     """The prompt and the wanted answer do not fit into the model's context."""
 
     code = "context_length_exceeded"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A call in progress. `placement` is None where Auto is to deal, once the episode is known."""
-
-    route: CallRoute
-    body: dict[str, Any]
-    request: Request
-    caller: Caller
-    placement: Placement | None
-    exchange: Exchange
-    watch: Watch
-
-    @property
-    def scope(self) -> Scope:
-        """Whose conversations may be continued."""
-        if self.placement is not None:
-            return self.placement.scope(self.caller)
-        return Scope(tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """What goes to the engine; of a conversation, what reads the answer, who remembers it so that it can be followed up, and who is told
-    that it was handed over.
-    """
-
-    prompt: Prompt
-    purpose: Purpose = Purpose.TASK
-    grammar: str = ""
-    conversation: Conversation | None = None
-    remember: Callable[[Turn, Message], None] | None = None
-    answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
 
 
 class Calls:
@@ -132,12 +101,12 @@ class Calls:
 
     # ------------------------------------------------------------ the prompt
 
-    async def _ask(self, asked: _Asked) -> _Question:
+    async def _ask(self, asked: Asked) -> Question:
         if isinstance(asked.request, CompletionRequest):
             return await self._ask_completion(asked, asked.request)
         return await self._ask_chat(asked, cast("ConversationRequest", asked.request))
 
-    async def _ask_chat(self, asked: _Asked, request: ConversationRequest) -> _Question:
+    async def _ask_chat(self, asked: Asked, request: ConversationRequest) -> Question:
         tenant, previous = asked.caller.tenant, self._previous[asked.caller.tenant]
         conversation = previous.conversation(request)
         chars = conversation.chars
@@ -154,7 +123,7 @@ class Calls:
             sessions.remember(question, turn, answer)
             previous.keep(request, turn, answer)
 
-        return _Question(
+        return Question(
             prompt=prompt,
             purpose=purpose,
             grammar=grammar,
@@ -175,7 +144,7 @@ class Calls:
             await self._compiling.run(tenant, LONG, partial(renderer.compile, grammar))
         return grammar
 
-    async def _ask_completion(self, asked: _Asked, request: CompletionRequest) -> _Question:
+    async def _ask_completion(self, asked: Asked, request: CompletionRequest) -> Question:
         prompt = request.prompt
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
@@ -186,7 +155,7 @@ class Calls:
         if min(prompt) < 0 or max(prompt) >= self._parts.renderer.vocab_size:
             raise BadRequest(f"prompt holds a token id outside [0, {self._parts.renderer.vocab_size}).", field="prompt")
         purpose = purpose_of(asked.exchange.headers, None)
-        return _Question(prompt=Prompt(ids=tuple(prompt)), purpose=purpose)
+        return Question(prompt=Prompt(ids=tuple(prompt)), purpose=purpose)
 
     # ------------------------------------------------------------ before the engine
 
@@ -198,14 +167,32 @@ class Calls:
         body = await exchange.json(partial(quotas.count_bytes, who.tenant))
         request = route.parse(body)
         caller = self._senders.caller(exchange, who, request.asker)
+        if caller.slot is None:
+            with self._parts.people.person() as person:
+                await self._placed(route, exchange, body, request, caller, person)
+            return
+        left_s = None if caller.until is None else caller.until - time.monotonic()
+        async with self._parts.people.machine(left_s):
+            await self._placed(route, exchange, body, request, caller, Person())
+
+    async def _placed(
+        self,
+        route: CallRoute,
+        exchange: Exchange,
+        body: dict[str, Any],
+        request: Request,
+        caller: Caller,
+        person: Person,
+    ) -> None:
+        """With a place among the calls in progress."""
         drawn = self._draws.asked(request, caller)
-        with quotas.places(who.tenant, request.n or 1):
+        with self._parts.quotas.places(caller.tenant, request.n or 1):
             self._parts.metrics.calls(+1)
             try:
                 async with Watch(exchange.receive) as watch:
                     exchange.watch = watch
                     placement = None if drawn else await self._senders.place(caller)
-                    asked = _Asked(
+                    asked = Asked(
                         route=route,
                         body=body,
                         request=request,
@@ -213,6 +200,7 @@ class Calls:
                         placement=placement,
                         exchange=exchange,
                         watch=watch,
+                        person=person,
                     )
                     await self._once(asked)
             finally:
@@ -230,7 +218,7 @@ class Calls:
         ids = await self._rendering.run(who.tenant, conversation.chars, work)
         await exchange.reply(200, json_bytes({"input_tokens": len(ids)}))
 
-    async def _once(self, asked: _Asked) -> None:
+    async def _once(self, asked: Asked) -> None:
         """Answer, from the log if the call is a repeat."""
         key = asked.exchange.text("Idempotency-Key")
         if key is None:
@@ -257,7 +245,7 @@ class Calls:
 
     # ------------------------------------------------------------ the answer
 
-    async def _sample(self, asked: _Asked, attempt: Try) -> None:
+    async def _sample(self, asked: Asked, attempt: Try) -> None:
         """Answer. Where a model outside cannot and nothing was said yet, another of Auto's arms is drawn; the log has a turn of both."""
         question, failed = await self._ask(asked), dict[str, OutsideFailed]()
         episode = asked.caller.episode or question.prompt.episode or f"ep-{secrets.token_hex(16)}"
@@ -277,7 +265,7 @@ class Calls:
                 failed[deal.arm.name] = error
                 attempt.again()
 
-    async def _answer(self, asked: _Asked, attempt: Try, question: _Question, call: Call, deal: Deal | None) -> None:
+    async def _answer(self, asked: Asked, attempt: Try, question: Question, call: Call, deal: Deal | None) -> None:
         held = len(call.prompt_ids) + call.sampling.max_tokens * call.n
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
@@ -289,25 +277,25 @@ class Calls:
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
 
-    def _chunks(self, question: _Question, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
+    def _chunks(self, question: Question, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
         """What is sampled, here or outside."""
         deals, conversation = self._parts.deals, question.conversation
         if deals is None or deal is None or deal.release is not Arm.OUTSIDE or conversation is None:
             return self._parts.engine.generate(call.request())
         return deals.chunks(deal, OutsideQuery(conversation=conversation, sampling=call.sampling, n=call.n))
 
-    async def _repeat(self, asked: _Asked, turns: list[Turn]) -> None:
+    async def _repeat(self, asked: Asked, turns: list[Turn]) -> None:
         request = asked.request
         told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
-        question = _Question(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
+        question = Question(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
         await self._send(asked, self._capture(again(turns), stored=True), played(turns), question, _REPLAYED)
 
     async def _send(
         self,
-        asked: _Asked,
+        asked: Asked,
         capture: Capture,
         chunks: AsyncIterator[Chunk],
-        question: _Question,
+        question: Question,
         headers: Headers | None = None,
     ) -> None:
         call, request = capture.call, asked.request
@@ -330,6 +318,7 @@ class Calls:
             metrics=self._parts.metrics,
             config=self._parts.config,
             remember=question.remember,
+            person=asked.person,
             headers=headers or [],
         )
         await answer.send(stream=bool(request.stream))
@@ -342,7 +331,7 @@ class Calls:
         return Reading(None if conversation is None else self._parts.renderer.reader(conversation, turn))
 
     def _call(
-        self, asked: _Asked, id: str, episode: str, question: _Question, failed: Collection[str]
+        self, asked: Asked, id: str, episode: str, question: Question, failed: Collection[str]
     ) -> tuple[Call, Deal | None]:
         """The call, and what Auto dealt it. Whatever can be refused is refused before: every draw is of a call that is made."""
         request, caller, prompt = asked.request, asked.caller, question.prompt

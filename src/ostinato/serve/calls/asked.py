@@ -1,0 +1,52 @@
+"""A call between its door and the engine: who asks what, and what becomes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.core.conversation import Conversation, Message
+from ostinato.core.records import Purpose, Turn
+from ostinato.serve.calls.routes import CallRoute
+from ostinato.serve.calls.sender import Caller, Placement
+from ostinato.serve.calls.sessions import AUTO, Prompt, Scope
+from ostinato.serve.dialects.dialect import Request
+from ostinato.serve.people_first import Person
+from ostinato.serve.wire.exchange import Exchange
+from ostinato.serve.wire.watch import Watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A call in progress. `placement` is None where Auto is to deal, once the episode is known; `person` is told when there are tokens."""
+
+    route: CallRoute
+    body: dict[str, Any]
+    request: Request
+    caller: Caller
+    placement: Placement | None
+    exchange: Exchange
+    watch: Watch
+    person: Person
+
+    @property
+    def scope(self) -> Scope:
+        """Whose conversations may be continued."""
+        if self.placement is not None:
+            return self.placement.scope(self.caller)
+        return Scope(tenant=self.caller.tenant, user=self.caller.user, arm=AUTO, episode=self.caller.episode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What goes to the engine; of a conversation, what reads the answer, who remembers it so that it can be followed up, and who is told
+    that it was handed over.
+    """
+
+    prompt: Prompt
+    purpose: Purpose = Purpose.TASK
+    grammar: str = ""
+    conversation: Conversation | None = None
+    remember: Callable[[Turn, Message], None] | None = None
+    answered: Callable[[Sequence[str], Sequence[Message]], None] | None = None
