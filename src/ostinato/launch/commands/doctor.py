@@ -51,6 +51,8 @@ def _sandbox(config: Config) -> str:
     found = "user, mount, pid and network namespaces work"
     if config.sandbox.backend == "gvisor":
         return f"{found}; {asyncio.run(_gvisor(config))}"
+    if config.sandbox.backend == "e2b":
+        return f"{found}; {asyncio.run(_e2b(config))}"
     return f"{found}; {'runsc is there' if shutil.which('runsc') else 'no runsc'} for sandbox.backend = 'gvisor'"
 
 
@@ -70,6 +72,17 @@ async def _gvisor(config: Config) -> str:
     finally:
         await boxes.close()
     return f"gVisor works (platform {boxes.platform}): {'; '.join(missing)}"
+
+
+async def _e2b(config: Config) -> str:
+    from ostinato.worlds.sandbox.e2b import E2BBoxes
+
+    boxes = E2BBoxes(config.sandbox)
+    try:
+        missing = (await boxes.isolation()).missing
+    finally:
+        await boxes.close()
+    return f"E2B works (template {config.sandbox.template}): {'; '.join(missing)}"
 
 
 def _numerics(config: Config) -> str:

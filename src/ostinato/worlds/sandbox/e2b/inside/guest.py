@@ -1,0 +1,198 @@
+"""Pid 1 of an E2B sandbox: what gVisor's does, in namespaces of the virtual machine and with its control groups.
+
+Programs run as a user of their own, who owns the workspace and nothing else. They have no network but their own loopback, whatever the
+machine has; all they see of its files is read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import secrets
+import socket
+import struct
+from typing import Any
+
+from crowd import Group, look
+from kernel import (
+    AT_FDCWD,
+    ATTR_NOSUID,
+    ATTR_RDONLY,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWUTS,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    call,
+    mount,
+    set_attributes,
+    step,
+)
+from place import BOX, GROUPS, OWN, PORTS, Settings, lay_out
+from programs import Programs
+from serve import Server
+
+ALL_GROUPS = f"{BOX}/groups"
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
+
+
+class Herd(Group):
+    """A control group of the kernel's second version: it is emptied at one stroke."""
+
+    def join(self) -> None:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("500")  # before pid 1, which has less than nothing
+        super().join()
+
+    def close(self) -> None:
+        with open(f"{self._path}/cgroup.kill", "wb", buffering=0) as kill:
+            kill.write(b"1")
+
+
+class GuestPrograms(Programs):
+    """All programs of the sandbox. Where the kernel counts their memory nothing else has to."""
+
+    def __init__(self, *given: Any, counts: bool) -> None:
+        self._counts = counts
+        super().__init__(*given)
+
+    def _group(self, number: int) -> Group:
+        return Herd(number)
+
+    def look(self) -> float | None:
+        if self._counts:
+            self._kills = ended_for_memory()
+        return super().look()
+
+    def _keep_memory(self) -> None:
+        if not self._counts:
+            super()._keep_memory()
+
+    def _in_use(self) -> int:
+        """Bytes that programs hold and that lie in the sandbox's file system. Shared memory counts once for each that maps it."""
+        space = os.statvfs(OWN)
+        held = (space.f_blocks - space.f_bfree) * space.f_frsize
+        for group in [*(program.group for program in self._running.values()), *self._left]:
+            for pid in group.members():
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+                    held += sum(
+                        int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:"))
+                    )
+        return held
+
+
+def ended_for_memory() -> int:
+    """How many processes of the sandbox the kernel has ended because memory was short."""
+    fd = os.open(f"{GROUPS}/memory.events", os.O_RDONLY)
+    try:
+        found = dict(line.split() for line in look(fd).splitlines())
+    finally:
+        os.close(fd)
+    return int(found[b"oom_kill"])
+
+
+class Guest(Server):
+    """Answers the host. `place` is where the host put what belongs to the sandbox."""
+
+    def __init__(self, line: socket.socket, place: str) -> None:
+        super().__init__(line)
+        self._place = place
+
+    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+        seclude()
+        show(settings, self._place, told["mounts"])
+        files = b""
+        with contextlib.suppress(FileNotFoundError), open(f"{self._place}/files", "rb") as file:
+            files = file.read()
+        lay_out(settings, files)
+        with step("name the programs' user"):
+            name_user(settings.owner)
+        counts = make_groups(settings)
+        for what, most in RLIMITS:
+            resource.setrlimit(what, (most, most))
+        return GuestPrograms(settings, self._selector, self._say, counts=counts), {"counts": counts}
+
+
+def seclude() -> None:
+    """Leave the machine's mounts, network and names. Raises StepError."""
+    with step("make the namespaces"):
+        call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+        socket.sethostname("workspace")
+    with step("open the loopback"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+
+
+def show(settings: Settings, place: str, mounts: list[str]) -> None:
+    """Make the machine's files read-only, and put what the host gave where it belongs. Raises StepError."""
+    os.umask(0o022)
+    with step("make the places of the workspace and the mounts"):
+        for path in (BOX, settings.workdir, *mounts):
+            os.makedirs(path, exist_ok=True)
+        for number, path in enumerate(mounts):
+            mount(f"{place}/mounts/{number}", path, None, MS_BIND)
+    with step("make all files read-only (Linux 5.12)"):
+        set_attributes(AT_FDCWD, "/", ATTR_RDONLY | ATTR_NOSUID)
+    with step("mount /proc"):
+        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    with step("mount the layers"):
+        mount("tmpfs", BOX, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=700")
+        for source, target in (
+            (f"{place}/ports", PORTS),
+            *((f"{place}/layers/{number}", f"{BOX}/layers/{number}") for number in range(settings.layers)),
+        ):
+            os.makedirs(target)
+            mount(source, target, None, MS_BIND)
+
+
+def name_user(number: int) -> None:
+    """Let the user that programs run as have a name, as far as programs see."""
+    for name, line in (("passwd", f"user:x:{number}:{number}::/tmp:/bin/sh\n"), ("group", f"user:x:{number}:\n")):
+        kept: list[str] = []
+        with contextlib.suppress(FileNotFoundError), open(f"/etc/{name}") as file:
+            kept = [each for each in file if not each.startswith("user:")]
+        with open(f"{BOX}/{name}", "w") as file:
+            file.write("".join(kept) + line)
+        os.chmod(f"{BOX}/{name}", 0o644)
+        mount(f"{BOX}/{name}", f"/etc/{name}", None, MS_BIND)
+
+
+def make_groups(settings: Settings) -> bool:
+    """A control group for all programs, in which each gets its own; True if the kernel counts memory in it. Raises StepError."""
+    with step("mount the control groups"):
+        os.mkdir(ALL_GROUPS)
+        mount("none", ALL_GROUPS, "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        for controller in ("memory", "pids"):
+            with contextlib.suppress(OSError):
+                _put(f"{ALL_GROUPS}/cgroup.subtree_control", f"+{controller}")
+        own = f"{ALL_GROUPS}/ostinato-{secrets.token_hex(8)}"
+        os.mkdir(own)
+        os.mkdir(GROUPS)
+        mount(own, GROUPS, None, MS_BIND)
+    with step("end programs by their control group (Linux 5.14)"):
+        os.close(os.open(f"{GROUPS}/cgroup.kill", os.O_WRONLY))
+    with contextlib.suppress(OSError):
+        _put(f"{GROUPS}/pids.max", str(settings.processes))
+    try:
+        _put(f"{GROUPS}/memory.max", str(settings.memory))
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        _put(f"{GROUPS}/memory.swap.max", "0")
+    return True
+
+
+def _put(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
