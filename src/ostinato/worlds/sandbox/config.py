@@ -17,8 +17,8 @@ class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     template: str = Field(
         default="base",
         min_length=1,
-        description="With backend = 'e2b': the E2B template that sandboxes start from. It needs bash, python3 (3.10 or newer), and whatever "
-        "the tasks run.",
+        description="With backend = 'e2b': the E2B template that sandboxes start from. It needs bash, python3 (3.10 or newer) and "
+        "whatever the tasks run.",
     )
     concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
     memory_mb: int = Field(

@@ -137,6 +137,7 @@ class Wire:
 
     async def _insisting(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Ask until there is an answer; what is said twice is known by its number. Raises Unavailable, BadConfig."""
+        failed = Unavailable("E2B was not asked")
         for pause in _PAUSES_S:
             await asyncio.sleep(pause)
             try:

@@ -9,7 +9,7 @@ import signal
 import socket
 import tarfile
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from guest import Guest
 from kernel import CLONE_NEWPID, PR_SET_PDEATHSIG, call
@@ -27,7 +27,7 @@ class Parts(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         while True:
             if self._file is None:
                 try:
