@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.fakes.e2b_server import e2b_server
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
@@ -16,7 +17,6 @@ from ostinato.core.seams import Backend, Sandbox
 from ostinato.worlds.sandbox import Boxes
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
-from tests.fakes.e2b_server import e2b_server
 
 BACKENDS = {
     "namespaces": Boxes,

@@ -51,6 +51,7 @@ def live(stage):
     """Pid 1: builds, and adopts who is left."""
     call("prctl", 1, signal.SIGKILL, 0, 0, 0)
     call("unshare", NEWNS | NEWNET | NEWIPC | NEWUTS | NEWCGROUP)
+    call("umount2", stage.encode(), DETACH)
     build(stage)
     os.write(1, b"ready\n")
     for fd in (0, 1):
@@ -79,12 +80,10 @@ def main():
     mount("none", stage, "cgroup2")
     group = f"{stage}/{os.path.basename(stage)}"
     os.mkdir(group)
-    held = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
     begin, go = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.read(begin, 1)
-        call("umount2", stage.encode(), DETACH)
         try:
             live(stage)
         finally:
@@ -96,9 +95,7 @@ def main():
     sys.stdin.buffer.read()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    swept(f"/proc/self/fd/{held}/.")
-    with contextlib.suppress(OSError):
-        os.rmdir(group)
+    swept(group)
     call("umount2", stage.encode(), DETACH)
     os.rmdir(stage)
 

@@ -5,12 +5,13 @@ import base64
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from e2b.envd.process import process_pb as pb
+from e2b.envd.process.process_connect import Process
 from protobuf import Oneof
 from tests.fakes.e2b_server import end_process
 
 
-class Processes:
-    """`e2b.envd.process.process_connect.Process`."""
+class Processes(Process):
+    """As much of it as the SDK asks for here."""
 
     def __init__(self, server):
         self._server = server
@@ -29,7 +30,7 @@ class Processes:
         if user != "root:":
             raise ConnectError(Code.UNAUTHENTICATED, f"no such user {user!r}")
         config = request.process
-        running = await self._machine(ctx).spawn([config.cmd, *config.args], dict(config.envs), config.cwd)
+        running = await self._machine(ctx).spawn([config.cmd, *config.args], dict(config.envs))
         async for event in self._listen(running, running.process.pid):
             yield pb.StartResponse(event=event)
 

@@ -75,7 +75,7 @@ class Machine:
     def path(self, path):
         return Path(f"/proc/{self.pid}/root{path}")
 
-    async def spawn(self, argv, env, cwd):
+    async def spawn(self, argv, env):
         enter = [
             "nsenter",
             f"--target={self.pid}",
@@ -85,7 +85,6 @@ class Machine:
             "--net",
             "--pid",
             "--cgroup",
-            f"--wd={cwd}",
             "--",
         ]
         process = await asyncio.create_subprocess_exec(
@@ -205,6 +204,7 @@ class E2BServer:
     async def _files(self, request):
         machine = self.machines[request.headers["e2b-sandbox-id"]]
         assert request.query_params["username"] == "root"
+        assert request.headers["content-type"] == "application/octet-stream"
         path = machine.path(request.query_params["path"])
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:

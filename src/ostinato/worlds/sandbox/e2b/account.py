@@ -6,7 +6,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
 
@@ -101,10 +101,10 @@ class Machine:
         """Its id at E2B."""
         return self._sandbox.sandbox_id
 
-    async def upload(self, path: str, data: bytes | IO[bytes]) -> None:
+    async def upload(self, path: str, data: bytes) -> None:
         """Write a file as root, and the directories above it."""
         with self._account.explained("take a file"):
-            await self._sandbox.files.write(path, data, user="root", request_timeout=_UPLOAD_S)
+            await self._sandbox.files.write(path, data, user="root", request_timeout=_UPLOAD_S, use_octet_stream=True)
 
     async def run(self, command: str, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
         """Start the one command that we talk to, as root. What it prints goes to the two functions."""

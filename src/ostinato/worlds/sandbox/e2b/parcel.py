@@ -45,7 +45,7 @@ def parcel(spec: SandboxSpec, owner: int) -> IO[bytes] | None:
     made: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - the caller closes it
     try:
         with tarfile.open(
-            fileobj=made, mode="w|gz", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape", compresslevel=1
+            fileobj=made, mode="w:gz", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape", compresslevel=1
         ) as tar:  # fmt: skip
             for number, layer in enumerate(spec.layers):
                 _add(tar, "layers", layer, f"layers/{number}", owner)
