@@ -229,7 +229,7 @@ class Guard:
         answer = next((told for part, told in self._server.answers.items() if part in path), None)
         machine = headers.get("e2b-sandbox-id")
         if answer is not None:
-            inner = Response(answer[1], answer[0], media_type="application/json")
+            inner = Response(answer[1], answer[0], {"Should-Retry": "false"}, media_type="application/json")
         elif "sandboxes" in path and headers.get("x-api-key") != KEY:
             inner = JSONResponse({"code": 401, "message": f"no such key: {headers.get('x-api-key')}"}, 401)
         elif machine is not None and machine not in self._server.machines:

@@ -195,7 +195,7 @@ class Wire:
     def _read(self, line: str) -> None:
         try:
             number, channel, kind, data = read_line(line)
-            if number <= self._heard:
+            if 0 < number <= self._heard:
                 return  # said again
             if number != self._heard + 1:
                 raise ValueError(f"packet {number} after {self._heard}")
