@@ -40,7 +40,9 @@ def build(stage):
     mount("/dev", f"{root}/dev", None, BIND | REC)
     for name in EMPTY:
         os.makedirs(f"{root}/{name}", exist_ok=True)
-        mount("tmpfs", f"{root}/{name}", "tmpfs", NOSUID | NODEV, "mode=1777" if "tmp" in name else "mode=755")
+        mount(
+            "tmpfs", f"{root}/{name}", "tmpfs", NOSUID | NODEV, "mode=1777" if "tmp" in name else "mode=755"
+        )  # /root too: nothing is to rest on it
     os.chdir(root)
     call("syscall", PIVOT_ROOT[os.uname().machine], b".", b"mnt")
     os.chdir("/")

@@ -45,6 +45,7 @@ class Parts(io.RawIOBase):
 def unpack(place: str) -> None:
     """Put the parcel's files where they belong. Raises OSError, TarError."""
     os.umask(0o022)
+    os.chmod(place, 0o700)
     for name in ("layers", "mounts", "ports"):
         os.mkdir(f"{place}/{name}")
     if not os.path.exists(f"{place}/part.0"):
