@@ -77,6 +77,7 @@ class Wire:
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: Following | None = None
         self._open = True
+        self._catching_up = False  # since the connection broke packets were lost, which will be said again
 
     async def open(self, command: str, first: socket.socket) -> None:
         """Start the command, and carry channel 0 to a socket. Raises Unavailable."""
@@ -168,7 +169,7 @@ class Wire:
     async def _take_up(self) -> None:
         await asyncio.sleep(0.05)
         try:
-            self._text = ""
+            self._text, self._catching_up = "", True
             self._following = await self._insisting(lambda: self._machine.follow(self._hear, self._complain))
         except OstinatoError as error:
             self._following = None
@@ -195,11 +196,12 @@ class Wire:
     def _read(self, line: str) -> None:
         try:
             number, channel, kind, data = read_line(line)
-            if 0 < number <= self._heard:
-                return  # said again
+            if 0 < number <= self._heard or (number > self._heard + 1 and self._catching_up):
+                return  # said again, or to be said again
             if number != self._heard + 1:
                 raise ValueError(f"packet {number} after {self._heard}")
             self._heard = number
+            self._catching_up = False
             self._do(channel, kind, data)
         except (ValueError, KeyError) as error:
             self._lose(f"the sandbox is gone: its helper says what is not understood ({error})")
