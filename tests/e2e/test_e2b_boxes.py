@@ -23,6 +23,7 @@ from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.account import LIFE_S
+from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, as_line
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
 needs_server = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run())
@@ -279,6 +280,30 @@ async def test_a_helper_that_talks_nonsense_is_no_longer_listened_to(boxes, serv
         listener.put_nowait(("stdout", said))
     with pytest.raises(Unavailable, match="not understood"):
         await running
+    with pytest.raises(Unavailable, match="not understood"):
+        await box.diff()
+
+
+FLOODS = {
+    "more than it may": [(0, DATA, bytes(PART))] * 30,
+    "nothing, for ever": [(0, DATA, b"")] * 20_000,
+    "more passed on than was said": [(0, TOOK, NUMBER.pack(1 << 40))],
+    "a connection to no port": [(9, OPEN, NUMBER.pack(80))],
+    "a kind that is none": [(0, 77, b"")],
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_helper_that_breaks_its_bounds_is_no_longer_listened_to(boxes, server, monkeypatch, flood):
+    monkeypatch.setattr("ostinato.worlds.sandbox.e2b.wire.WINDOW", 10_000)
+    box = await boxes.start(SandboxSpec())
+    lines = [as_line(box.wire._heard + 1 + number, *packet) for number, packet in enumerate(FLOODS[flood])]
+    for listener in the_helper(server).listeners:
+        for at in range(0, len(lines), 5000):
+            listener.put_nowait(("stdout", b"".join(lines[at : at + 5000])))
+    async with asyncio.timeout(60.0):
+        while box.wire._open:
+            await asyncio.sleep(0.01)
     with pytest.raises(Unavailable, match="not understood"):
         await box.diff()
 

@@ -37,6 +37,7 @@ from ostinato.worlds.sandbox.e2b.inside.packets import (
 
 _BATCH = 256 << 10
 _PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to take the line up again
+_LONG_S = 5.0  # connections that last less are taken up ever later, up to this
 _SAY_EVERY = 64  # packets that are heard before the other side is told
 _MOST_CHANNELS = 256
 _COMPLAINT = 1500
@@ -152,6 +153,7 @@ class Wire:
     # ------------------------------------------------------------ what we hear
 
     async def _follow(self) -> None:
+        begun, short = asyncio.get_running_loop().time(), 0
         while self._following is not None:
             try:
                 code = await self._following.ended()
@@ -159,7 +161,11 @@ class Wire:
                 self._lose(str(error))
                 return
             except OstinatoError:
+                now = asyncio.get_running_loop().time()
+                short = short + 1 if now - begun < _LONG_S else 0
+                await asyncio.sleep(min(_LONG_S, 0.05 * 2 ** min(short, 10)))
                 await self._take_up()
+                begun = asyncio.get_running_loop().time()
                 continue
             self._lose(
                 f"the sandbox is gone: its helper ended with {code}: {self._complaint.strip() or 'it said nothing'}"
@@ -167,7 +173,6 @@ class Wire:
             return
 
     async def _take_up(self) -> None:
-        await asyncio.sleep(0.05)
         try:
             self._text, self._catching_up = "", True
             self._following = await self._insisting(lambda: self._machine.follow(self._hear, self._complain))
@@ -221,15 +226,15 @@ class Wire:
         channel = self._channels.get(number)
         if channel is None:
             return  # we let go of it, and it did not know yet
-        if kind == DATA:
-            channel.waiting += len(data)
-            if channel.waiting > WINDOW:
+        if kind in (DATA, END):
+            channel.waiting += len(data) or 1
+            if channel.waiting > WINDOW + 1:
                 raise ValueError("more than it may say")
-            channel.inbox.put_nowait(data)
-        elif kind == END:
-            channel.inbox.put_nowait(None)
+            channel.inbox.put_nowait(data if kind == DATA else None)
         elif kind == TOOK and len(data) == NUMBER.size:
             channel.unseen -= NUMBER.unpack(data)[0]
+            if channel.unseen < 0:
+                raise ValueError("more passed on than was said")
             channel.room.set()
         elif kind == GONE:
             if channel.task is not None:
