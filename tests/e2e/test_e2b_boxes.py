@@ -1,6 +1,7 @@
 """E2B's sandboxes through its own SDK, on a server of the tests' own: what is refused, and what a lost connection costs."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -23,6 +24,7 @@ from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.account import LIFE_S
+from ostinato.worlds.sandbox.e2b.backend import WithoutProc
 from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, as_line
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
@@ -366,6 +368,25 @@ async def test_layers_arrive_as_they_are(boxes, tmp_path):
     ]
 
 
+SWAPPING = """
+import os
+while True:
+    try:
+        os.mkdir('q'); os.rmdir('q'); os.symlink('/.box', 'q'); os.unlink('q')
+    except OSError:
+        pass
+"""
+
+
+async def test_links_that_are_swapped_while_a_file_is_written_win_nothing(boxes):
+    box = await boxes.start(SandboxSpec(files={"swap.py": SWAPPING.encode()}, limits=SMALL))
+    await sh(box, "python3 swap.py >/dev/null 2>&1 &")
+    for _ in range(150):
+        with contextlib.suppress(BadRequest):
+            await box.write("q/a", b"x")
+    assert (await sh(box, "stat -c '%U %a' /.box; ls /.box 2>/dev/null")).stdout == b"root 700\n"
+
+
 async def test_a_hostile_tree_is_bounded(boxes):
     box = await boxes.start(SandboxSpec(limits=SMALL))
     deep = "import os\nfor n in range(900):\n  os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x')"
@@ -405,12 +426,14 @@ async def test_ports_carry_much_both_ways_over_connections_that_break(boxes, ser
 
 
 async def test_single_runs_are_sandboxes_too(boxes, server):
-    runs = RunsInBoxes(boxes, SandboxConfig(memory_mb=128), python="python3")
+    runs = RunsInBoxes(WithoutProc(boxes), SandboxConfig(memory_mb=128), python="python3")
     result = await runs.run(
         "import sys; print(6 * 7, sys.stdin.read(), open('a').read())", files={"a": b"1"}, stdin=b"in", timeout=9.0
     )
     assert (result.stdout, result.stderr) == (b"42 in 1\n", b"")
     assert (await runs.run("while True: pass", timeout=0.5)).timed_out
+    assert (await runs.run("import os; print(os.listdir('/proc'))", timeout=9.0)).stdout == b"[]\n"
+    assert (await runs.run("x = bytearray(300 << 20)", timeout=9.0)).killed_reason == "memory"
     assert server.machines == {}
 
 

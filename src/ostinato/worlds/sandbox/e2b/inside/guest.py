@@ -13,9 +13,11 @@ import resource
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
-from crowd import Group, look
+from crowd import Group, end, look
+from files import read_file, replace_file
 from kernel import (
     AT_FDCWD,
     ATTR_NOSUID,
@@ -29,6 +31,7 @@ from kernel import (
     MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
+    MS_RDONLY,
     MS_REC,
     call,
     mount,
@@ -39,8 +42,9 @@ from place import BOX, GROUPS, OWN, PORTS, Settings, lay_out
 from programs import Programs
 from serve import Server
 
-ALL_GROUPS = f"{BOX}/groups"
+ALL_GROUPS, PROC = f"{BOX}/groups", f"{BOX}/proc"
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+QUIET = MS_NOSUID | MS_NODEV | MS_NOEXEC
 RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
 
 
@@ -48,7 +52,7 @@ class Herd(Group):
     """A control group of the kernel's second version: it is emptied at one stroke."""
 
     def join(self) -> None:
-        with open("/proc/self/oom_score_adj", "w") as score:
+        with open(f"{PROC}/self/oom_score_adj", "w") as score:
             score.write("500")  # before pid 1, which has less than nothing
         super().join()
 
@@ -73,20 +77,28 @@ class GuestPrograms(Programs):
         return super().look()
 
     def _keep_memory(self) -> None:
-        if not self._counts:
-            super()._keep_memory()
+        """End the largest programs while what all hold, and what lies in the sandbox's file system, is more than the limit."""
+        if self._counts:
+            return
+        groups = [*(program.group for program in self._running.values()), *self._left]
+        sizes = sorted((held(pid), pid) for group in groups for pid in group.members())
+        over = self._in_use() + sum(size for size, _ in sizes) - self.settings.memory
+        while over > 0 and sizes:
+            size, pid = sizes.pop()
+            end(pid)
+            self._kills += 1
+            over -= size
 
     def _in_use(self) -> int:
-        """Bytes that programs hold and that lie in the sandbox's file system. Shared memory counts once for each that maps it."""
         space = os.statvfs(OWN)
-        held = (space.f_blocks - space.f_bfree) * space.f_frsize
-        for group in [*(program.group for program in self._running.values()), *self._left]:
-            for pid in group.members():
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-                    held += sum(
-                        int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:"))
-                    )
-        return held
+        return (space.f_blocks - space.f_bfree) * space.f_frsize
+
+
+def held(pid: int) -> int:
+    """Bytes that a process holds; shared memory counts for each that maps it."""
+    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/status") as status:
+        return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:")))
+    return 0
 
 
 def ended_for_memory() -> int:
@@ -116,9 +128,54 @@ class Guest(Server):
         with step("name the programs' user"):
             name_user(settings.owner)
         counts = make_groups(settings)
+        os.umask(0o077)
         for what, most in RLIMITS:
             resource.setrlimit(what, (most, most))
-        return GuestPrograms(settings, self._selector, self._say, counts=counts), {"counts": counts}
+        programs = GuestPrograms(settings, self._selector, self._say, counts=counts)
+        if not told["proc"]:
+            with step("hide /proc"):
+                mount("none", "/proc", "tmpfs", QUIET | MS_RDONLY)
+        return programs, {"counts": counts}
+
+    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
+        workdir, owner = settings.workdir, settings.owner
+        match told["do"]:
+            case "read":
+                self._as_program(
+                    told["id"], programs, owner, lambda: read_file(workdir, os.fsdecode(data), told["most"])
+                )
+            case "write":
+                name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
+                self._as_program(told["id"], programs, owner, lambda: replace_file(workdir, name, content, owner))
+            case _:
+                super()._serve(told, data, programs, settings)
+
+    def _as_program(self, number: int, programs: Programs, owner: int, work: Callable[[], bytes | None]) -> None:
+        """Do what a program could do itself, with no more rights than it has: it may swap links meanwhile."""
+        out = os.memfd_create("found")
+        pid = os.fork()
+        if pid == 0:
+            code = 5
+            try:
+                self._line.close()
+                os.umask(0o022)
+                os.setgroups([])
+                os.setresgid(owner, owner, owner)
+                os.setresuid(owner, owner, owner)
+                with open(out, "wb", closefd=False) as file:
+                    file.write(work() or b"")
+                code = 0
+            except OSError as error:
+                code = error.errno or 5
+            finally:
+                os._exit(code)
+
+        def ended(code: int) -> None:
+            found = os.pread(out, os.fstat(out).st_size, 0) if code == 0 else b""
+            os.close(out)
+            self._say(number, {"error": code if code >= 0 else 5}, found)
+
+        programs.others[pid] = ended
 
 
 def seclude() -> None:
@@ -141,10 +198,11 @@ def show(settings: Settings, place: str, mounts: list[str]) -> None:
             mount(f"{place}/mounts/{number}", path, None, MS_BIND)
     with step("make all files read-only (Linux 5.12)"):
         set_attributes(AT_FDCWD, "/", ATTR_RDONLY | ATTR_NOSUID)
-    with step("mount /proc"):
-        mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     with step("mount the layers"):
         mount("tmpfs", BOX, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=700")
+        os.mkdir(PROC)
+        mount("proc", PROC, "proc", QUIET)
+        mount("proc", "/proc", "proc", QUIET)
         for source, target in (
             (f"{place}/ports", PORTS),
             *((f"{place}/layers/{number}", f"{BOX}/layers/{number}") for number in range(settings.layers)),
@@ -169,7 +227,7 @@ def make_groups(settings: Settings) -> bool:
     """A control group for all programs, in which each gets its own; True if the kernel counts memory in it. Raises StepError."""
     with step("mount the control groups"):
         os.mkdir(ALL_GROUPS)
-        mount("none", ALL_GROUPS, "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        mount("none", ALL_GROUPS, "cgroup2", QUIET)
         for controller in ("memory", "pids"):
             with contextlib.suppress(OSError):
                 _put(f"{ALL_GROUPS}/cgroup.subtree_control", f"+{controller}")
