@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import platform
 import shutil
@@ -53,7 +54,9 @@ def _sandbox(config: Config) -> str:
         return f"{found}; {asyncio.run(_gvisor(config))}"
     if config.sandbox.backend == "e2b":
         return f"{found}; {asyncio.run(_e2b(config))}"
-    return f"{found}; {'runsc is there' if shutil.which('runsc') else 'no runsc'} for sandbox.backend = 'gvisor'"
+    runsc = "runsc is there" if shutil.which("runsc") else "no runsc"
+    sdk = "E2B's SDK is there" if importlib.util.find_spec("e2b") else "no SDK of E2B's"
+    return f"{found}; {runsc} for sandbox.backend = 'gvisor', {sdk} for 'e2b'"
 
 
 async def _namespaces(config: Config) -> None:

@@ -82,7 +82,7 @@ class Account:
             return BadConfig(f"{told}: set {KEY} to a key that this server knows")
         if isinstance(error, sdk.RateLimitException):
             return Unavailable(f"{told}: lower sandbox.boxes, or wait")
-        if doing == "start a sandbox" and (status in (400, 404) or isinstance(error, sdk.TemplateException)):
+        if doing == "start a sandbox" and (status in (400, 403, 404) or isinstance(error, sdk.TemplateException)):
             return BadConfig(f"{told}: is there a template sandbox.template = {self._template!r}?")
         if isinstance(error, (sdk.NotFoundException, sdk.SandboxNotRunningException)):
             return MachineGone(f"the sandbox is gone: {told}")
