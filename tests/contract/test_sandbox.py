@@ -9,29 +9,34 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.fakes.e2b_server import e2b_server
 
 from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ChangeKind, Limits, SandboxSpec
 from ostinato.core.seams import Backend, Sandbox
 from ostinato.worlds.sandbox import Boxes
+from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes
 
 BACKENDS = {
     "namespaces": Boxes,
     "namespaces without control groups": lambda: Boxes(groups=False),
     "gvisor": GVisorBoxes,
+    "e2b": E2BBoxes,
 }
+KINDS = {Boxes: "namespaces", GVisorBoxes: "gvisor", E2BBoxes: "e2b"}
 SMALL = Limits(memory_mb=128, disk_mb=8, processes=16)
 
 
 @pytest.fixture(params=BACKENDS)
-async def backend(request):
+async def backend(request, monkeypatch):
     if request.param == "gvisor" and shutil.which("runsc") is None:
         pytest.skip("runsc is not installed")
-    made = BACKENDS[request.param]()
-    assert isinstance(made, Backend)
-    yield made
-    await made.close()
+    async with e2b_server(monkeypatch) if request.param == "e2b" else contextlib.nullcontext():
+        made = BACKENDS[request.param]()
+        assert isinstance(made, Backend)
+        yield made
+        await made.close()
 
 
 @pytest.fixture
@@ -373,7 +378,7 @@ async def test_a_spec_that_cannot_be_is_refused(backend, spec):
 
 async def test_isolation_names_what_it_is(backend):
     isolation = await backend.isolation()
-    assert isolation.kind == ("namespaces" if isinstance(backend, Boxes) else "gvisor")
+    assert isolation.kind == KINDS[type(backend)]
     assert isolation.forks == isinstance(backend, Boxes)
     assert isolation.forks != any("copied" in text for text in isolation.missing)
     assert isolation.counts_memory != any("memory" in text for text in isolation.missing)

@@ -134,7 +134,7 @@ async def test_whoever_is_killed_only_that_sandbox_is_gone(boxes, tmp_path, vict
 @needs_runsc
 async def test_a_program_that_cannot_be_ended_from_within_ends_with_its_sandbox(boxes, monkeypatch):
     """Pid 1 hangs, so the host's own deadline has to do."""
-    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._GRACE_S", 0.5)
+    monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.calls._GRACE_S", 0.5)
     box = await boxes.start(SandboxSpec())
     pid = int((box._place / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)

@@ -21,6 +21,8 @@ from ostinato.worlds.grading.patterns import PatternGrader, read_pattern
 from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
+from ostinato.worlds.sandbox.e2b import E2BBoxes
+from ostinato.worlds.sandbox.e2b.backend import PYTHON, WithoutProc
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Task
 
@@ -47,7 +49,13 @@ def check_grading(task: Task) -> None:
 
 def open_backend(config: SandboxConfig) -> Backend:
     """Where the sandboxes of worlds come from, as `sandbox.backend` says. Raises BadConfig where it needs what is not installed."""
-    return GVisorBoxes(config) if config.backend == "gvisor" else Boxes(config)
+    match config.backend:
+        case "gvisor":
+            return GVisorBoxes(config)
+        case "e2b":
+            return E2BBoxes(config)
+        case "namespaces":
+            return Boxes(config)
 
 
 @contextlib.asynccontextmanager
@@ -71,13 +79,15 @@ async def open_grading(
             judge = await leaving.enter_async_context(RubricJudge(settings.judge, key))
         boxes = open_backend(config.sandbox)
         leaving.push_async_callback(boxes.close)
-        if config.sandbox.backend == "gvisor":
-            runs = RunsInBoxes(boxes, config.sandbox)
-        else:
+        python = PYTHON if config.sandbox.backend == "e2b" else python_inside()
+        if config.sandbox.backend == "namespaces":
             runs = SingleRuns(config.sandbox, gives_way=not proving)
             leaving.callback(runs.close)
+        else:
+            backend = WithoutProc(boxes) if isinstance(boxes, E2BBoxes) else boxes
+            runs = RunsInBoxes(backend, config.sandbox, python=python)
         effort = None if proving else settings.effort
-        yield boxes, open_graders(boxes, runs, python_inside(), effort=effort, judge=judge)
+        yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge)
 
 
 def open_graders(

@@ -86,7 +86,7 @@ class Change:
 class Isolation:
     """What stands between a sandbox's programs and the host. `missing` names what this machine does not offer, in people's words.
 
-    `kind` is "namespaces", "gvisor" or "remote"; `forks`: a sandbox can be copied while it lives; `counts_memory`: the kernel keeps
+    `kind` is "namespaces", "gvisor" or "e2b"; `forks`: a sandbox can be copied while it lives; `counts_memory`: the kernel keeps
     the limit, not a watch.
 
     Example: ``Isolation(kind="namespaces", forks=True, counts_memory=False, missing=("no memory cgroup: a watch keeps the limit",))``

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import platform
 import shutil
@@ -51,7 +52,11 @@ def _sandbox(config: Config) -> str:
     found = "user, mount, pid and network namespaces work"
     if config.sandbox.backend == "gvisor":
         return f"{found}; {asyncio.run(_gvisor(config))}"
-    return f"{found}; {'runsc is there' if shutil.which('runsc') else 'no runsc'} for sandbox.backend = 'gvisor'"
+    if config.sandbox.backend == "e2b":
+        return f"{found}; {asyncio.run(_e2b(config))}"
+    runsc = "runsc is there" if shutil.which("runsc") else "no runsc"
+    sdk = "E2B's SDK is there" if importlib.util.find_spec("e2b") else "no SDK of E2B's"
+    return f"{found}; {runsc} for sandbox.backend = 'gvisor', {sdk} for 'e2b'"
 
 
 async def _namespaces(config: Config) -> None:
@@ -70,6 +75,17 @@ async def _gvisor(config: Config) -> str:
     finally:
         await boxes.close()
     return f"gVisor works (platform {boxes.platform}): {'; '.join(missing)}"
+
+
+async def _e2b(config: Config) -> str:
+    from ostinato.worlds.sandbox.e2b import E2BBoxes
+
+    boxes = E2BBoxes(config.sandbox)
+    try:
+        missing = (await boxes.isolation()).missing
+    finally:
+        await boxes.close()
+    return f"E2B works (template {config.sandbox.template}): {'; '.join(missing)}"
 
 
 def _numerics(config: Config) -> str:

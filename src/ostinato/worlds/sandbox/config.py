@@ -8,10 +8,17 @@ from pydantic import BaseModel, Field
 class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """Limits of one run, and how many runs at once."""
 
-    backend: Literal["namespaces", "gvisor"] = Field(
+    backend: Literal["namespaces", "gvisor", "e2b"] = Field(
         default="namespaces",
-        description="What stands between the code of simulated worlds and this machine: Linux namespaces, or gVisor, a kernel of its own "
-        "(needs runsc; slower). Answers to suites, the demo's, and what `ostinato worlds build` runs are in namespaces in any case.",
+        description="What stands between the code of simulated worlds and this machine: Linux namespaces; gVisor, a kernel of its own "
+        "(needs runsc; slower); or E2B, virtual machines elsewhere (needs ostinato[e2b] and a key in the variable E2B_API_KEY). Answers to "
+        "suites, the demo's, and what `ostinato worlds build` runs are in namespaces in any case.",
+    )
+    template: str = Field(
+        default="base",
+        min_length=1,
+        description="With backend = 'e2b': the E2B template that sandboxes start from. It needs bash, python3 (3.10 or newer) and "
+        "whatever the tasks run.",
     )
     concurrency: int = Field(default=2, ge=1, le=256, description="Runs at the same time; more wait their turn.")
     memory_mb: int = Field(

@@ -12,6 +12,7 @@ from ostinato.worlds.sandbox.host import python_inside
 
 class RunsInBoxes:
     r"""What `SingleRuns` is to namespaces: slower by the start of a sandbox and of an interpreter. The backend belongs to the caller.
+    `python` is an interpreter inside; "": where this machine's own is shown.
 
     Example::
 
@@ -19,8 +20,9 @@ class RunsInBoxes:
         result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
     """
 
-    def __init__(self, backend: Backend, config: SandboxConfig) -> None:
+    def __init__(self, backend: Backend, config: SandboxConfig, *, python: str = "") -> None:
         self._backend = backend
+        self._python = python or python_inside()
         self._limits = Limits(
             memory_mb=config.memory_mb,
             disk_mb=config.disk_mb,
@@ -44,7 +46,7 @@ class RunsInBoxes:
         placed = dict(files or {})
         if isinstance(program, str):
             placed["main.py"] = program.encode("utf-8", "surrogatepass")
-            program = [python_inside(), "main.py"]
+            program = [self._python, "main.py"]
         box = await self._backend.start(SandboxSpec(files=placed, limits=self._limits))
         try:
             return await box.exec(program, stdin=stdin, timeout=timeout)

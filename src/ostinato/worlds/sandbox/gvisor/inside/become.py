@@ -77,6 +77,8 @@ def _give_up_rights(settings: Settings) -> None:
     header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
     call("capset", header, none)
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not settings.filter:
+        return
     code = ctypes.create_string_buffer(settings.filter, len(settings.filter))
     program = _Program(len(settings.filter) // 8, ctypes.addressof(code))
     call("prctl", PR_SET_SECCOMP, SECCOMP_FILTER, ctypes.byref(program), 0, 0)

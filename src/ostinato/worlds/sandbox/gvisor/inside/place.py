@@ -74,8 +74,8 @@ def _make(name: str, mode: int, owner: int) -> None:
     os.chmod(f"{OWN}/{name}", mode)
 
 
-def build(settings: Settings, files: bytes) -> None:
-    """Mount everything. Raises StepError with the step that failed."""
+def lay_out(settings: Settings, files: bytes) -> None:
+    """Mount the workspace and all else that programs may write to. Raises StepError with the step that failed."""
     os.umask(0)
     with step("mount the tmpfs"):
         os.mkdir(OWN)
@@ -97,6 +97,11 @@ def build(settings: Settings, files: bytes) -> None:
     with step("mount /tmp and /dev/shm"):
         mount(f"{OWN}/tmp", "/tmp", None, MS_BIND)
         mount(f"{OWN}/shm", "/dev/shm", None, MS_BIND)
+
+
+def build(settings: Settings, files: bytes) -> None:
+    """Mount everything. Raises StepError with the step that failed."""
+    lay_out(settings, files)
     with step("give /dev to nobody"):
         os.chown("/dev", os.getuid(), os.getgid())
     with step("mount the control groups"):

@@ -79,7 +79,7 @@ class Programs:
         """Start one. Raises OSError."""
         ends = [os.pipe(), os.pipe()]
         try:
-            group = Group(number)
+            group = self._group(number)
             begun = time.monotonic()
             pid = os.fork()
             if pid == 0:
@@ -96,6 +96,9 @@ class Programs:
         for output in outputs:
             os.set_blocking(output.fd, False)
             self._selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._read(output, program))
+
+    def _group(self, number: int) -> Group:
+        return Group(number)
 
     def end_by_number(self, number: int) -> None:
         """End a program that nobody waits for any more."""

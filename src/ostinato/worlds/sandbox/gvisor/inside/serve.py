@@ -98,10 +98,15 @@ class Server:
 
     def _build(self, told: dict[str, Any], data: bytes) -> None:
         settings = Settings.read(told)
-        build(settings, data)
-        self._programs, self._settings = Programs(settings, self._selector, self._say), settings
+        self._programs, said = self._prepared(settings, told, data)
+        self._settings = settings
         let_go(2)
-        self._say(told["id"], {"statx": has_statx()})
+        self._say(told["id"], said)
+
+    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+        """What will run programs in the sandbox that it builds, and what to tell the host of it. Raises StepError."""
+        build(settings, data)
+        return Programs(settings, self._selector, self._say), {"statx": has_statx()}
 
     def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
         number = told["id"]

@@ -1,0 +1,162 @@
+"""E2B's official SDK, where it is installed: machines are asked for here, and its errors become ours. The key is in none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
+
+if TYPE_CHECKING:
+    from e2b import AsyncCommandHandle, AsyncSandbox
+
+KEY = "E2B_API_KEY"
+LIFE_S = 300  # without a sign of life from us a machine ends after this long
+_REQUEST_S = 60.0
+_UPLOAD_S = 600.0
+_INSTALL = "sandbox.backend = \"e2b\" needs E2B's SDK, which is not installed: pip install 'ostinato[e2b]'"
+_NO_KEY = (
+    f'sandbox.backend = "e2b" takes its key from the variable {KEY}, which is not set (a server of your own: also E2B_DOMAIN, or '
+    "E2B_API_URL and E2B_SANDBOX_URL)"
+)
+
+
+class MachineGone(Unavailable):
+    """The machine is no more, or never was: nothing that ran in it can be asked for again."""
+
+
+class Account:
+    """Who asks for machines, of which template. Raises BadConfig without the SDK or the key.
+
+    Example::
+
+        account = Account("base", os.environ)
+        machine = await account.machine()
+    """
+
+    def __init__(self, template: str, environment: Mapping[str, str] = os.environ) -> None:
+        try:
+            import e2b
+        except ImportError:
+            raise BadConfig(_INSTALL) from None
+        self._sdk = e2b
+        self._template = template
+        self._key = environment.get(KEY, "").strip()
+        if not self._key:
+            raise BadConfig(_NO_KEY)
+
+    async def machine(self) -> Machine:
+        """A new machine without a network. Raises BadConfig for a key or template that is refused, Unavailable."""
+        with self.explained("start a sandbox"):
+            sandbox = await self._sdk.AsyncSandbox.create(
+                template=self._template,
+                timeout=LIFE_S,
+                allow_internet_access=False,
+                metadata={"made_by": "ostinato"},
+                idempotency_key=str(uuid.uuid4()),  # asked again after a lost answer, it is the same machine
+                api_key=self._key,
+                request_timeout=_REQUEST_S,
+                debug=False,
+            )
+            return Machine(self, sandbox)
+
+    @contextlib.contextmanager
+    def explained(self, doing: str) -> Generator[None]:
+        """Turn whatever the SDK raises into an error of ours. What it says is kept, but for the key."""
+        try:
+            yield
+        except OstinatoError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a server that answers nonsense makes the SDK raise anything
+            raise self._ours(error, doing) from None  # its own text may hold the key
+
+    def _ours(self, error: Exception, doing: str) -> OstinatoError:
+        sdk = self._sdk
+        said = f"{type(error).__name__}: {error}".replace(self._key, "***")[:600]
+        told = f"E2B could not {doing} ({said})"
+        status = getattr(error, "status_code", None)
+        if isinstance(error, sdk.AuthenticationException):
+            return BadConfig(f"{told}: set {KEY} to a key that this server knows")
+        if isinstance(error, sdk.RateLimitException):
+            return Unavailable(f"{told}: lower sandbox.boxes, or wait")
+        if doing == "start a sandbox" and (status in (400, 403, 404) or isinstance(error, sdk.TemplateException)):
+            return BadConfig(f"{told}: is there a template sandbox.template = {self._template!r}?")
+        if isinstance(error, (sdk.NotFoundException, sdk.SandboxNotRunningException)):
+            return MachineGone(f"the sandbox is gone: {told}")
+        return Unavailable(told)
+
+
+class Machine:
+    """One virtual machine. All calls raise Unavailable, MachineGone where it is known to be no more."""
+
+    def __init__(self, account: Account, sandbox: AsyncSandbox) -> None:
+        self._account, self._sandbox = account, sandbox
+        self._pid = 0
+
+    @property
+    def name(self) -> str:
+        """Its id at E2B."""
+        return self._sandbox.sandbox_id
+
+    async def upload(self, path: str, data: bytes) -> None:
+        """Write a file as root, and the directories above it."""
+        with self._account.explained("take a file"):
+            await self._sandbox.files.write(path, data, user="root", request_timeout=_UPLOAD_S, use_octet_stream=True)
+
+    async def run(self, command: str, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
+        """Start the one command that we talk to, as root. What it prints goes to the two functions."""
+        with self._account.explained("run the sandbox's helper"):
+            handle = await self._sandbox.commands.run(
+                command, background=True, user="root", cwd="/", stdin=True, timeout=0, retain_output=False,
+                on_stdout=heard, on_stderr=complained,
+            )  # fmt: skip
+        self._pid = handle.pid
+        return Following(self._account, handle)
+
+    async def follow(self, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
+        """Listen to that command again after the connection broke. What it printed meanwhile is lost."""
+        with self._account.explained("reach the sandbox's helper"):
+            handle = await self._sandbox.commands.connect(
+                self._pid, timeout=0, retain_output=False, on_stdout=heard, on_stderr=complained
+            )
+        return Following(self._account, handle)
+
+    async def send(self, data: bytes) -> None:
+        """Give bytes to that command. After an error they may have arrived or not; never a part of them."""
+        with self._account.explained("reach the sandbox's helper"):
+            await self._sandbox.commands.send_stdin(self._pid, data, request_timeout=_REQUEST_S)
+
+    async def keep(self) -> None:
+        """Let it live for `LIFE_S` seconds from now on."""
+        with self._account.explained("keep the sandbox"):
+            await self._sandbox.set_timeout(LIFE_S, request_timeout=_REQUEST_S)
+
+    async def kill(self) -> None:
+        """End it. True or not, it ends by itself later."""
+        with self._account.explained("end the sandbox"):
+            await self._sandbox.kill(request_timeout=_REQUEST_S)
+
+
+class Following:
+    """A command that is listened to."""
+
+    def __init__(self, account: Account, handle: AsyncCommandHandle[Any]) -> None:
+        self._account, self._handle = account, handle
+
+    async def ended(self) -> int:
+        """Its exit code. Raises Unavailable where the connection broke, so that it may run on."""
+        from e2b import CommandExitException
+
+        with self._account.explained("listen to the sandbox's helper"):
+            try:
+                return (await self._handle.wait()).exit_code
+            except CommandExitException as ended:
+                return ended.exit_code
+
+    async def leave(self) -> None:
+        """Stop listening."""
+        with contextlib.suppress(Exception):
+            await self._handle.disconnect()

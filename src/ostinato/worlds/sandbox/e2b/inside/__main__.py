@@ -1,0 +1,13 @@
+"""Started in an E2B sandbox as root: `python3 helper.pyz PLACE`. It unpacks what the host put into PLACE, and serves it."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036 - the template's interpreter, not ours
+    print("!the sandbox's python3 is %d.%d, and 3.10 is needed" % sys.version_info[:2], flush=True)  # noqa: T201, UP031
+    sys.exit(3)
+
+from opening import main
+
+main(sys.argv[1])

@@ -1,0 +1,256 @@
+"""Pid 1 of an E2B sandbox: what gVisor's does, in namespaces of the virtual machine and with its control groups.
+
+Programs run as a user of their own, who owns the workspace and nothing else. They have no network but their own loopback, whatever the
+machine has; all they see of its files is read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from crowd import Group, end, look
+from files import read_file, replace_file
+from kernel import (
+    AT_FDCWD,
+    ATTR_NOSUID,
+    ATTR_RDONLY,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWUTS,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    call,
+    mount,
+    set_attributes,
+    step,
+)
+from place import BOX, GROUPS, OWN, PORTS, Settings, lay_out
+from programs import Programs
+from serve import Server
+
+ALL_GROUPS, PROC = f"{BOX}/groups", f"{BOX}/proc"
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+QUIET = MS_NOSUID | MS_NODEV | MS_NOEXEC
+RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
+
+
+class Herd(Group):
+    """A control group of the kernel's second version: it is emptied at one stroke."""
+
+    def join(self) -> None:
+        with open(f"{PROC}/self/oom_score_adj", "w") as score:
+            score.write("500")  # before pid 1, which has less than nothing
+        super().join()
+
+    def close(self) -> None:
+        with open(f"{self._path}/cgroup.kill", "wb", buffering=0) as kill:
+            kill.write(b"1")
+
+
+class GuestPrograms(Programs):
+    """All programs of the sandbox. Where the kernel counts their memory nothing else has to."""
+
+    def __init__(self, *given: Any, counts: bool) -> None:
+        self._counts = counts
+        super().__init__(*given)
+
+    def _group(self, number: int) -> Group:
+        return Herd(number)
+
+    def look(self) -> float | None:
+        if self._counts:
+            self._kills = ended_for_memory()
+        return super().look()
+
+    def _keep_memory(self) -> None:
+        """End the largest programs while what all hold, and what lies in the sandbox's file system, is more than the limit."""
+        if self._counts:
+            return
+        groups = [*(program.group for program in self._running.values()), *self._left]
+        sizes = sorted((held(pid), pid) for group in groups for pid in group.members())
+        over = self._in_use() + sum(size for size, _ in sizes) - self.settings.memory
+        while over > 0 and sizes:
+            size, pid = sizes.pop()
+            end(pid)
+            self._kills += 1
+            over -= size
+
+    def _in_use(self) -> int:
+        space = os.statvfs(OWN)
+        return (space.f_blocks - space.f_bfree) * space.f_frsize
+
+
+def held(pid: int) -> int:
+    """Bytes that a process holds; shared memory counts for each that maps it."""
+    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/status") as status:
+        return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:")))
+    return 0
+
+
+def ended_for_memory() -> int:
+    """How many processes of the sandbox the kernel has ended because memory was short."""
+    fd = os.open(f"{GROUPS}/memory.events", os.O_RDONLY)
+    try:
+        found = dict(line.split() for line in look(fd).splitlines())
+    finally:
+        os.close(fd)
+    return int(found[b"oom_kill"])
+
+
+class Guest(Server):
+    """Answers the host. `place` is where the host put what belongs to the sandbox."""
+
+    def __init__(self, line: socket.socket, place: str) -> None:
+        super().__init__(line)
+        self._place = place
+
+    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+        seclude()
+        show(settings, self._place, told["mounts"])
+        files = b""
+        with contextlib.suppress(FileNotFoundError), open(f"{self._place}/files", "rb") as file:
+            files = file.read()
+        lay_out(settings, files)
+        with step("name the programs' user"):
+            name_user(settings.owner)
+        counts = make_groups(settings)
+        os.umask(0o077)
+        for what, most in RLIMITS:
+            resource.setrlimit(what, (most, most))
+        programs = GuestPrograms(settings, self._selector, self._say, counts=counts)
+        if not told["proc"]:
+            with step("hide /proc"):
+                mount("none", "/proc", "tmpfs", QUIET | MS_RDONLY)
+        return programs, {"counts": counts}
+
+    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
+        workdir, owner = settings.workdir, settings.owner
+        match told["do"]:
+            case "read":
+                self._as_program(
+                    told["id"], programs, owner, lambda: read_file(workdir, os.fsdecode(data), told["most"])
+                )
+            case "write":
+                name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
+                self._as_program(told["id"], programs, owner, lambda: replace_file(workdir, name, content, owner))
+            case _:
+                super()._serve(told, data, programs, settings)
+
+    def _as_program(self, number: int, programs: Programs, owner: int, work: Callable[[], bytes | None]) -> None:
+        """Do what a program could do itself, with no more rights than it has: it may swap links meanwhile."""
+        out = os.memfd_create("found")
+        pid = os.fork()
+        if pid == 0:
+            code = 5
+            try:
+                self._line.close()
+                os.umask(0o022)
+                os.setgroups([])
+                os.setresgid(owner, owner, owner)
+                os.setresuid(owner, owner, owner)
+                with open(out, "wb", closefd=False) as file:
+                    file.write(work() or b"")
+                code = 0
+            except OSError as error:
+                code = error.errno or 5
+            finally:
+                os._exit(code)
+
+        def ended(code: int) -> None:
+            found = os.pread(out, os.fstat(out).st_size, 0) if code == 0 else b""
+            os.close(out)
+            self._say(number, {"error": code if code >= 0 else 5}, found)
+
+        programs.others[pid] = ended
+
+
+def seclude() -> None:
+    """Leave the machine's mounts, network and names. Raises StepError."""
+    with step("make the namespaces"):
+        call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
+        mount("none", "/", None, MS_REC | MS_PRIVATE)
+        socket.sethostname("workspace")
+    with step("open the loopback"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+
+
+def show(settings: Settings, place: str, mounts: list[str]) -> None:
+    """Make the machine's files read-only, and put what the host gave where it belongs. Raises StepError."""
+    os.umask(0o022)
+    with step("make the places of the workspace and the mounts"):
+        for path in (BOX, settings.workdir, *mounts):
+            os.makedirs(path, exist_ok=True)
+        for number, path in enumerate(mounts):
+            mount(f"{place}/mounts/{number}", path, None, MS_BIND)
+    with step("make all files read-only (Linux 5.12)"):
+        set_attributes(AT_FDCWD, "/", ATTR_RDONLY | ATTR_NOSUID)
+    with step("mount the layers"):
+        mount("tmpfs", BOX, "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=700")
+        os.mkdir(PROC)
+        mount("proc", PROC, "proc", QUIET)
+        mount("proc", "/proc", "proc", QUIET)
+        for source, target in (
+            (f"{place}/ports", PORTS),
+            *((f"{place}/layers/{number}", f"{BOX}/layers/{number}") for number in range(settings.layers)),
+        ):
+            os.makedirs(target)
+            mount(source, target, None, MS_BIND)
+
+
+def name_user(number: int) -> None:
+    """Let the user that programs run as have a name, as far as programs see."""
+    for name, line in (("passwd", f"user:x:{number}:{number}::/tmp:/bin/sh\n"), ("group", f"user:x:{number}:\n")):
+        kept: list[str] = []
+        with contextlib.suppress(FileNotFoundError), open(f"/etc/{name}") as file:
+            kept = [each for each in file if not each.startswith("user:")]
+        with open(f"{BOX}/{name}", "w") as file:
+            file.write("".join(kept) + line)
+        os.chmod(f"{BOX}/{name}", 0o644)
+        mount(f"{BOX}/{name}", f"/etc/{name}", None, MS_BIND)
+
+
+def make_groups(settings: Settings) -> bool:
+    """A control group for all programs, in which each gets its own; True if the kernel counts memory in it. Raises StepError."""
+    with step("mount the control groups"):
+        os.mkdir(ALL_GROUPS)
+        mount("none", ALL_GROUPS, "cgroup2", QUIET)
+        for controller in ("memory", "pids"):
+            with contextlib.suppress(OSError):
+                _put(f"{ALL_GROUPS}/cgroup.subtree_control", f"+{controller}")
+        own = f"{ALL_GROUPS}/ostinato-{secrets.token_hex(8)}"
+        os.mkdir(own)
+        os.mkdir(GROUPS)
+        mount(own, GROUPS, None, MS_BIND)
+    with step("end programs by their control group (Linux 5.14)"):
+        os.close(os.open(f"{GROUPS}/cgroup.kill", os.O_WRONLY))
+    with contextlib.suppress(OSError):
+        _put(f"{GROUPS}/pids.max", str(settings.processes))
+    try:
+        _put(f"{GROUPS}/memory.max", str(settings.memory))
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        _put(f"{GROUPS}/memory.swap.max", "0")
+    return True
+
+
+def _put(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

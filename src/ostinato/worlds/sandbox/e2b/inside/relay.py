@@ -1,0 +1,227 @@
+"""The outer one of the two processes that serve an E2B sandbox: it carries streams between the host and pid 1, or who connects to a port.
+
+Its descriptors 0 and 1 are the line to the host. If the line breaks it keeps what the host has not heard, and says it again when asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from packets import (
+    AGAIN,
+    DATA,
+    END,
+    GONE,
+    LISTEN,
+    NUMBER,
+    OPEN,
+    PART,
+    SEEN,
+    TOOK,
+    WINDOW,
+    Packets,
+    as_line,
+)
+
+MOST_CHANNELS = 256
+
+
+@dataclass(slots=True)
+class Channel:
+    """One stream: a socket, how much of what it said is not passed on yet, and what it has still to hear."""
+
+    number: int
+    end: socket.socket
+    unseen: int = 0
+    waiting: bytearray = field(default_factory=bytearray)
+    said_all: bool = False
+    heard_all: bool = False
+
+
+class Relay:
+    """Serves until the host hangs up, or pid 1 ends. `ports` is the directory in which a port's socket lies for pid 1."""
+
+    def __init__(self, pid_one: socket.socket, ports: str) -> None:
+        self._ports = ports
+        self._selector = selectors.DefaultSelector()
+        self._inbox = Packets()
+        self._heard = 0
+        self._number = 0
+        self._kept: deque[tuple[int, bytes]] = deque()  # what the host has perhaps not heard
+        self._lines: deque[bytes] = deque()  # what has still to be written
+        self._at = 0  # bytes of the first of them that were
+        self._last_channel = 0
+        self._channels = {0: Channel(0, pid_one)}
+        pid_one.setblocking(False)
+        for fd in (0, 1):
+            os.set_blocking(fd, False)
+        self._selector.register(0, selectors.EVENT_READ, self._hear)
+        self._selector.register(pid_one, selectors.EVENT_READ, lambda: self._turn(self._channels[0]))
+
+    def run(self) -> NoReturn:
+        """Until one side is gone."""
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    # ------------------------------------------------------------ the line
+
+    def _say(self, channel: int, kind: int, data: bytes = b"") -> None:
+        self._number += 1
+        line = as_line(self._number, channel, kind, data)
+        self._kept.append((self._number, line))
+        if not self._lines:
+            self._selector.register(1, selectors.EVENT_WRITE, self._write)
+        self._lines.append(line)
+
+    def _write(self) -> None:
+        try:
+            while self._lines:
+                self._at += os.write(1, self._lines[0][self._at :])
+                if self._at == len(self._lines[0]):
+                    self._lines.popleft()
+                    self._at = 0
+        except BlockingIOError:
+            return
+        self._selector.unregister(1)
+
+    def _again(self, number: int) -> None:
+        """Say again what came after a number; a line that is half written is ended first."""
+        half = [self._lines[0]] if self._at else []
+        had = bool(self._lines)
+        self._seen(number)
+        self._lines = deque([*half, *(line for _, line in self._kept)])
+        if had and not self._lines:
+            self._selector.unregister(1)
+        elif self._lines and not had:
+            self._selector.register(1, selectors.EVENT_WRITE, self._write)
+
+    def _seen(self, number: int) -> None:
+        while self._kept and self._kept[0][0] <= number:
+            self._kept.popleft()
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            part = os.read(0, 1 << 20)
+            if not part:
+                os._exit(0)
+            for number, channel, kind, data in self._inbox.feed(part):
+                if number and number <= self._heard:
+                    continue  # sent again
+                self._heard = max(self._heard, number)
+                self._do(channel, kind, data)
+
+    def _do(self, number: int, kind: int, data: bytes) -> None:
+        if kind == AGAIN:
+            self._again(NUMBER.unpack(data)[0])
+        elif kind == SEEN:
+            self._seen(NUMBER.unpack(data)[0])
+        elif kind == LISTEN:
+            self._listen(NUMBER.unpack(data)[0])
+        elif (channel := self._channels.get(number)) is None:
+            return
+        elif kind == GONE:
+            self._drop(channel)
+        elif kind == TOOK:
+            channel.unseen -= NUMBER.unpack(data)[0]
+            self._watch(channel)
+        else:
+            channel.waiting += data
+            channel.heard_all = channel.heard_all or kind == END
+            self._turn(channel)
+
+    # ------------------------------------------------------------ channels
+
+    def _listen(self, port: int) -> None:
+        path = f"{self._ports}/{port}"
+        if os.path.exists(path):
+            return
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen(128)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener, port))
+
+    def _accept(self, listener: socket.socket, port: int) -> None:
+        try:
+            end, _ = listener.accept()
+        except OSError:
+            return
+        if len(self._channels) > MOST_CHANNELS:
+            end.close()
+            return
+        end.setblocking(False)
+        self._last_channel += 1
+        self._channels[self._last_channel] = channel = Channel(self._last_channel, end)
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._turn(channel))
+        self._say(channel.number, OPEN, NUMBER.pack(port))
+
+    def _turn(self, channel: Channel) -> None:
+        """Carry what can be carried of one channel, in both directions."""
+        try:
+            self._pass_on(channel)
+            self._take(channel)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._say(channel.number, GONE)
+            self._drop(channel)
+            return
+        self._watch(channel)
+
+    def _pass_on(self, channel: Channel) -> None:
+        if channel.waiting:
+            try:
+                sent = channel.end.send(channel.waiting)
+            except BlockingIOError:
+                return
+            del channel.waiting[:sent]
+            self._say(channel.number, TOOK, NUMBER.pack(sent))
+        if channel.heard_all and not channel.waiting:
+            channel.end.shutdown(socket.SHUT_WR)
+
+    def _take(self, channel: Channel) -> None:
+        if channel.said_all or channel.unseen >= WINDOW:
+            return
+        part = channel.end.recv(PART)
+        channel.said_all = not part
+        channel.unseen += len(part)
+        self._say(channel.number, DATA if part else END, part)
+
+    def _watch(self, channel: Channel) -> None:
+        """Wait for what the channel still can do; let go of it once that is nothing."""
+        if channel.number not in self._channels:
+            return
+        if channel.said_all and (channel.heard_all or not channel.number) and not channel.waiting:
+            self._drop(channel)
+            return
+        events = 0 if channel.said_all or channel.unseen >= WINDOW else selectors.EVENT_READ
+        events |= selectors.EVENT_WRITE if channel.waiting else 0
+        registered = channel.end in self._selector.get_map()
+        if registered and not events:
+            self._selector.unregister(channel.end)
+        elif registered:
+            self._selector.modify(channel.end, events, lambda: self._turn(channel))
+        elif events:
+            self._selector.register(channel.end, events, lambda: self._turn(channel))
+
+    def _drop(self, channel: Channel) -> None:
+        if channel.number == 0:
+            self._leave()
+        del self._channels[channel.number]
+        if channel.end in self._selector.get_map():
+            self._selector.unregister(channel.end)
+        channel.end.close()
+
+    def _leave(self) -> NoReturn:
+        """Pid 1 is gone: say what is left to say, and end."""
+        os.set_blocking(1, True)
+        if self._lines:
+            self._write()
+        os._exit(0)

@@ -1,0 +1,283 @@
+"""The host's end of the line to a machine: streams of bytes over what a command there reads and prints.
+
+If the connection breaks, the line is taken up again where it stood: each side says again what the other did not hear, and knows by its
+number what it did. So nothing is done twice, and nothing is lost but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.core.errors import OstinatoError, Unavailable
+from ostinato.worlds.sandbox.e2b.account import Following, Machine, MachineGone
+from ostinato.worlds.sandbox.e2b.inside.packets import (
+    AGAIN,
+    DATA,
+    END,
+    GONE,
+    LISTEN,
+    MARK,
+    MOST_LINE,
+    NUMBER,
+    OPEN,
+    PART,
+    REFUSED,
+    SEEN,
+    TOOK,
+    WINDOW,
+    as_bytes,
+    read_line,
+)
+
+_BATCH = 256 << 10
+_PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to take the line up again
+_LONG_S = 5.0  # connections that last less are taken up ever later, up to this
+_SAY_EVERY = 64  # packets that are heard before the other side is told
+_MOST_CHANNELS = 256
+_COMPLAINT = 1500
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(slots=True)
+class Channel:
+    """One stream, between the machine and a socket here. `unseen`: bytes that the other side has not passed on yet; `waiting`: ours."""
+
+    unseen: int = 0
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    inbox: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue[bytes | None])
+    waiting: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class Wire:
+    """Carries until `close`. `lost` is told once why it cannot go on. `ports` says where connections to a port of the machine lead.
+
+    Example::
+
+        wire = Wire(machine, lambda why: print(why))
+        await wire.open("python3 helper.pyz /root/place", socket_of_channel_0)
+    """
+
+    def __init__(self, machine: Machine, lost: Callable[[str], None]) -> None:
+        self._machine, self._lost = machine, lost
+        self.ports: dict[int, str] = {}
+        self._channels: dict[int, Channel] = {}
+        self._out: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._heard = self._told = 0
+        self._text = self._complaint = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._following: Following | None = None
+        self._open = True
+        self._catching_up = False  # since the connection broke packets were lost, which will be said again
+
+    async def open(self, command: str, first: socket.socket) -> None:
+        """Start the command, and carry channel 0 to a socket. Raises Unavailable."""
+        self._carry(0, asyncio.open_connection(sock=first))
+        self._following = await self._machine.run(command, self._hear, self._complain)
+        self._begin(self._send())
+        self._begin(self._follow())
+
+    def listen(self, port: int, path: str) -> None:
+        """From now on who connects to a port of the machine reaches a socket that lies here."""
+        self.ports[port] = path
+        self._say(0, LISTEN, NUMBER.pack(port))
+
+    def close(self) -> None:
+        """Stop carrying. Idempotent."""
+        self._open = False
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+    async def left(self) -> None:
+        """Until nothing of it runs any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._following is not None:
+            await self._following.leave()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _lose(self, why: str) -> None:
+        if self._open:
+            self.close()
+            self._lost(why)
+
+    # ------------------------------------------------------------ what we say
+
+    def _say(self, channel: int, kind: int, data: bytes = b"", *, counted: bool = True) -> None:
+        self._out.append(as_bytes(next(self._numbers) if counted else 0, channel, kind, data))
+        self._wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            while not self._out:
+                self._wake.clear()
+                await self._wake.wait()
+            batch = bytearray()
+            while self._out and len(batch) < _BATCH:
+                batch += self._out.popleft()
+            try:
+                await self._insisting(lambda batch=bytes(batch): self._machine.send(batch))
+            except OstinatoError as error:
+                self._lose(str(error))
+                return
+
+    async def _insisting(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask until there is an answer; what is said twice is known by its number. Raises Unavailable, BadConfig."""
+        failed = Unavailable("E2B was not asked")
+        for pause in _PAUSES_S:
+            await asyncio.sleep(pause)
+            try:
+                return await ask()
+            except MachineGone:
+                raise
+            except Unavailable as error:
+                failed = error
+        raise failed
+
+    # ------------------------------------------------------------ what we hear
+
+    async def _follow(self) -> None:
+        begun, short = asyncio.get_running_loop().time(), 0
+        while self._following is not None:
+            try:
+                code = await self._following.ended()
+            except MachineGone as error:
+                self._lose(str(error))
+                return
+            except OstinatoError:
+                now = asyncio.get_running_loop().time()
+                short = short + 1 if now - begun < _LONG_S else 0
+                await asyncio.sleep(min(_LONG_S, 0.05 * 2 ** min(short, 10)))
+                await self._take_up()
+                begun = asyncio.get_running_loop().time()
+                continue
+            self._lose(
+                f"the sandbox is gone: its helper ended with {code}: {self._complaint.strip() or 'it said nothing'}"
+            )
+            return
+
+    async def _take_up(self) -> None:
+        try:
+            self._text, self._catching_up = "", True
+            self._following = await self._insisting(lambda: self._machine.follow(self._hear, self._complain))
+        except OstinatoError as error:
+            self._following = None
+            self._lose(f"the connection to the sandbox broke: {error}")
+            return
+        self._say(0, AGAIN, NUMBER.pack(self._heard), counted=False)
+
+    def _complain(self, text: str) -> None:
+        self._complaint = (self._complaint + text)[-_COMPLAINT:]
+
+    def _hear(self, text: str) -> None:
+        """What the command printed. Lines that are none of ours are a login shell's."""
+        *lines, self._text = (self._text + text).split("\n")
+        for line in lines:
+            if not self._open:
+                return
+            if line.startswith(REFUSED) and not self._heard:
+                self._complain(line[1:])
+            elif line.startswith(MARK):
+                self._read(line[1:])
+        if len(self._text) > MOST_LINE:
+            self._lose("the sandbox is gone: its helper says what is not understood")
+
+    def _read(self, line: str) -> None:
+        try:
+            number, channel, kind, data = read_line(line)
+            if 0 < number <= self._heard or (number > self._heard + 1 and self._catching_up):
+                return  # said again, or to be said again
+            if number != self._heard + 1:
+                raise ValueError(f"packet {number} after {self._heard}")
+            self._heard = number
+            self._catching_up = False
+            self._do(channel, kind, data)
+        except (ValueError, KeyError) as error:
+            self._lose(f"the sandbox is gone: its helper says what is not understood ({error})")
+            return
+        if self._heard - self._told >= _SAY_EVERY:
+            self._told = self._heard
+            self._say(0, SEEN, NUMBER.pack(self._heard), counted=False)
+
+    def _do(self, number: int, kind: int, data: bytes) -> None:
+        """One packet. Raises ValueError, KeyError for what no helper of ours says."""
+        if kind == OPEN:
+            if number in self._channels or len(self._channels) > _MOST_CHANNELS or len(data) != NUMBER.size:
+                raise ValueError(f"channel {number}")
+            path = self.ports[NUMBER.unpack(data)[0]]
+            self._carry(number, asyncio.open_unix_connection(path))
+            return
+        channel = self._channels.get(number)
+        if channel is None:
+            return  # we let go of it, and it did not know yet
+        if kind in (DATA, END):
+            channel.waiting += len(data) or 1
+            if channel.waiting > WINDOW + 1:
+                raise ValueError("more than it may say")
+            channel.inbox.put_nowait(data if kind == DATA else None)
+        elif kind == TOOK and len(data) == NUMBER.size:
+            channel.unseen -= NUMBER.unpack(data)[0]
+            if channel.unseen < 0:
+                raise ValueError("more passed on than was said")
+            channel.room.set()
+        elif kind == GONE:
+            if channel.task is not None:
+                channel.task.cancel()
+        else:
+            raise ValueError(f"kind {kind}")
+
+    # ------------------------------------------------------------ channels
+
+    def _carry(self, number: int, opening: Coroutine[Any, Any, Streams]) -> None:
+        self._channels[number] = channel = Channel()
+        channel.task = self._begin(self._served(number, channel, opening))
+
+    async def _served(self, number: int, channel: Channel, opening: Coroutine[Any, Any, Streams]) -> None:
+        """One channel, from its beginning to its end."""
+        try:
+            reader, writer = await opening
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._take(number, channel, reader))
+                    both.create_task(self._pass_on(number, channel, writer))
+            finally:
+                writer.close()
+        except* OSError:
+            self._say(number, GONE)
+        finally:
+            self._channels.pop(number, None)
+        if number == 0:
+            self._lose("the sandbox is gone")
+
+    async def _take(self, number: int, channel: Channel, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(PART):
+            while channel.unseen >= WINDOW:
+                channel.room.clear()
+                await channel.room.wait()
+            channel.unseen += len(data)
+            self._say(number, DATA, data)
+        self._say(number, END)
+
+    async def _pass_on(self, number: int, channel: Channel, writer: asyncio.StreamWriter) -> None:
+        while (data := await channel.inbox.get()) is not None:
+            writer.write(data)
+            await writer.drain()
+            channel.waiting -= len(data)
+            self._say(number, TOOK, NUMBER.pack(len(data)))
+        writer.write_eof()
