@@ -41,7 +41,7 @@ class Node:
     def __init__(self, host="10.0.0.7"):
         self.keeper, self._inner = self, NodeKeeper(host)
         self.there, self.gone, self.left, self.broken = asyncio.Event(), False, False, None
-        self.full, self.disk = False, None
+        self.full, self.disk, self.node_name = False, None, ""
 
     async def wanting(self):
         return "waiting for room"
@@ -55,6 +55,7 @@ class Node:
 
     async def here(self):
         await self.there.wait()
+        self.node_name = f"node of {await self._inner.here()}"
         return await self._inner.here()
 
     async def start(self, order):
@@ -94,10 +95,15 @@ class Nodes:
 
     def __init__(self, *, ready=True, host="", broken=None, disks=None):
         self.made, self._ready, self._host, self._broken, self._disks = [], ready, host, broken, disks
+        self.taken = set()
 
     def place_for(self, name, kind):
         """As a cluster's."""
         return self.open
+
+    async def leaving(self):
+        """The names in `taken`."""
+        return frozenset(self.taken)
 
     def open(self):
         node = Node(self._host or f"10.0.0.{len(self.made) + 1}")

@@ -113,7 +113,12 @@ class Crew:
         """As many rollout workers as are wanted, all who ask the gateway told where it is, and the gateway's node given what it reads of
         this one. What fails is said once and tried again. Until cancelled.
         """
-        parts = {"scaling": self._scale, "telling the workers": self._tell, "telling the gateway": self._show}
+        parts = {
+            "scaling": self._scale,
+            "telling the workers": self._tell,
+            "telling the gateway": self._show,
+            "leaving nodes": self._move,
+        }
         while True:
             for name, part in parts.items():
                 try:
@@ -163,6 +168,14 @@ class Crew:
             self.serving.give(self.place.workers.name, board_text(supervisor.watched))
         draining = self.place.draining
         self.serving.give(draining.name, draining.read_text(errors="replace") if draining.exists() else "")
+
+    async def _move(self, _: Supervisor) -> None:
+        """Workers on a node that is taken away end while they have the time to, and start again elsewhere."""
+        leaving = await self.cluster.leaving()
+        going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
+        for worker in going:
+            self.say(worker.name, f"leaves {worker.node}, which Ray takes away")
+        await asyncio.gather(*(worker.stop(self.config.supervise.stop_s) for worker in going))
 
     def _warn(self, url: str, worker: PlacedWorker) -> None:
         """Say once that a worker cannot reach the gateway."""

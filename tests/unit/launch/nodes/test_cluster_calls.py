@@ -135,6 +135,13 @@ async def test_a_start_has_a_limit_and_a_wish_for_a_node_has_none(monkeypatch):
             await place.keeper.here()
 
 
+async def test_a_node_is_known_by_its_address_and_by_rays_name(monkeypatch):
+    place = placed(monkeypatch, Ray(("10.0.0.7", "a1b2")))
+    assert place.node_name == ""
+    assert await place.keeper.here() == "10.0.0.7"
+    assert place.node_name == "a1b2"
+
+
 async def test_a_disk_that_times_out_under_a_start_is_said_as_it_is(monkeypatch):
     with pytest.raises(TimeoutError, match="a slow disk"):
         await placed(monkeypatch, Ray(BothErrors(TimeoutError(110, "a slow disk")))).keeper.here()

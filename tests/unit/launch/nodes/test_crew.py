@@ -177,3 +177,15 @@ async def test_all_who_ask_a_gateway_that_moved_are_told_at_the_same_time(tmp_pa
     await run.crew._tell(run.supervisor)
     assert len(began) == 5
     assert time.monotonic() - started < 1.0
+
+
+async def test_a_worker_leaves_a_node_that_is_taken_away_before_it_is_gone(tmp_path):
+    async with running(tmp_path) as run:
+        worker, others = run.worker("release"), {each.name: each.pid for each in run.crew.workers}
+        first = worker.node
+        run.nodes.taken.add(worker.node_name)
+        await until(lambda: worker.pid and worker.node != first)
+        assert ("release", f"leaves {first}, which Ray takes away") in run.said
+        assert {each.name for each in run.crew.workers if each.pid != others[each.name]} == {"release"}
+        watched = next(each for each in run.supervisor.watched if each.worker is worker)
+        assert watched.reason == "was killed by SIGTERM", "it was told to end, and not cut off"

@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
 from ostinato.launch.placing.nodes.keeper import NodeKeeper
@@ -34,6 +34,10 @@ class OnRay(NodeKeeper):
     def __init__(self) -> None:
         super().__init__(str(_ray().util.get_node_ip_address()))
 
+    async def where(self) -> tuple[str, str]:
+        """The node's address and Ray's name of it: several nodes may share an address."""
+        return await self.here(), str(_ray().get_runtime_context().get_node_id())
+
 
 class RayCluster:
     """The cluster at `config.address`, as one driver of it.
@@ -57,7 +61,8 @@ class RayCluster:
             raise BadConfig(
                 f"ray.address {config.address!r}: {error}; start a cluster with `ray start --head`, or name one that runs"
             ) from error
-        self._room = _Room(self._ray)
+        self._room = _Asked(lambda: (self._ray.available_resources(), self._ray.cluster_resources()))
+        self._draining = _Asked(_draining)
         try:
             bundles = [self._needs(name) for name in crew]
             self._group = self._ray.util.placement_group(bundles, strategy=config.strategy)
@@ -68,6 +73,13 @@ class RayCluster:
     def place_for(self, name: str, kind: str) -> Callable[[], Place]:
         """Asks for a place for the worker `name`, which takes what `kind` takes: a new one at each call."""
         return lambda: self._place(name, kind)
+
+    async def leaving(self) -> frozenset[str]:
+        """The nodes that Ray was told to take away, by its names: nothing new comes there, and what is there has some seconds left.
+
+        Raises Unavailable, and what Ray raises.
+        """
+        return await self._draining.seen()
 
     def close(self) -> None:
         """Leave the cluster; what was placed ends."""
@@ -99,35 +111,38 @@ class RayCluster:
         return _RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
 
 
-class _Room:
-    """What is free and what there is. Ray's head may be slow: a thread asks it, once a second at most, whoever wants to know."""
+class _Asked(Generic[_T]):
+    """What Ray's head says, which may be slow: a thread asks it, once a second at most, whoever wants to know."""
 
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._asking: asyncio.Future[tuple[_Amounts, _Amounts]] | None = None
+    def __init__(self, ask: Callable[[], _T]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Future[_T] | None = None
         self._asked_at = 0.0
 
-    async def seen(self) -> tuple[_Amounts, _Amounts]:
-        """Free, and in all, by name. Raises Unavailable, and what Ray raises."""
+    async def seen(self) -> _T:
+        """Its newest answer. Raises Unavailable if there is none within a second, and what `ask` raises."""
         now = asyncio.get_running_loop().time()
         if self._asking is None or (self._asking.done() and now - self._asked_at >= _LOOK_S):
             self._asking, self._asked_at = asyncio.ensure_future(asyncio.to_thread(self._ask)), now
         asking = self._asking
         await asyncio.wait({asking}, timeout=_LOOK_S)
         if not asking.done():
-            raise Unavailable(f"no answer for {asyncio.get_running_loop().time() - self._asked_at:.0f} s")
+            raise Unavailable("Ray's head does not answer")
         return asking.result()
-
-    def _ask(self) -> tuple[_Amounts, _Amounts]:
-        return self._ray.available_resources(), self._ray.cluster_resources()
 
 
 class _RayPlace:
     """An actor, wherever Ray puts it."""
 
-    def __init__(self, ray: Any, actor: Any, needs: Mapping[str, float], room: _Room, patience_s: float) -> None:
+    def __init__(
+        self, ray: Any, actor: Any, needs: _Amounts, room: _Asked[tuple[_Amounts, _Amounts]], patience_s: float
+    ) -> None:
         self._ray, self._actor, self._needs, self._room = ray, actor, needs, room
         self.keeper = _Calls(ray, actor, patience_s)
+
+    @property
+    def node_name(self) -> str:
+        return self.keeper.node_name
 
     async def wanting(self) -> str:
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
@@ -149,9 +164,11 @@ class _Calls:
 
     def __init__(self, ray: Any, actor: Any, patience_s: float) -> None:
         self._errors, self._actor, self._patience_s = ray.exceptions, actor, patience_s
+        self.node_name = ""
 
     async def here(self) -> str:
-        return await self._answer(self._actor.here.remote(), None)
+        host, self.node_name = await self._answer(self._actor.where.remote(), None)
+        return host
 
     async def start(self, order: dict[str, str]) -> int:
         return await self._answer(self._actor.start.remote(order), _START_S + self._patience_s)
@@ -187,6 +204,13 @@ class _Calls:
             raise Unavailable(f"Ray: {_last_line(error)}") from error
         except TimeoutError as error:
             raise Unavailable(f"its node did not answer for {timeout_s or 0:g} s") from error
+
+
+def _draining() -> frozenset[str]:
+    """Ray has no public name for it; none where a version has another one."""
+    state = getattr(importlib.import_module("ray._private.state"), "state", None)
+    asked = getattr(state, "get_draining_nodes", dict[str, int])
+    return frozenset(asked())
 
 
 def _last_line(error: Exception) -> str:

@@ -29,6 +29,11 @@ class Place(Protocol):
         """`here` waits until there is a node. All raise Unavailable once the node is gone, the others if it was away for too long."""
         ...
 
+    @property
+    def node_name(self) -> str:
+        """The node as the cluster names it; empty until there is one."""
+        ...
+
     async def wanting(self) -> str:
         """What it waits for, in words; soon."""
         ...
@@ -77,6 +82,11 @@ class PlacedWorker:
     @property
     def node(self) -> str:
         return self._at[1]
+
+    @property
+    def node_name(self) -> str:
+        """The node as the cluster names it; empty where none has the worker."""
+        return self._place.node_name if self._place is not None and self.pid and self.running else ""
 
     async def start(self) -> None:
         self._place = None
