@@ -3,7 +3,7 @@
 
 Nothing secret stands on a command line, where other users of the machine would see it. The configuration with the secrets in it is written
 to a directory that only its owner can enter, and the command gets ``--config`` with its name; without --lines and --text the file stays
-as it is.
+as it is. Directories of commands that have ended are removed by the next one.
 
 Example::
 
@@ -14,8 +14,12 @@ Example::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
+import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -42,6 +46,29 @@ def _secret(path: Path) -> str:
     return text
 
 
+_PREFIX = "with-secrets-"
+
+
+def _sweep() -> None:
+    """Remove what earlier commands left: a container that starts again keeps its files, and gives its processes the same numbers."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            named, seen = re.match(rf"{_PREFIX}(\d+)-", path.name), path.lstat()
+            if named and stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.getuid() and not _alive(int(named[1])):
+                shutil.rmtree(path)
+
+
+def _alive(pid: int) -> bool:
+    """Whether another process has this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return pid != os.getpid()
+
+
 def prepared(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The command to run and what to add to its environment. Raises BadConfig for a secret or a configuration that cannot be used."""
     parser = argparse.ArgumentParser(description="Run a command with secrets from files.")
@@ -59,7 +86,9 @@ def prepared(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             put(tree, key.split("."), [line.strip() for line in _secret(path).splitlines() if line.strip()])
         for key, path in asked.text:
             put(tree, key.split("."), _secret(path))
-        config = Path(tempfile.mkdtemp(prefix="ostinato-")) / "ostinato.json"  # a directory of its owner alone
+        _sweep()
+        # a directory of its owner alone, named after this process, which becomes the command
+        config = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")) / "ostinato.json"
         with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             json.dump(tree, file)
     load(config)

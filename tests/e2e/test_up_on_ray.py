@@ -1,4 +1,6 @@
-"""A run on a Ray cluster of three nodes: simulated users and rollouts, more rollout workers and fewer, and two nodes that are lost."""
+"""A run on a Ray cluster of three nodes: simulated users and rollouts, more rollout workers and fewer, a node that is taken away with
+notice, and two that are lost.
+"""
 
 import asyncio
 import contextlib
@@ -16,6 +18,7 @@ from tests.e2e.world_runs import write_tasks
 
 from ostinato.app.storage import home, open_run
 from ostinato.config import load
+from ostinato.core.clock import wall_clock
 from ostinato.core.records import Arm, Batch, Signal, Turn
 from ostinato.launch.commands.scaling import write_wish
 from ostinato.launch.placing.board import read_board
@@ -64,6 +67,7 @@ def run_settings(quick_settings, tmp_path, record, address):
         "evaluate.suite=''",
         "model.numerics=fast",
         f"ray.address='{address}'",
+        "ray.resources={housekeeping={memory=1e8}}",
     ]
 
 
@@ -87,7 +91,10 @@ class Watching:
         }
 
     def worker(self, name):
-        return next(each.worker for each in self.launched.supervisor.watched if each.worker.name == name)
+        return self.watched(name).worker
+
+    def watched(self, name):
+        return next(each for each in self.launched.supervisor.watched if each.worker.name == name)
 
     async def answering(self, timeout_s=180):
         async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
@@ -117,6 +124,18 @@ def lose(made, nodes, pid):
     node.kill_raylet()  # SIGKILL
 
 
+def take_away(name):
+    """What a node does by itself when it is told to end, before it ends half a minute later."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    head = ray._private.worker.global_worker.gcs_client
+    accepted, why = head.drain_node(
+        name, DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, "told to end", int(1000 * wall_clock()) + 30_000
+    )
+    assert accepted, why
+
+
 @pytest.mark.examination
 async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
     tmp_path, cluster, in_postgres, quick_settings, simulated_users
@@ -139,6 +158,16 @@ async def test_a_run_on_ray_outlives_two_of_its_nodes_and_loses_no_row(
                 await seen.until(lambda: len(seen.rollouts()) == 1 and acked.signals)
                 write_wish(home(config).scale, 4)
                 await seen.until(lambda: len(seen.rollouts()) == 4)
+                worker, told = seen.worker("release"), "ended, as if it had been told to"
+                gone, node = worker.pid, node_of(nodes, worker.pid)
+                take_away(worker.node_name)
+                await seen.until(lambda: seen.watched("release").reason == told)
+                nodes.append(made.add_node(num_cpus=CPUS, object_store_memory=80 << 20))
+                nodes.remove(node)
+                made.worker_nodes.discard(node)
+                node.kill_raylet()
+                await seen.until(lambda: worker.pid not in (0, gone) and len(seen.rollouts()) == 4)
+                await seen.answering()
                 gone = seen.worker("train").pid
                 lose(made, nodes, gone)
                 await seen.until(lambda: seen.worker("train").pid not in (0, gone) and len(seen.rollouts()) == 4)

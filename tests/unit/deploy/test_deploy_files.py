@@ -212,6 +212,24 @@ def test_only_the_proxy_is_reached_from_outside():
     assert beside == {"bucket", "ostinato"}
 
 
+def test_no_service_takes_all_of_the_host():
+    for name, service in COMPOSE["services"].items():
+        assert re.fullmatch(r"\d+g", service["mem_limit"]), name
+        assert service["pids_limit"] > 0, name
+        assert service["logging"]["options"] == {"max-size": "20m", "max-file": "5"}, name
+
+
+def test_a_command_beside_the_run_gets_its_secrets_as_the_run_does():
+    """Another container would not see the run's processes, and take it for dead."""
+    readme = re.sub(r"\\\n\s*", "", (DEPLOY / "README.md").read_text())
+    assert "docker compose run" not in readme.replace("-f deploy/compose.yaml ", "")
+    (line,) = re.findall(
+        r"^docker compose -f deploy/compose.yaml exec ostinato (.*) -- ostinato status$", readme, re.MULTILINE
+    )
+    entry = [word for word in COMPOSE["services"]["ostinato"]["entrypoint"] if word != "--"]
+    assert line.split() == [word for word in entry if not word.startswith(("--lines", "--text"))]
+
+
 def test_the_log_s_server_keeps_what_it_confirmed():
     command = COMPOSE["services"]["postgres"]["command"]
     assert {"--fsync=on", "--synchronous_commit=on", "--full_page_writes=on"} <= set(command)

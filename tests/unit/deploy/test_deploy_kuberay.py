@@ -2,10 +2,20 @@
 
 import importlib
 import importlib.util
+import json
 import tomllib
 
 import pytest
-from tests.fakes.deploy_files import CLUSTER, DEPLOY, GROUPS, IN_CLUSTER, OBJECTS, of_kind, separated, values
+from tests.fakes.deploy_files import (
+    CLUSTER,
+    DEPLOY,
+    GROUPS,
+    IN_CLUSTER,
+    OBJECTS,
+    of_kind,
+    separated,
+    values,
+)
 
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig
@@ -91,7 +101,7 @@ def test_mounts_and_selectors_name_what_there_is():
     selectors = [service["spec"]["selector"]]
     selectors += [each["spec"]["selector"]["matchLabels"] for each in OBJECTS if each["kind"] == "PodDisruptionBudget"]
     selectors += [each["spec"]["podSelector"]["matchLabels"] for each in OBJECTS if each["kind"] == "NetworkPolicy"]
-    assert len(selectors) == 8
+    assert len(selectors) == 7
     for selector in selectors:
         assert any(selector.items() <= label.items() for label in labels), selector
     for group in GROUPS:
@@ -105,6 +115,41 @@ def test_mounts_and_selectors_name_what_there_is():
             if "persistentVolumeClaim" in volume:
                 claim = volume["persistentVolumeClaim"]["claimName"]
                 assert claim == of_kind("PersistentVolumeClaim")["metadata"]["name"]
+
+
+def test_a_run_is_not_given_up_for_failures_that_were_long_ago():
+    """KubeRay counts the failures of a RayJob's whole life, and those of a submitter's output beside them."""
+    job = of_kind("RayJob")["spec"]
+    assert job["backoffLimit"] >= 100_000
+    assert job["submissionMode"] == "HTTPMode"
+    assert "submitterConfig" not in job
+    assert job["shutdownAfterJobFinishes"] is False
+
+
+def test_the_head_is_reached_by_the_operator_that_starts_the_run():
+    (rule,) = of_kind("NetworkPolicy", "ostinato-head")["spec"]["ingress"]
+    assert rule["ports"] == [{"port": 8265, "protocol": "TCP"}]
+    assert "kuberay-system" in json.dumps(rule["from"])
+
+
+def test_a_budget_is_one_that_kubernetes_can_count():
+    """A RayCluster says no scale: with maxUnavailable or a percentage every eviction is refused, of workers that may go, too."""
+    budgets = [each["spec"] for each in OBJECTS if each["kind"] == "PodDisruptionBudget"]
+    assert [budget["minAvailable"] for budget in budgets] == [1, 1, 1]
+    assert not any("maxUnavailable" in budget for budget in budgets)
+    components = {budget["selector"]["matchLabels"]["app.kubernetes.io/component"] for budget in budgets}
+    assert components == {"gateway", "head", "train"}
+
+
+def test_the_autoscaler_beside_the_head_has_no_more_rights_than_the_head():
+    (head,) = CLUSTER["headGroupSpec"]["template"]["spec"]["containers"]
+    assert CLUSTER["autoscalerOptions"]["securityContext"] == head["securityContext"]
+
+
+def test_a_pod_has_the_time_that_ray_drains_it_and_a_worker_takes_to_end():
+    """Ray drains a node that is told to end for 30 s, in which its workers end; then it kills what is left."""
+    for group in GROUPS:
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] >= 30 + 20
 
 
 def test_the_way_in_ends_at_the_gateway_s_port_under_tls():

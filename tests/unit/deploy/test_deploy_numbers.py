@@ -34,6 +34,11 @@ RULES = [
 ]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 QUERIES += [(rule["alert"], rule["expr"]) for rule in RULES]
+JOBS = {
+    job["job_name"]
+    for name in ("prometheus.yaml", "kubernetes.yaml")
+    for job in yaml.safe_load((DEPLOY / "prometheus" / name).read_text())["scrape_configs"]
+}
 ENGINES = ("embedded/engine.py", "vllm/engine.py")
 
 NAME = re.compile(r"ostinato_[a-z0-9_]+")
@@ -114,8 +119,9 @@ def test_the_engines_numbers_are_read():
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title}-{n}" for n, (title, _) in enumerate(QUERIES)])
 def test_a_query_asks_for_what_there_is(exported, title, query):
     names = NAME.findall(query)
-    if query == 'up{job="ostinato"} == 0':
-        return  # Prometheus' own
+    if set(re.findall(r"([a-z_]+)\{", query)) == {"up"}:  # Prometheus' own
+        assert {re.search(r'job="(\w+)"', query)[1]} == JOBS
+        return
     assert names, title
     assert [name for name in names if name not in exported] == []
     had = set().union(*(exported[name] for name in names)) | {"instance"}  # which Prometheus adds
@@ -146,6 +152,13 @@ def _once_per_run() -> set[str]:
         "ostinato_worker_restarts_total",
         "ostinato_worker_trouble",
     }
+
+
+def test_a_gateway_that_nobody_finds_is_one_that_is_down():
+    """Pods are found by label: without a pod there is no `up` to be 0."""
+    (rule,) = (each for each in RULES if each["alert"] == "OstinatoDown")
+    assert rule["expr"].endswith('or absent(up{job="ostinato"})')
+    assert "{{ with $labels.instance }}" in rule["annotations"]["summary"]
 
 
 def test_no_two_panels_cover_each_other():

@@ -64,6 +64,28 @@ def test_without_secrets_in_it_the_file_stays_as_it_is(files):
     assert (command, environment) == (["ostinato", "status", "--config", f"{files}/o.toml"], {})
 
 
+def test_what_commands_that_ended_left_is_removed_and_nobody_else_s(files):
+    """A container that starts again keeps /tmp, and the command its number."""
+    options = [f"--config={files}/o.toml", f"--text=serve.admin_key={files}/admin", "--", "true"]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    old, own, alive = (files / f"with-secrets-{pid}-abc" for pid in (ended.pid, os.getpid(), os.getppid()))
+    other = files / "with-secrets-notes"
+    for each in (old, own, alive, other):
+        each.mkdir()
+        (each / "ostinato.json").write_text("{}")
+    planted = files / f"with-secrets-{ended.pid}-link"
+    planted.symlink_to(other)
+    made = [Path(with_secrets.prepared(options)[0][-1]).parent for _ in range(2)]
+    assert not old.exists()
+    assert not own.exists()
+    assert not made[0].exists()
+    assert made[1].exists()
+    assert alive.exists()
+    assert (other / "ostinato.json").exists()
+    assert planted.is_symlink()
+
+
 @pytest.mark.parametrize(
     ("option", "why"),
     [

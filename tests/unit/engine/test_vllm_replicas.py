@@ -278,8 +278,10 @@ async def test_a_server_that_drains_gets_nothing_new_ends_what_is_open_and_is_le
         await engine.load("live", version(1))
         tasks = [asyncio.create_task(collect(engine, prompt(b"%d" % i, max_tokens=60))) for i in range(4)]
         await until(lambda: min(asked(fakes)) > 0)
+        assert engine.stats()["servers_draining"] == 0
         draining.add(engine._servers[0].url + "/")
         await until(lambda: engine.stats()["draining_open"] > 0)
+        assert engine.stats()["servers_draining"] == 1
         before = asked(fakes)[0]
         await asyncio.gather(*(collect(engine, prompt(b"new %d" % i, max_tokens=2)) for i in range(6)))
         assert asked(fakes)[0] == before

@@ -14,15 +14,17 @@ from ostinato.launch.commands.up import limits_of, supervised
 from ostinato.launch.commands.up_on_ray import check_placeable
 from ostinato.launch.placing.supervision import Supervisor
 
+PLACEABLE = ("record.url='postgresql:///a'", "weights.url='s3://b/c'")
+
 
 def configured(tmp_path, *overrides):
     return load(None, [f"run.directory='{tmp_path}'", "learn.source='worlds'", *overrides])
 
 
-def up(tmp_path, *names, at=None):
+def up(tmp_path, *names, at=None, node=""):
     fields = dict.fromkeys(("pid", "since", "doing_since", "restarts"), 0)
     texts = dict.fromkeys(("trouble", "reason", "reason_at"))
-    workers = [{"name": name, "condition": "running", "doing": "", **fields, **texts} for name in names]
+    workers = [{"name": name, "condition": "running", "doing": "", "node": node, **fields, **texts} for name in names]
     board = {"at": wall_clock() if at is None else at, "pid": 1, "ended": None, "workers": workers}
     home(load(None, [f"run.directory='{tmp_path}'"])).workers.write_text(json.dumps(board))
 
@@ -69,11 +71,31 @@ def test_a_wish_that_nobody_can_read_is_none(tmp_path, text):
             ("record.url='postgresql:///a'", "weights.url='s3://b/c'", "ray.cpus={trainer=1}"),
             "ray.cpus.trainer: no such worker",
         ),
+        ((*PLACEABLE, "ray.cpus={housekeeping=0}"), "ray.cpus.housekeeping is 0, and it takes nothing else"),
+        ((*PLACEABLE, "ray.cpus={train=-1}"), "ray.cpus.train is -1"),
+        ((*PLACEABLE, "ray.cpus={train=0.00001}"), "ray.cpus.train is 1e-05"),
+        ((*PLACEABLE, "ray.resources.train={disk=inf}"), "ray.resources.train.disk is inf"),
+        ((*PLACEABLE, "ray.resources.train={GPU=1.5}"), "ray.resources.train.GPU is 1.5"),
+        ((*PLACEABLE, "ray.resources.train={object_store_memory=1e9}"), "ray.resources.train.object_store_memory"),
     ],
 )
 def test_what_cannot_be_on_several_machines_is_refused_by_the_name_of_its_setting(tmp_path, overrides, what):
     with pytest.raises(BadConfig, match=what):
         check_placeable(configured(tmp_path, *overrides))
+
+
+def test_amounts_that_ray_takes_are_let_through(tmp_path):
+    takes = "ray.resources={train={GPU=2, memory=3e10}, serve={GPU=0.5}, housekeeping={spare=0.001}}"
+    check_placeable(configured(tmp_path, *PLACEABLE, "ray.cpus={housekeeping=0, rollout=0}", takes))
+
+
+def test_on_another_node_than_ups_there_is_nothing_to_ask_for(tmp_path):
+    config = configured(tmp_path)
+    up(tmp_path, "serve", "rollout", node="10.0.0.7")
+    with pytest.raises(BadRequest, match="runs on another machine"):
+        scale_rollouts(config, 4, Console())
+    write_wish(home(config).scale, 1)
+    scale_rollouts(config, 4, Console())
 
 
 async def test_a_wish_that_a_killed_run_left_is_none_of_the_next_one(tmp_path):

@@ -220,8 +220,8 @@ class VllmEngine:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start. `steps` counts the servers' events; `retries` requests that were asked of a second
-        server; `servers_well` those that can be asked, and `draining_open` samples that are open on servers that drain. Raises
-        Unavailable when closed.
+        server; `servers_well` those that can be asked, `servers_draining` those that get nothing new, and `draining_open` samples that
+        are open on these. Raises Unavailable when closed.
         """
         self._check_running()
         pauses, replicas = self._fleet.pauses, self._fleet.replicas
@@ -236,6 +236,7 @@ class VllmEngine:
             "pause_p99_s": ordered[len(ordered) * 99 // 100] if pauses else 0.0,
             "servers": len(replicas),
             "servers_well": sum(each.well for each in replicas),
+            "servers_draining": sum(each.draining for each in replicas),
             "draining_open": sum(running[each] for each in replicas if each.draining),
         }
 

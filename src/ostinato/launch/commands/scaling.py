@@ -11,19 +11,23 @@ from ostinato.app.storage import home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
 from ostinato.core.errors import BadRequest, NotFound
-from ostinato.launch.placing.board import STALE_S, read_board
+from ostinato.launch.placing.board import STALE_S, placed_from_elsewhere, read_board
 
 MOST = 1000
 
 
 def scale_rollouts(config: Config, number: int, console: Console) -> None:
-    """Write the wish down. Raises NotFound if the run is not up, BadRequest if it is up without Ray or learns from people only."""
+    """Write the wish down. Raises NotFound if the run is not up, BadRequest if it is up without Ray, from another machine, or learns from
+    people only.
+    """
     place = home(config)
     board = read_board(place.workers)
     if board is None or board.ended is not None or wall_clock() - board.at > STALE_S:
         raise NotFound(f"the run in {place.root} is not up; start it with `ostinato up --on ray`")
     if config.learn.source == "people":
         raise BadRequest('learn.source is "people": there are no rollouts', field="worker")
+    if placed_from_elsewhere(place.workers, place.scale):
+        raise BadRequest("`ostinato up` runs on another machine; ask for workers there", field="worker")
     if not place.scale.exists():
         raise BadRequest(
             "the run is up on one machine, which has one rollout worker; `ostinato up --on ray` has several",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import math
 import os
 import urllib.parse
 from collections.abc import AsyncGenerator
@@ -16,7 +17,8 @@ from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
 from ostinato.launch.commands.scaling import read_wish, write_wish
 from ostinato.launch.commands.up import WORKERS, Launched, limits_of, supervised
-from ostinato.launch.placing.address import read_address, write_address
+from ostinato.launch.placing.address import reachable, read_address, write_address
+from ostinato.launch.placing.board import EVERY_S, board_text
 from ostinato.launch.placing.nodes.cluster import RayCluster
 from ostinato.launch.placing.nodes.keeper import Order
 from ostinato.launch.placing.nodes.placed import PlacedWorker
@@ -24,6 +26,7 @@ from ostinato.launch.placing.supervision import Event, Supervisor
 
 _LOOK_S = 0.5
 _ASKING = ("release", "rollout")  # workers that call the gateway
+_LEAST = 0.0001  # of a resource: what Ray can tell from nothing
 
 
 def check_placeable(config: Config) -> None:
@@ -32,10 +35,29 @@ def check_placeable(config: Config) -> None:
         raise BadConfig("`--on ray` needs a log that all nodes reach: name a Postgres database in record.url")
     if not config.weights.url:
         raise BadConfig("`--on ray` needs a weight store that all nodes reach: name a bucket in weights.url")
-    known = {*WORKERS, "rollout"}
+    known = (*WORKERS, "rollout")
     for section, named in (("cpus", config.ray.cpus), ("resources", config.ray.resources)):
-        if unknown := sorted(set(named) - known):
+        if unknown := sorted(set(named) - set(known)):
             raise BadConfig(f"ray.{section}.{unknown[0]}: no such worker; there are {', '.join(sorted(known))}")
+    for worker in known:
+        _check_amounts(config, worker)
+
+
+def _check_amounts(config: Config, worker: str) -> None:
+    """Raise BadConfig for what Ray would refuse to give to a worker."""
+    cpus, others = config.ray.cpus.get(worker, 1.0), config.ray.resources.get(worker, {})
+    named = {f"ray.cpus.{worker}": cpus} | {f"ray.resources.{worker}.{name}": each for name, each in others.items()}
+    for key, amount in named.items():
+        if not math.isfinite(amount) or amount < 0 or 0 < amount < _LEAST:
+            raise BadConfig(f"{key} is {amount:g}; give 0, or {_LEAST:g} and more")
+    if others.get("GPU", 0) > 1 and others["GPU"] % 1:
+        raise BadConfig(f"ray.resources.{worker}.GPU is {others['GPU']:g}; give a share of one GPU, or a whole number")
+    if "object_store_memory" in others:
+        raise BadConfig(f"ray.resources.{worker}.object_store_memory: a worker uses none; leave it out")
+    if worker in WORKERS and not any({"CPU": cpus, **others}.values()):
+        raise BadConfig(
+            f"ray.cpus.{worker} is 0, and it takes nothing else: give it {_LEAST:g} or more, so that Ray has a place to keep"
+        )
 
 
 @contextlib.asynccontextmanager
@@ -74,7 +96,8 @@ class Crew:
     say: Event
     workers: list[PlacedWorker] = field(default_factory=list[PlacedWorker])
     _admin_key: str = ""
-    _told: str | None = None
+    _shown_at: float = 0.0
+    _failing: dict[str, str] = field(default_factory=dict[str, str])
     _out_of_reach: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
 
     def __post_init__(self) -> None:
@@ -87,15 +110,29 @@ class Crew:
         return next(worker for worker in self.workers if worker.name == "serve")
 
     async def keep(self, supervisor: Supervisor) -> None:
-        """As many rollout workers as are wanted, and all who ask the gateway told where it is. Until cancelled."""
+        """As many rollout workers as are wanted, all who ask the gateway told where it is, and the gateway's node given what it reads of
+        this one. What fails is said once and tried again. Until cancelled.
+        """
+        parts = {
+            "scaling": self._scale,
+            "telling the workers": self._tell,
+            "telling the gateway": self._show,
+            "leaving nodes": self._move,
+        }
         while True:
-            if self.config.learn.source != "people":
-                await self._scale(supervisor, read_wish(self.place.scale))
-            if (url := self.serving.url) is not None:
-                await self._tell(url)
+            for name, part in parts.items():
+                try:
+                    await part(supervisor)
+                    self._failing.pop(name, None)
+                except Exception as error:  # noqa: BLE001 (one part that fails must not end the others in silence)
+                    what = f"{name} failed and is tried again: {type(error).__name__}: {error}"
+                    if self._failing.get(name) != what:
+                        self.say("up", what)
+                    self._failing[name] = what
             await asyncio.sleep(_LOOK_S)
 
-    async def _scale(self, supervisor: Supervisor, wanted: int | None) -> None:
+    async def _scale(self, supervisor: Supervisor) -> None:
+        wanted = None if self.config.learn.source == "people" else read_wish(self.place.scale)
         there = [worker for worker in self.workers if worker.name not in WORKERS]
         if wanted is None or wanted == len(there):
             return
@@ -111,18 +148,34 @@ class Crew:
             self.workers.remove(worker)
             self.say(worker.name, "left: fewer are wanted")
 
-    async def _tell(self, url: str) -> None:
-        if url != self._told:
-            self._told = url
-            with contextlib.suppress(
-                OSError
-            ):  # for commands on this machine; they say so themselves if it is not there
-                if read_address(self.place.address) != url:
-                    write_address(self.place.address, url)
-        for worker in self.workers:
-            if worker.name.startswith(_ASKING):
-                self._warn(url, worker)
-                await worker.tell(url, self.config.supervise.stop_s)
+    async def _tell(self, _: Supervisor) -> None:
+        url = self.serving.url
+        if url is None:
+            return
+        with contextlib.suppress(OSError):  # for commands on this machine; they say so themselves if it is not there
+            known = read_address(self.place.address)
+            if known is None or reachable(known, self.serving.node) != url:
+                write_address(self.place.address, url)
+        asking = [worker for worker in self.workers if worker.name.startswith(_ASKING)]
+        for worker in asking:
+            self._warn(url, worker)
+        await asyncio.gather(*(worker.tell(url, self.config.supervise.stop_s) for worker in asking))
+
+    async def _show(self, supervisor: Supervisor) -> None:
+        """What the gateway says of the workers at `/metrics` and on the page, and which servers of its engine drain."""
+        if (now := asyncio.get_running_loop().time()) - self._shown_at >= EVERY_S:
+            self._shown_at = now
+            self.serving.give(self.place.workers.name, board_text(supervisor.watched))
+        draining = self.place.draining
+        self.serving.give(draining.name, draining.read_text(errors="replace") if draining.exists() else "")
+
+    async def _move(self, _: Supervisor) -> None:
+        """Workers on a node that is taken away end while they have the time to, and start again elsewhere."""
+        leaving = await self.cluster.leaving()
+        going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
+        for worker in going:
+            self.say(worker.name, f"leaves {worker.node}, which Ray takes away")
+        await asyncio.gather(*(worker.stop(self.config.supervise.stop_s) for worker in going))
 
     def _warn(self, url: str, worker: PlacedWorker) -> None:
         """Say once that a worker cannot reach the gateway."""
@@ -140,12 +193,15 @@ class Crew:
         run = self.config.run.model_copy(update={"directory": own})
         worlds = self.config.worlds.model_copy(update={"seed": self.config.worlds.seed + before})
         settings = self.config.model_copy(update={"run": run, "worlds": worlds})
+        if kind != "serve":  # only the gateway tells callers apart
+            callers = {"api_keys": (), "user_keys": (), "admin_key": None}
+            settings = settings.model_copy(update={"serve": settings.serve.model_copy(update=callers)})
         order = Order(
             name=name,
             command=kind,
             settings=json.dumps(plain(settings), indent=1),
             home=str(own),
-            admin_key=self._admin_key,
+            admin_key=self._admin_key if kind in ("serve", *_ASKING) else "",
             cwd=os.getcwd(),
         )
         return PlacedWorker(name, order, self.cluster.place_for(name, kind), self.say)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import urllib.parse
 from pathlib import Path
+
+_ANY = {"0.0.0.0", "::", "[::]"}
 
 
 def write_address(path: Path, url: str) -> None:
@@ -14,14 +17,24 @@ def write_address(path: Path, url: str) -> None:
     partial.replace(path)
 
 
-def read_address(path: Path) -> str | None:
-    """The gateway's URL; None if there is no file, if it is damaged, or if who wrote it lives no more."""
+def read_address(path: Path, writer: int | None = None) -> str | None:
+    """The gateway's URL; None if there is no file, if it is damaged, or if who wrote it lives no more, or is not the process `writer`."""
     try:
         url, mark = path.read_text(errors="replace").splitlines()
         pid = int(mark.split()[0])
     except (OSError, ValueError, IndexError):
         return None
-    return url if mark == _mark(pid) else None
+    return url if mark == _mark(pid) and writer in (None, pid) else None
+
+
+def reachable(url: str, node: str) -> str:
+    """The URL of a gateway on `node` as other machines reach it: one that listens everywhere is at the node's own address.
+
+    Example: ``reachable("http://0.0.0.0:8321", "10.0.0.7") == "http://10.0.0.7:8321"``
+    """
+    parts = urllib.parse.urlsplit(url)
+    host = f"[{node}]" if ":" in node else node
+    return f"{parts.scheme}://{host}:{parts.port}" if parts.hostname in _ANY and node else url
 
 
 def remove_address(path: Path) -> None:

@@ -83,13 +83,18 @@ class Board:
 
     def write(self, ended: str | None = None) -> None:
         """As things stand now. A disk that refuses it costs nobody more than the board."""
-        now = wall_clock()
-        workers = [asdict(Standing.of(watched, now)) for watched in self._crew]
-        shown: dict[str, Any] = {"at": now, "pid": os.getpid(), "ended": ended, "workers": workers}
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
         with contextlib.suppress(OSError):
-            partial.write_text(json.dumps(shown, indent=1))
+            partial.write_text(board_text(self._crew, ended))
             partial.replace(self._path)
+
+
+def board_text(crew: Sequence[Watched], ended: str | None = None) -> str:
+    """A board as its file holds it, as things stand now."""
+    now = wall_clock()
+    workers = [asdict(Standing.of(watched, now)) for watched in crew]
+    shown: dict[str, Any] = {"at": now, "pid": os.getpid(), "ended": ended, "workers": workers}
+    return json.dumps(shown, indent=1)
 
 
 def read_board(path: Path) -> Shown | None:
@@ -100,3 +105,11 @@ def read_board(path: Path) -> Shown | None:
         return Shown(at=float(found["at"]), pid=int(found["pid"]), ended=found["ended"], workers=workers)
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def placed_from_elsewhere(board: Path, scale: Path) -> bool:
+    """True on a node of a run whose `ostinato up --on ray` is on another machine: the board came here, and that machine's wish did not."""
+    shown = read_board(board)
+    if shown is None or shown.ended is not None or wall_clock() - shown.at > STALE_S:
+        return False
+    return any(worker.node for worker in shown.workers) and not scale.exists()

@@ -1,32 +1,19 @@
 """A worker on a node, without a cluster: the node's side in this process, and a place that comes late, is taken away, or falls silent."""
 
-import asyncio
 import contextlib
 import os
 import signal
 import sys
 
 import pytest
+from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, alive, order, supervised, until
 
-from ostinato.core.errors import Unavailable
-from ostinato.launch.placing.address import read_address, write_address
-from ostinato.launch.placing.judging import Limits
+from ostinato.core.errors import BadConfig
+from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.nodes import keeper as keeper_module
 from ostinato.launch.placing.nodes import placed
-from ostinato.launch.placing.nodes.keeper import NodeKeeper, Order
-from ostinato.launch.placing.nodes.placed import PlacedWorker, reachable
-from ostinato.launch.placing.supervision import Condition, Supervisor
-
-PROGRAM = """
-import json, os, signal, sys, time
-pipe, home = int(os.environ["OSTINATO_PULSE_FD"]), os.path.dirname(sys.argv[-1])
-while not os.path.exists(os.path.join(home, "fail")):
-    os.write(pipe, json.dumps({"doing": "working", "ready": True}).encode() + b"\\n")
-    time.sleep(0.02)
-os.write(pipe, json.dumps({"doing": "x", "failed": "BadConfig: no such model", "certain": True}).encode() + b"\\n")
-sys.exit(2)
-"""
-LIMITS = Limits(silence_s=5.0, stop_s=2.0, tries=3, window_s=60.0, longest_wait_s=0.05)
+from ostinato.launch.placing.nodes.placed import PlacedWorker
+from ostinato.launch.placing.supervision import Condition
 
 
 @pytest.fixture(autouse=True)
@@ -35,96 +22,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(keeper_module, "own_command", lambda *words: (sys.executable, "-S", "-c", PROGRAM, *words))
 
 
-class Node:
-    """A place in this process. `there`: set once there is one; `gone`: its node was lost."""
-
-    def __init__(self, host="10.0.0.7"):
-        self.keeper, self._inner = self, NodeKeeper(host)
-        self.there, self.gone, self.left = asyncio.Event(), False, False
-
-    def wanting(self):
-        return "waiting for room"
-
-    def leave(self):
-        self.left = True
-
-    def _check(self):
-        if self.gone:
-            raise Unavailable("its node is gone")
-
-    async def start(self, order):
-        await self.there.wait()
-        return await self._inner.start(order)
-
-    async def look(self):
-        self._check()
-        return await self._inner.look()
-
-    async def tell(self, url):
-        self._check()
-        await self._inner.tell(url)
-
-    async def stop(self, grace_s):
-        self._check()
-        return await self._inner.stop(grace_s)
-
-    async def kill(self):
-        self._check()
-        await self._inner.kill()
-
-
-class Nodes:
-    """Opens a new node at each wish, ready at once unless told otherwise."""
-
-    def __init__(self, *, ready=True):
-        self.made, self._ready = [], ready
-
-    def open(self):
-        node = Node(f"10.0.0.{len(self.made) + 1}")
-        if self._ready:
-            node.there.set()
-        self.made.append(node)
-        return node
-
-
-def order(home):
-    return Order(
-        name="train", command="train", settings='{"a": "secret"}', home=str(home), admin_key="k" * 43, cwd=str(home)
-    )
-
-
-@contextlib.asynccontextmanager
-async def supervised(worker):
-    said = []
-    supervisor = Supervisor([worker], LIMITS, lambda who, what: said.append(what))
-    running = asyncio.create_task(supervisor.run())
-    try:
-        yield supervisor.watched[0], said
-    finally:
-        supervisor.stop()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(ask, timeout_s=15):
-    async with asyncio.timeout(timeout_s):
-        while not (found := ask()):
-            await asyncio.sleep(0.01)
-        return found
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 async def test_a_worker_without_a_node_says_what_it_waits_for_and_is_not_taken_for_hung(tmp_path):
     nodes = Nodes(ready=False)
     worker = PlacedWorker("train", order(tmp_path), nodes.open, lambda *_: None)
     async with supervised(worker) as (watched, _):
-        await until(lambda: worker.sign and worker.sign.doing == "waiting for room")
+        await until(lambda: worker.sign and worker.sign.trouble == "waiting for room")
+        assert worker.sign.doing == "waiting for a node"
         assert (worker.pid, worker.node) == (0, "")
         nodes.made[0].there.set()
         await until(lambda: worker.was_ready)
@@ -149,7 +52,7 @@ async def test_files_of_the_run_are_put_on_the_node_for_its_owner_only(tmp_path)
     worker = PlacedWorker("train", order(home), Nodes().open, lambda *_: None)
     async with supervised(worker):
         await until(lambda: worker.was_ready)
-        for name, text in {"admin.key": "k" * 43, "config.json": '{"a": "secret"}'}.items():
+        for name, text in {"admin.key": "k" * 43, "config-train.json": '{"a": "secret"}'}.items():
             assert (home / name).read_text() == text
             assert (home / name).stat().st_mode & 0o077 == 0
 
@@ -205,23 +108,64 @@ async def test_who_asks_the_gateway_is_told_where_it_is_and_starts_again_where_i
         assert watched.restarts == 1
 
 
-async def test_a_gateways_own_address_is_passed_on(tmp_path):
-    worker = PlacedWorker("serve", order(tmp_path), Nodes().open, lambda *_: None)
+async def test_what_a_node_cannot_do_is_one_workers_failure_and_not_the_end_of_the_others(tmp_path):
+    """Whatever it raises: an order of another version, a defect, Ray's refusal of what the worker asks for."""
+
+    def refusing():
+        raise ValueError("Use the 'memory' keyword")
+
+    def broken():
+        return Nodes(broken=TypeError("Order() got an unexpected argument")).open()
+
+    for open_place, why in ((refusing, "ValueError: Use the 'memory' keyword"), (broken, "TypeError: Order() got")):
+        worker = PlacedWorker("train", order(tmp_path / "a"), open_place, lambda *_: None)
+        other = PlacedWorker("release", order(tmp_path / "b", "release"), Nodes().open, lambda *_: None)
+        async with supervised(worker, other) as ((watched, beside), _):
+            await until(lambda watched=watched: watched.restarts or watched.condition is Condition.FAILED)
+            assert why in watched.reason
+            assert beside.condition is not Condition.FAILED
+
+
+async def test_a_node_of_another_version_is_refused_by_name(tmp_path):
+    nodes = Nodes()
+    stale = order(tmp_path).plain() | {"version": "0.0.0", "colour": "blue"}
+    with pytest.raises(BadConfig, match=r"10\.0\.0\.1 has ostinato .* `ostinato up` is 0\.0\.0"):
+        await nodes.open().start(stale)
+    assert not (tmp_path / "admin.key").exists()
+
+
+async def test_a_full_disk_of_a_node_is_nobodys_fault(tmp_path):
+    nodes = Nodes(broken=OSError(28, "No space left on device"))
+    async with supervised(PlacedWorker("train", order(tmp_path), nodes.open, lambda *_: None)) as (watched, _):
+        await until(lambda: watched.restarts > LIMITS.tries + 1)
+        assert watched.condition is not Condition.FAILED
+        assert "No space left" in watched.reason
+
+
+async def test_what_is_given_to_a_worker_lies_on_its_node_wherever_it_moves(tmp_path):
+    nodes = Nodes()
+    worker = PlacedWorker("serve", order(tmp_path, "serve"), nodes.open, lambda *_: None)
+    board, draining = tmp_path / "workers.json", tmp_path / "draining"
     async with supervised(worker):
         await until(lambda: worker.was_ready)
-        write_address(tmp_path / "gateway.url", "http://0.0.0.0:8321")
-        await until(lambda: worker.url == "http://10.0.0.1:8321")
-    assert worker.url is None
+        nodes.made[0].full = True
+        worker.give("workers.json", "one")
+        worker.give("draining", "http://a:1\n")
+        for _ in range(3):
+            heard = worker.heard
+            await until(lambda heard=heard: worker.heard > heard)
+        assert not board.exists()
+        assert worker.running, "a disk that refuses a file costs no gateway"
+        nodes.made[0].full = False
+        await until(lambda: draining.exists() and board.read_text() == "one")
+        assert draining.read_text() == "http://a:1\n"
+        board.unlink()
+        os.kill(worker.pid, signal.SIGKILL)
+        await until(lambda: len(nodes.made) == 2 and board.exists())
 
 
-@pytest.mark.parametrize(
-    ("url", "node", "expected"),
-    [
-        ("http://0.0.0.0:1", "10.0.0.7", "http://10.0.0.7:1"),
-        ("http://[::]:1", "fd00::7", "http://[fd00::7]:1"),
-        ("http://10.1.1.1:1", "10.0.0.7", "http://10.1.1.1:1"),
-        ("http://127.0.0.1:1", "10.0.0.7", "http://127.0.0.1:1"),
-    ],
-)
-def test_a_gateway_that_listens_everywhere_is_at_its_nodes_address(url, node, expected):
-    assert reachable(url, node) == expected
+async def test_no_file_but_those_is_put_anywhere(tmp_path):
+    node = Nodes().open()
+    for name in ("admin.key", "../workers.json", "gateway.url"):
+        with pytest.raises(ValueError, match="no file that the gateway reads"):
+            await node.put(name, "x")

@@ -9,14 +9,23 @@ import asyncio
 import importlib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ostinato.core.errors import BadConfig, StorageFull, Unavailable
+from ostinato.core.errors import BadConfig, OstinatoError, Unavailable
 from ostinato.launch.placing.nodes.keeper import NodeKeeper
 from ostinato.launch.placing.nodes.placed import Place
 from ostinato.placing_config import RayConfig
 
 _T = TypeVar("_T")
+_Amounts = Mapping[str, float]
+_LOOK_S = 1.0
+_START_S = 15.0  # beside `patience_s`: a node puts files in place and starts a process
+
+
+class NodeFailed(OstinatoError):
+    """A node cannot do what it was asked. It may lack something that another one has."""
+
+    code = "node_failed"
 
 
 class OnRay(NodeKeeper):
@@ -24,6 +33,10 @@ class OnRay(NodeKeeper):
 
     def __init__(self) -> None:
         super().__init__(str(_ray().util.get_node_ip_address()))
+
+    async def where(self) -> tuple[str, str]:
+        """The node's address and Ray's name of it: several nodes may share an address."""
+        return await self.here(), str(_ray().get_runtime_context().get_node_id())
 
 
 class RayCluster:
@@ -48,12 +61,25 @@ class RayCluster:
             raise BadConfig(
                 f"ray.address {config.address!r}: {error}; start a cluster with `ray start --head`, or name one that runs"
             ) from error
-        bundles = [self._needs(name) for name in crew]
-        self._group = self._ray.util.placement_group(bundles, strategy=config.strategy)
+        self._room = _Asked(lambda: (self._ray.available_resources(), self._ray.cluster_resources()))
+        self._draining = _Asked(_draining)
+        try:
+            bundles = [self._needs(name) for name in crew]
+            self._group = self._ray.util.placement_group(bundles, strategy=config.strategy)
+        except (self._ray.exceptions.RayError, TypeError, ValueError) as error:
+            self._ray.shutdown()
+            raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray takes no such group: {error}") from error
 
     def place_for(self, name: str, kind: str) -> Callable[[], Place]:
         """Asks for a place for the worker `name`, which takes what `kind` takes: a new one at each call."""
         return lambda: self._place(name, kind)
+
+    async def leaving(self) -> frozenset[str]:
+        """The nodes that Ray was told to take away, by its names: nothing new comes there, and what is there has some seconds left.
+
+        Raises Unavailable, and what Ray raises.
+        """
+        return await self._draining.seen()
 
     def close(self) -> None:
         """Leave the cluster; what was placed ends."""
@@ -65,7 +91,7 @@ class RayCluster:
 
     def _place(self, name: str, kind: str) -> Place:
         needs = self._needs(kind)
-        others = {key: amount for key, amount in needs.items() if key not in ("CPU", "GPU")}
+        others = {key: amount for key, amount in needs.items() if key not in ("CPU", "GPU", "memory")}
         strategy: Any = "SPREAD"
         if name in self._crew:
             scheduling = importlib.import_module("ray.util.scheduling_strategies")
@@ -75,28 +101,55 @@ class RayCluster:
             .options(
                 num_cpus=needs["CPU"],
                 num_gpus=needs.get("GPU", 0),
+                memory=needs.get("memory"),
                 resources=others,
                 scheduling_strategy=strategy,
                 max_restarts=0,  # the supervisor starts it again: it knows who hangs, and who can never run
             )
             .remote()
         )
-        return _RayPlace(self._ray, actor, needs, self._config.patience_s)
+        return _RayPlace(self._ray, actor, needs, self._room, self._config.patience_s)
+
+
+class _Asked(Generic[_T]):
+    """What Ray's head says, which may be slow: a thread asks it, once a second at most, whoever wants to know."""
+
+    def __init__(self, ask: Callable[[], _T]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Future[_T] | None = None
+        self._asked_at = 0.0
+
+    async def seen(self) -> _T:
+        """Its newest answer. Raises Unavailable if there is none within a second, and what `ask` raises."""
+        now = asyncio.get_running_loop().time()
+        if self._asking is None or (self._asking.done() and now - self._asked_at >= _LOOK_S):
+            self._asking, self._asked_at = asyncio.ensure_future(asyncio.to_thread(self._ask)), now
+        asking = self._asking
+        await asyncio.wait({asking}, timeout=_LOOK_S)
+        if not asking.done():
+            raise Unavailable("Ray's head does not answer")
+        return asking.result()
 
 
 class _RayPlace:
     """An actor, wherever Ray puts it."""
 
-    def __init__(self, ray: Any, actor: Any, needs: Mapping[str, float], patience_s: float) -> None:
-        self._ray, self._actor, self._needs = ray, actor, needs
+    def __init__(
+        self, ray: Any, actor: Any, needs: _Amounts, room: _Asked[tuple[_Amounts, _Amounts]], patience_s: float
+    ) -> None:
+        self._ray, self._actor, self._needs, self._room = ray, actor, needs, room
         self.keeper = _Calls(ray, actor, patience_s)
 
-    def wanting(self) -> str:
+    @property
+    def node_name(self) -> str:
+        return self.keeper.node_name
+
+    async def wanting(self) -> str:
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
         try:
-            free, there = self._ray.available_resources(), self._ray.cluster_resources()
-        except self._ray.exceptions.RayError as error:
-            return f"waiting for Ray, which does not answer: {error}"
+            free, there = await self._room.seen()
+        except Exception as error:  # noqa: BLE001 (only words are lost)
+            return f"waiting for Ray to place it, which does not answer: it takes {wanted}; {_last_line(error)}"
         rest = ", ".join(f"{free.get(name, 0):g} of {there.get(name, 0):g} {name}" for name in self._needs)
         return f"waiting for Ray to place it: it takes {wanted}; free are {rest}"
 
@@ -105,14 +158,20 @@ class _RayPlace:
 
 
 class _Calls:
-    """A keeper's methods as calls to an actor. Raises Unavailable where the actor is gone, or silent for `patience_s`."""
+    """A keeper's methods as calls to an actor. Raises Unavailable where the actor is gone, or silent for `patience_s`; NodeFailed where it
+    can never work on that node; OSError and errors of ours as the keeper raised them.
+    """
 
     def __init__(self, ray: Any, actor: Any, patience_s: float) -> None:
         self._errors, self._actor, self._patience_s = ray.exceptions, actor, patience_s
+        self.node_name = ""
 
-    async def start(self, order: dict[str, str]) -> tuple[int, str]:
-        pid, host = await self._answer(self._actor.start.remote(order))
-        return pid, host
+    async def here(self) -> str:
+        host, self.node_name = await self._answer(self._actor.where.remote(), None)
+        return host
+
+    async def start(self, order: dict[str, str]) -> int:
+        return await self._answer(self._actor.start.remote(order), _START_S + self._patience_s)
 
     async def look(self) -> dict[str, Any]:
         return await self._answer(self._actor.look.remote(), self._patience_s)
@@ -120,32 +179,43 @@ class _Calls:
     async def tell(self, url: str) -> None:
         await self._answer(self._actor.tell.remote(url), self._patience_s)
 
+    async def put(self, name: str, text: str) -> None:
+        await self._answer(self._actor.put.remote(name, text), self._patience_s)
+
     async def stop(self, grace_s: float) -> bool:
         return await self._answer(self._actor.stop.remote(grace_s), grace_s + self._patience_s)
 
     async def kill(self) -> None:
         await self._answer(self._actor.kill.remote(), self._patience_s)
 
-    async def _answer(self, asked: Awaitable[_T], timeout_s: float | None = None) -> _T:
+    async def _answer(self, asked: Awaitable[_T], timeout_s: float | None) -> _T:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asked
-        except TimeoutError as error:
-            raise Unavailable(f"its node did not answer for {timeout_s:g} s") from error
-        except self._errors.RayTaskError as error:
-            if isinstance(
-                error.cause, OSError | StorageFull
-            ):  # the node is short of something; its own words, without Ray's traceback
+        except self._errors.RayTaskError as error:  # first: it is of its cause's kind, too, a TimeoutError for instance
+            if isinstance(error.cause, OSError | OstinatoError):  # in its own words, without Ray's traceback
                 raise error.cause from error
-            raise Unavailable(f"Ray: {type(error.cause).__name__}: {error.cause}") from error
+            raise NodeFailed(f"its node failed: {type(error.cause).__name__}: {error.cause}") from error
         except self._errors.RayActorError as error:
-            raise Unavailable(f"its node or its actor is gone: {_first_line(error)}") from error
+            if error.actor_init_failed:
+                raise NodeFailed(f"its node cannot keep a worker: {_last_line(error)}") from error
+            raise Unavailable(f"its node or its actor is gone: {_last_line(error)}") from error
         except self._errors.RayError as error:
-            raise Unavailable(f"Ray: {_first_line(error)}") from error
+            raise Unavailable(f"Ray: {_last_line(error)}") from error
+        except TimeoutError as error:
+            raise Unavailable(f"its node did not answer for {timeout_s or 0:g} s") from error
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _draining() -> frozenset[str]:
+    """Ray has no public name for it; none where a version has another one."""
+    state = getattr(importlib.import_module("ray._private.state"), "state", None)
+    asked = getattr(state, "get_draining_nodes", dict[str, int])
+    return frozenset(asked())
+
+
+def _last_line(error: Exception) -> str:
+    """Of several lines, such as a remote traceback, the one that says what was wrong."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 def _ray() -> Any:

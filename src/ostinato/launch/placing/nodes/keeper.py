@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ostinato import __version__
 from ostinato.app.storage import Home
 from ostinato.config import write_private
-from ostinato.launch.placing.address import read_address, write_address
+from ostinato.core.errors import BadConfig
+from ostinato.launch.placing.address import reachable, read_address, write_address
 from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a node is told about a worker. `command`: of the CLI; `settings`: the configuration as JSON, secrets included; `home`: the run's
-    directory on the node; `admin_key`: the run's own; `cwd`: where relative paths begin, if the node has it.
+    """What a node is told about a worker. `command`: of the CLI; `settings`: the configuration as JSON, with the secrets that this worker
+    needs; `home`: the run's directory on the node; `admin_key`: the run's own, empty for who does not need it; `cwd`: where relative paths
+    begin, if the node has it; `version`: of Ostinato, the same on all nodes.
 
     Example: ``Order(name="rollout-2", command="rollout", settings="{}", home="/runs/a/rollout-2", admin_key="...", cwd="/srv")``
     """
@@ -27,6 +32,7 @@ class Order:
     home: str
     admin_key: str
     cwd: str
+    version: str = __version__
 
     def plain(self) -> dict[str, str]:
         """As sent."""
@@ -36,7 +42,7 @@ class Order:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """How a worker stands. `line`: its last sign, as it sent it; `silent_s`: since then, or since its start; `ready`: it has been, in this
-    life; `code`: how it ended; `url`: where the run's gateway answers, as the node knows.
+    life; `code`: how it ended; `url`: where it answers, if it is the run's gateway.
 
     Example: ``Look(line=None, silent_s=0.1, ready=False, code=None, last_line="", url=None)``
     """
@@ -52,8 +58,12 @@ class Look:
 class Keeper(Protocol):
     """A node's side of one worker, as the supervisor's side calls it: across machines, in plain values."""
 
-    async def start(self, order: dict[str, str]) -> tuple[int, str]:
-        """Start the worker; returns its pid and the node's address. Raises OSError, StorageFull."""
+    async def here(self) -> str:
+        """The node's address."""
+        ...
+
+    async def start(self, order: dict[str, str]) -> int:
+        """Start the worker; returns its pid. Raises OSError, StorageFull, and BadConfig if the node has another version of Ostinato."""
         ...
 
     async def look(self) -> dict[str, Any]:
@@ -61,7 +71,11 @@ class Keeper(Protocol):
         ...
 
     async def tell(self, url: str) -> None:
-        """Where the run's gateway answers, for a worker that asks it."""
+        """Where the run's gateway answers, for a worker that asks it. Raises OSError."""
+        ...
+
+    async def put(self, name: str, text: str) -> None:
+        """A file of the run that is made beside `ostinato up` and read by the gateway. Raises OSError."""
         ...
 
     async def stop(self, grace_s: float) -> bool:
@@ -81,27 +95,45 @@ class NodeKeeper:
         self._worker: WorkerProcess | None = None
         self._ending: asyncio.Future[int] | None = None
         self._home = Home(Path())
+        self._serves: str | None = None
+        self._told: str | None = None
 
-    async def start(self, order: dict[str, str]) -> tuple[int, str]:
+    async def here(self) -> str:
+        return self._host
+
+    async def start(self, order: dict[str, str]) -> int:
+        if (version := order.get("version")) != __version__:  # before anything else of an order is believed
+            raise BadConfig(
+                f"{self._host} has ostinato {__version__}, `ostinato up` is {version}: install one version on all nodes"
+            )
         wanted = Order(**order)
         self._home = Home(Path(wanted.home))
         self._home.root.mkdir(parents=True, exist_ok=True)
-        write_private(self._home.root / "admin.key", wanted.admin_key)
-        write_private(self._home.config, wanted.settings)
+        if wanted.admin_key:
+            write_private(self._home.root / "admin.key", wanted.admin_key)
+        settings = self._home.config
+        if wanted.command != "serve":  # workers that share a directory have different secrets
+            settings = settings.with_name(f"config-{wanted.name}.json")
+        write_private(settings, wanted.settings)
         here = Path(wanted.cwd)
         self._worker = WorkerProcess(
             wanted.name,
-            own_command(wanted.command, "--config", str(self._home.config)),
+            own_command(wanted.command, "--config", str(settings)),
             self._home.worker_log(wanted.command),
             env=THREADS,
             directory=here if here.is_dir() else None,
         )
         await self._worker.start()
         self._ending = asyncio.ensure_future(self._worker.ended())
-        return self._worker.pid, self._host
+        return self._worker.pid
 
     async def look(self) -> dict[str, Any]:
         worker, ending = self._started()
+        if self._serves is None:  # once seen it is known, whatever others write there
+            self._serves = read_address(self._home.address, worker.pid)
+        if self._told is not None and read_address(self._home.address) is None:  # who wrote it is gone
+            with contextlib.suppress(OSError):
+                write_address(self._home.address, self._told)
         code = ending.result() if ending.done() else None
         sign = worker.sign
         return asdict(
@@ -111,13 +143,24 @@ class NodeKeeper:
                 ready=worker.was_ready,
                 code=code,
                 last_line=worker.last_line() if code is not None else "",
-                url=read_address(self._home.address),
+                url=self._serves,
             )
         )
 
     async def tell(self, url: str) -> None:
-        if read_address(self._home.address) != url:
+        self._told = url
+        known = read_address(self._home.address)
+        if known is None or reachable(known, self._host) != url:
+            # otherwise it may be the gateway's own file, which goes with the gateway and not with this keeper
             write_address(self._home.address, url)
+
+    async def put(self, name: str, text: str) -> None:
+        if name not in (self._home.workers.name, self._home.draining.name):
+            raise ValueError(f"{name} is no file that the gateway reads")
+        path = self._home.root / name
+        partial = path.with_name(f"{name}.{os.getpid()}.partial")
+        partial.write_text(text)
+        partial.replace(path)
 
     async def stop(self, grace_s: float) -> bool:
         return await self._started()[0].stop(grace_s)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
-import urllib.parse
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
-from ostinato.core.errors import StorageFull, Unavailable
+from ostinato.core.errors import OstinatoError, StorageFull, Unavailable
+from ostinato.launch.placing.address import reachable
 from ostinato.launch.placing.nodes.keeper import Keeper, Look, Order
 from ostinato.launch.placing.sign import Sign, read_sign
 
 EVERY_S = 1.0
 _FAREWELL_S = 5.0
 _FAILED = 1
-_ANY = {"0.0.0.0", "::", "[::]"}
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_T = TypeVar("_T")
 
 
 class Place(Protocol):
@@ -24,11 +26,16 @@ class Place(Protocol):
 
     @property
     def keeper(self) -> Keeper:
-        """Its methods wait until there is a node. They raise Unavailable once the node is gone, or was away for too long."""
+        """`here` waits until there is a node. All raise Unavailable once the node is gone, the others if it was away for too long."""
         ...
 
-    def wanting(self) -> str:
-        """What it waits for, in words."""
+    @property
+    def node_name(self) -> str:
+        """The node as the cluster names it; empty until there is one."""
+        ...
+
+    async def wanting(self) -> str:
+        """What it waits for, in words; soon."""
         ...
 
     def leave(self) -> None:
@@ -61,6 +68,7 @@ class PlacedWorker:
         self._at, self._last_line = (0, ""), ""
         self._told: str | None = None
         self._wanted: str | None = None
+        self._given, self._put = dict[str, str](), dict[str, str]()
         self._left = asyncio.Event()
 
     @property
@@ -75,12 +83,18 @@ class PlacedWorker:
     def node(self) -> str:
         return self._at[1]
 
+    @property
+    def node_name(self) -> str:
+        """The node as the cluster names it; empty where none has the worker."""
+        return self._place.node_name if self._place is not None and self.pid and self.running else ""
+
     async def start(self) -> None:
-        self._place = self._open()
+        self._place = None
         self._at, self._last_line, self.url, self._told = (0, ""), "", None, None
+        self._put.clear()
         self._left = asyncio.Event()
         self._hear(Sign(doing="waiting for a node"))
-        self._life = asyncio.create_task(self._live(self._place))
+        self._life = asyncio.create_task(self._live())
 
     async def ended(self) -> int:
         if self._life is None:
@@ -88,11 +102,11 @@ class PlacedWorker:
         return await asyncio.shield(self._life)
 
     async def stop(self, grace_s: float) -> bool:
-        if not self.running or self._place is None:
+        if not self.running:
             return True
         alone = not self.pid  # who waits for a node has nothing to end
-        if self.pid:
-            with contextlib.suppress(Unavailable, TimeoutError):
+        if self.pid and self._place is not None:
+            with contextlib.suppress(Exception):  # whatever is wrong with its node, it is left
                 async with asyncio.timeout(grace_s + _FAREWELL_S):
                     alone = await self._place.keeper.stop(grace_s)
                     await self.ended()
@@ -101,7 +115,7 @@ class PlacedWorker:
 
     async def kill(self) -> None:
         if self.running and self._place is not None and self.pid:
-            with contextlib.suppress(Unavailable, TimeoutError):
+            with contextlib.suppress(Exception):
                 async with asyncio.timeout(_FAREWELL_S):
                     await self._place.keeper.kill()
                     await self.ended()
@@ -116,11 +130,15 @@ class PlacedWorker:
         if self._told not in (None, url) and self.running:
             await self.stop(grace_s)
 
+    def give(self, name: str, text: str) -> None:
+        """A file of the run that belongs on this worker's node, from now on and wherever it moves."""
+        self._given[name] = text
+
     # ------------------------------------------------------------ its life
 
-    async def _live(self, place: Place) -> int:
+    async def _live(self) -> int:
         """From the wish for a place to the worker's end, or until it is left; returns its exit code."""
-        hearing, left = asyncio.ensure_future(self._hear_out(place)), asyncio.ensure_future(self._left.wait())
+        hearing, left = asyncio.ensure_future(self._hear_out()), asyncio.ensure_future(self._left.wait())
         try:
             await asyncio.wait({hearing, left}, return_when=asyncio.FIRST_COMPLETED)
             return hearing.result() if hearing.done() else -signal.SIGKILL
@@ -129,11 +147,14 @@ class PlacedWorker:
             left.cancel()
             await asyncio.wait({hearing})
             self.url = None
-            place.leave()
+            if self._place is not None:
+                with contextlib.suppress(Exception):  # a cluster that is gone takes nothing back
+                    self._place.leave()
 
-    async def _hear_out(self, place: Place) -> int:
-        """What the node says of the worker, from its start to its end; returns its exit code."""
+    async def _hear_out(self) -> int:
+        """What the node says of the worker, from the wish for one to the worker's end; returns its exit code."""
         try:
+            self._place = place = self._open()
             await self._placed(place)
             while True:
                 look = Look(**await place.keeper.look())
@@ -141,29 +162,57 @@ class PlacedWorker:
                 if look.code is not None:
                     self._last_line = look.last_line
                     return look.code
-                if self._wanted is not None and self._told is None:
-                    await place.keeper.tell(self._wanted)
-                    self._told = self._wanted
+                await self._bring(place.keeper)
                 await asyncio.sleep(EVERY_S)
         except (Unavailable, StorageFull) as error:
             self._hear(Sign(doing=self._doing, failed=str(error), outside=True))
-            return _FAILED
         except OSError as error:
-            self._hear(Sign(doing=self._doing, failed=f"could not be started on its node: {error}"))
-            return _FAILED
+            full = error.errno in _FULL
+            self._hear(Sign(doing=self._doing, failed=f"could not be started on its node: {error}", outside=full))
+        except Exception as error:  # noqa: BLE001 (what is wrong with one worker must not end the others)
+            # a failure like any other, even if it is said to be certain: another node may have what this one lacks
+            why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"
+            self._hear(Sign(doing=self._doing, failed=why))
+        return _FAILED
 
     async def _placed(self, place: Place) -> None:
-        starting = asyncio.ensure_future(place.keeper.start(self._order.plain()))
-        try:
-            while not starting.done():
-                await asyncio.wait({starting}, timeout=EVERY_S)
-                if not starting.done():
-                    self._hear(Sign(doing=place.wanting()))
-        finally:
-            starting.cancel()
-        self._at = starting.result()
+        began = asyncio.get_running_loop().time()
+
+        async def waiting() -> Sign:
+            for_s = asyncio.get_running_loop().time() - began
+            return Sign(doing="waiting for a node", for_s=for_s, trouble=await place.wanting())
+
+        async def starting() -> Sign:
+            return Sign(doing=f"starting on {node}")
+
+        node = await self._saying(place.keeper.here(), waiting)
+        pid = await self._saying(place.keeper.start(self._order.plain()), starting)
+        self._at = (pid, node)
         self._hear(Sign(doing="starting"))
-        self._say(self.name, f"placed on {self.node} (pid {self.pid})")
+        self._say(self.name, f"placed on {node} (pid {pid})")
+
+    async def _saying(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
+        """The answer; until it comes, this side speaks for the worker."""
+        answer = asyncio.ensure_future(asked)
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=EVERY_S)
+                if not answer.done():
+                    self._hear(await sign())
+            return answer.result()
+        finally:
+            answer.cancel()
+
+    async def _bring(self, keeper: Keeper) -> None:
+        """What its node shall have and has not. A disk that refuses it is asked again at the next look."""
+        with contextlib.suppress(OSError):
+            if self._wanted is not None and self._told is None:
+                await keeper.tell(self._wanted)
+                self._told = self._wanted
+            for name, text in list(self._given.items()):
+                if self._put.get(name) != text:
+                    await keeper.put(name, text)
+                    self._put[name] = text
 
     def _take(self, look: Look) -> None:
         self.heard = asyncio.get_running_loop().time() - look.silent_s
@@ -183,13 +232,3 @@ class PlacedWorker:
     async def _leave(self) -> None:
         self._left.set()
         await self.ended()
-
-
-def reachable(url: str, node: str) -> str:
-    """The URL of a gateway on `node` as other machines reach it: one that listens everywhere is at the node's own address.
-
-    Example: ``reachable("http://0.0.0.0:8321", "10.0.0.7") == "http://10.0.0.7:8321"``
-    """
-    parts = urllib.parse.urlsplit(url)
-    host = f"[{node}]" if ":" in node else node
-    return f"{parts.scheme}://{host}:{parts.port}" if parts.hostname in _ANY and node else url
