@@ -1,4 +1,4 @@
-"""The hosts: each has namespaces of its own for network, processes, mounts and name, a directory that the others do not see, and no other disk.
+"""The hosts: each has namespaces of its own (network, processes, mounts, name), a directory that the others do not see, and no other disk.
 
 A host is a process that waits for its input to end, as the first process of its namespaces; when it ends, whatever the reason, the kernel
 kills all that runs there and takes the namespaces away. Its input is a pipe of this process's, so nothing outlives us, not even a kill -9,
@@ -25,8 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import ostinato
 from tests.examinations.hosts.wire import INTERFACE, MTU
+
+import ostinato
 
 PREFIX = "ostinato-hosts-"
 PLACE = Path("/mnt")
