@@ -72,6 +72,11 @@ class Process:
         self.name, self._child = name, child
 
     @property
+    def pid(self) -> int:
+        """Of `nsenter`."""
+        return self._child.pid
+
+    @property
     def running(self) -> bool:
         return self._child.poll() is None
 
@@ -106,10 +111,15 @@ class Host:
         """Switch it on: what it had on its disk is there."""
         flags = ["--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--propagation", "private"]
         words = ["sh", "-c", _BOOT, "boot", self.name, self.directory, self._lab.directory, _PACKAGE]
-        self._init = subprocess.Popen(["unshare", *flags, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with (self._lab.directory / f"{self.name}.boot").open("ab") as log:
+            self._init = subprocess.Popen(
+                ["unshare", *flags, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
         assert self._init.stdout is not None
         if self._init.stdout.readline().strip() != b"ready":
-            raise RuntimeError(f"host {self.name} did not start; see what was written above")
+            raise RuntimeError(
+                f"host {self.name} did not start: {(self._lab.directory / f'{self.name}.boot').read_text()}"
+            )
         (self._pid,) = _children(self._init.pid)
         self._lab.tell_wire({"host": [self._pid, self.address]})
         for words in (["addr", "add", f"{self.address}/24", "dev"], ["link", "set", "mtu", str(MTU), "up", "dev"]):
@@ -223,6 +233,19 @@ class Lab:
 
     def _tell_cuts(self) -> None:
         self.tell_wire({"cuts": [pair for pairs in self.cuts.values() for pair in pairs]})
+
+    def keep_logs(self, place: Path) -> None:
+        """Copy what programs wrote on the hosts, but no weights and databases."""
+        for host in self.hosts.values():
+            for path in (
+                *host.directory.glob("*.log"),
+                *host.directory.glob("*.jsonl"),
+                *host.directory.glob("run/**/*.[jl]*"),
+            ):
+                if path.is_file() and path.suffix in (".log", ".jsonl", ".json"):
+                    target = place / host.name / path.relative_to(host.directory)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, target)
 
     def check(self) -> dict[str, bool]:
         """What must be true of a lab before anything found in it means anything."""
