@@ -18,10 +18,11 @@ from ostinato.record.codec.kinds import TURNS, Kind
 from ostinato.record.keys import KeyRing
 from ostinato.record.postgres.kept import KeptRows
 from ostinato.record.postgres.segment import PostgresSegment
-from ostinato.record.postgres.server import Connection, Server, digest_of, passes
+from ostinato.record.postgres.server import Connection, Server, ask_at_once, digest_of, passes
 from ostinato.record.reader import PAGE, Found
 
 _OPEN = 6
+_BEGIN: LiteralString = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT first FROM segments ORDER BY first"
 T = TypeVar("T")
 
 
@@ -95,10 +96,8 @@ class PostgresReader:
 
     def _ask_once(self, question: Callable[[list[Cursor]], T]) -> T:
         connection = self._connection = self._connection or self._server.dial()
-        with connection.pipeline():
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            listing = connection.execute("SELECT first FROM segments ORDER BY first")
-        answer = question([first for (first,) in listing.fetchall()])
+        _, listing = ask_at_once(connection, _BEGIN)
+        answer = question([first for (first,) in listing])
         connection.execute("COMMIT")
         return answer
 
