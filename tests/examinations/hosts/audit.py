@@ -1,6 +1,6 @@
 """What the log, the weight store and the gateways say in the end, asked by an operator on a host of its own, as one object of JSON.
 
-python -m tests.examinations.hosts.audit BEGAN ENDED URL,URL WORD ...
+``python -m tests.examinations.hosts.audit all|refs BEGAN ENDED URL,URL WORD ...``
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import aiohttp
 
 from ostinato.app.storage import open_run
 from ostinato.config import Config, load
-from ostinato.core.records import Arm, Batch, Reward, ReleaseEvent, Signal, Turn
+from ostinato.core.records import Arm, Batch, ReleaseEvent, Reward, Signal, Turn
 from ostinato.evaluate.acceptance import by_arm, live_minus_control
 from ostinato.launch.views.observe import RunObserver
 from ostinato.launch.views.report import last_third
@@ -99,25 +99,26 @@ async def slots(urls: list[str]) -> list[dict[str, str]]:
     return found
 
 
-async def main(config: Config, began: float, ended: float, urls: list[str]) -> None:
+async def standing(run: Any, urls: list[str]) -> dict[str, Any]:
+    """Where the refs are, and what the gateways serve."""
+    found: dict[str, str] = {}
+    for name in ("live", "control", "previous"):
+        policy = await run.follower.resolve(name)
+        found |= {} if policy is None else {name: policy.hash}
+    return {"refs": found, "slots": await slots(urls)}
+
+
+async def main(config: Config, what: str, began: float, ended: float, urls: list[str]) -> None:
     with open_run(config) as run:
-        counted = await recount(run.log)
-        refs = await run.store.refs()
-        found = await rows(run.log) | {
-            "account": asdict(counted),
-            "balanced": counted.balanced,
-            "acceptance": await acceptance(run, began, ended),
-            "refs": {
-                name: (await run.follower.resolve(name)).hash
-                for name in ("live", "control", "previous")
-                if name in refs
-            },
-            "versions": [name.removeprefix("version/") for name in refs if name.startswith("version/")],
-            "slots": await slots(urls),
-        }
+        found = await standing(run, urls)
+        if what == "all":
+            counted = await recount(run.log)
+            versions = [name.removeprefix("version/") for name in await run.store.refs() if name.startswith("version/")]
+            found |= {"account": asdict(counted), "balanced": counted.balanced, "versions": versions}
+            found |= await rows(run.log) | {"acceptance": await acceptance(run, began, ended)}
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    began, ended, urls, *words = sys.argv[1:]
-    asyncio.run(main(load(None, words), float(began), float(ended), urls.split(",")))
+    what, began, ended, urls, *words = sys.argv[1:]
+    asyncio.run(main(load(None, words), what, float(began), float(ended), urls.split(",")))

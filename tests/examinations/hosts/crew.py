@@ -1,4 +1,4 @@
-"""A host's workers under their supervisor, as `ostinato up` has them, but only these: ``python -m ...hosts.crew serve,housekeeping WORD ...``.
+"""Some workers under their supervisor, as `ostinato up` has all of them: ``python -m tests.examinations.hosts.crew NAME,NAME WORD ...``.
 
 Says what happens to them, a line of JSON each, on its output, until SIGTERM.
 """

@@ -136,7 +136,7 @@ def learned(seen: Evidence) -> dict[str, Any]:
     batches = seen.facts["batches"]
     taught = [turn for batch in batches for turn in batch["turns"]]
     numbers = [batch["step"] for batch in batches]
-    cut = next((event for event in seen.events if event.name.startswith("trainer-1")), None)
+    cut = next((event for event in seen.events if event.name.startswith("trainer")), None)
     wrong = {
         "batches missing, doubled or out of order": int(numbers != list(range(1, len(numbers) + 1))),
         "batches torn": sum(batch["torn"] for batch in batches),
@@ -225,7 +225,7 @@ def followed(seen: Evidence) -> dict[str, Any]:
 
 
 def recoveries(seen: Evidence, have: Mapping[str, Sequence[tuple[float, str]]]) -> dict[str, Any]:
-    """After what befell it, how many seconds until somebody was back: a follower reached the store, a gateway answered, a step was taken."""
+    """After each event, the seconds until who it befell was back: a follower reached the store, a gateway answered, a step was taken."""
     found: dict[str, Any] = {}
     for event in seen.events:
         name = event.name.split()[0].removesuffix("'s")
@@ -249,7 +249,7 @@ def recoveries(seen: Evidence, have: Mapping[str, Sequence[tuple[float, str]]]) 
         elif name == "release":
             moves = [each["at"] for each in seen.facts["releases"] if not each["actor"]]
             found[f"{event.name}: judges again"] = _since(event.ended, moves)
-        elif name == "trainer-1":
+        elif name.startswith("trainer"):
             steps = [batch["at"] for batch in seen.facts["batches"]]
             found[f"{event.name}: a step since it began"] = _since(event.began, steps)
     return found

@@ -1,6 +1,6 @@
 """A plain follower on a host of its own: verifies each version that the refs name, and notes when it had it and its bytes' hash.
 
-    python -m tests.examinations.hosts.follower OUT WORD ...
+``python -m tests.examinations.hosts.follower OUT WORD ...``
 
 Lines of JSON in the file OUT: {"kind": "have", "at", "ref", "number", "hash", "bytes", "sound"}, {"kind": "error", "at", "ref", "what"},
 and for each half minute at most {"kind": "looked", "at"}; the first look after a silence is always noted.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ostinato.app.storage import open_store
 from ostinato.config import load
 from ostinato.core.clock import wall_clock
 from ostinato.core.weights import Snapshot, Weights
+from ostinato.launch.views.progress import Progress
 from ostinato.weights.follow.follower import Follower
 from ostinato.weights.version.content import weights_root
 
@@ -42,7 +43,7 @@ class Noting:
         now = wall_clock()
         if now - self._last > _SILENCE_S or now - self._noted > _LOOK_S:
             self._noted = now
-            self._write(kind="looked", at=now, after_s=round(now - self._last, 3) if self._last else 0.0)
+            self._write("looked", after_s=round(now - self._last, 3) if self._last else 0.0)
         self._last = now
         return value
 
@@ -56,31 +57,19 @@ def digest(weights: Weights) -> str:
     return found.hexdigest()
 
 
-async def main(out: str, words: list[str]) -> None:
-    config = load(None, words)
-    with open(out, "a", buffering=1) as file:
+async def main(out: Path, words: list[str]) -> None:
+    config, write = load(None, words), Progress(out, 1 << 30).write
 
-        def write(**line: Any) -> None:
-            file.write(json.dumps(line) + "\n")
+    async def take(ref: str, snapshot: Snapshot) -> None:
+        policy = snapshot.policy
+        bytes_, root = await asyncio.to_thread(lambda: (digest(snapshot.weights), weights_root(snapshot.weights)))
+        write("have", ref=ref, number=policy.number, hash=policy.hash, bytes=bytes_, sound=root == policy.hash)
 
-        async def take(ref: str, snapshot: Snapshot) -> None:
-            policy = snapshot.policy
-            bytes_, root = await asyncio.to_thread(lambda: (digest(snapshot.weights), weights_root(snapshot.weights)))
-            write(
-                kind="have",
-                at=wall_clock(),
-                ref=ref,
-                number=policy.number,
-                hash=policy.hash,
-                bytes=bytes_,
-                sound=root == policy.hash,
-            )
+    def failed(ref: str, error: Exception) -> None:
+        write("error", ref=ref, what=f"{type(error).__name__}: {error}"[:300])
 
-        def failed(ref: str, error: Exception) -> None:
-            write(kind="error", at=wall_clock(), ref=ref, what=f"{type(error).__name__}: {error}"[:300])
-
-        await Follower(Noting(open_store(config), write), config.follow).watch(REFS, take, on_error=failed)
+    await Follower(Noting(open_store(config), write), config.follow).watch(REFS, take, on_error=failed)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2:]))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -103,18 +103,15 @@ class Host:
         self._init: subprocess.Popen[bytes] | None = None
         self._pid = 0
 
-    @property
-    def on(self) -> bool:
-        return self._init is not None
-
     def boot(self) -> None:
         """Switch it on: what it had on its disk is there."""
         flags = ["--net", "--mount", "--pid", "--uts", "--ipc", "--fork", "--mount-proc", "--propagation", "private"]
         words = ["sh", "-c", _BOOT, "boot", self.name, self.directory, self._lab.directory, _PACKAGE]
         with (self._lab.directory / f"{self.name}.boot").open("ab") as log:
             self._init = subprocess.Popen(
-                ["unshare", *flags, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+                ["unshare", *flags, *words],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
         assert self._init.stdout is not None
         if self._init.stdout.readline().strip() != b"ready":
             raise RuntimeError(
@@ -129,15 +126,21 @@ class Host:
         """As if the plug were pulled: no packet leaves it any more, then everything on it is killed at once."""
         assert self._init is not None
         self._lab.tell_wire({"gone": self.address})
-        os.kill(self._pid, signal.SIGKILL)
-        self._init.wait()
-        self._init = None
+        self.end()
+
+    def end(self) -> None:
+        """Everything on it is killed, if it is on."""
+        if self._init is not None:
+            os.kill(self._pid, signal.SIGKILL)
+            self._init.wait()
+            self._init = None
 
     def start(self, name: str, *words: object, user: str = "", **environment: str) -> Process:
         """Start a program, with its output in the file `NAME.log` on the host. `user`: "uid:gid", root if empty."""
         with (self.directory / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                self._inside(words, user), env=self._environment(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._inside(words, user), env=self._environment(environment), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         return Process(f"{name} on {self.name}", child)
 
@@ -179,7 +182,9 @@ class Lab:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "tests.examinations.hosts.wire"]
-        self._wire = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        self._wire = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
+        )
         try:
             for host in self.hosts.values():
                 host.boot()
@@ -191,12 +196,11 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for host in self.hosts.values():
-            if host.on:
-                host.kill()
-        if self._wire is not None and self._wire.stdin is not None:
+        if self._wire is not None and self._wire.stdin is not None:  # then whoever still runs reaches nobody
             self._wire.stdin.close()
             self._wire.wait()
+        for host in self.hosts.values():
+            host.end()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # ------------------------------------------------------------ the network

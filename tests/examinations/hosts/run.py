@@ -1,7 +1,7 @@
 """Two gateways, a trainer and one in reserve, a release worker and four followers on hosts that share nothing but a network, and what
 a network does to them.
 
-    python -m tests.examinations.hosts.run [--tiny] [--minutes 40] [--seed 0]
+``python -m tests.examinations.hosts.run [--tiny] [--minutes 40] [--seed 0]``
 
 Thirteen hosts, each with namespaces of its own and a disk that no other sees: Postgres, an object store, the above, the demo's simulated
 users, an operator. In the course of it: round trips of 20 to 50 ms; a gateway, the trainer (for longer than its lease) and the release
@@ -30,7 +30,18 @@ from rich.table import Table
 from tests.examinations.hosts.figures import Evidence, judge, lines
 from tests.examinations.hosts.lab import PLACE, Lab, Process, missing
 from tests.examinations.hosts.servers import PostgresHost, start_bucket
-from tests.examinations.hosts.settings import CREWS, FOLLOWERS, GATEWAYS, HOSTS, SECRETS, Plan, furnish, url, words
+from tests.examinations.hosts.settings import (
+    CREWS,
+    FOLLOWERS,
+    GATEWAYS,
+    HOSTS,
+    SECRETS,
+    TRAINERS,
+    Plan,
+    furnish,
+    url,
+    words,
+)
 from tests.examinations.hosts.storm import Storm
 from tests.fakes import postgres_server
 
@@ -70,6 +81,14 @@ class Staging:
         self.lab[name].boot()
         self.start_crew(name)
 
+    def at_work(self) -> str:
+        """The trainer that took the last step."""
+        last = {
+            name: [line["at"] for line in self.written(name, "run/train.jsonl") if line["kind"] == "step"]
+            for name in TRAINERS
+        }
+        return max(TRAINERS, key=lambda name: max(last[name], default=0.0))
+
     def _python(self, host: str, name: str, module: str, *arguments: object) -> Process:
         own = words(self.lab, self.lab[host], self.plan)
         command = [sys.executable, "-m", f"tests.examinations.hosts.{module}", *arguments, *own]
@@ -80,11 +99,11 @@ class Staging:
         own = [part for word in words(self.lab, self.lab["operator"], self.plan) for part in ("--set", word)]
         return self.lab["operator"].run(sys.executable, "-m", "ostinato.cli", *command, *own, **SECRETS)
 
-    def audit(self, began: float, ended: float) -> dict[str, Any]:
-        """What the operator sees of log, store and gateways."""
+    def audit(self, what: str, began: float = 0.0, ended: float = 0.0) -> dict[str, Any]:
+        """What the operator sees of log, store and gateways, or of refs and gateways only."""
         urls = ",".join(map(self.url, GATEWAYS))
         own = words(self.lab, self.lab["operator"], self.plan)
-        command = [sys.executable, "-m", "tests.examinations.hosts.audit", began, ended, urls, *own]
+        command = [sys.executable, "-m", "tests.examinations.hosts.audit", what, began, ended, urls, *own]
         return json.loads(self.lab["operator"].run(*command, **SECRETS))
 
     def written(self, host: str, name: str) -> list[dict[str, Any]]:
@@ -99,14 +118,14 @@ def examine(staging: Staging) -> dict[str, Any]:
     users = staging.start()
     began = _until("people are served", _START_S, users, lambda: _noted(staging, "began"))
     print(f"{time.strftime('%H:%M:%S')} both gateways serve", flush=True)
-    storm = Storm(lab, plan, staging.log, staging.reboot, lambda: users.running)
+    storm = Storm(lab, plan, staging.log, staging.reboot, staging.at_work, lambda: users.running)
     storm.rage()
     status = users.wait(60 * plan.minutes + _LEAVE_S)
     ended = _noted(staging, "ended") or time.time()
     print(f"{time.strftime('%H:%M:%S')} the users left", flush=True)
     time.sleep(plan.window_s + 3.0)
-    settled = settle(staging, began, ended)
-    facts = staging.audit(began, ended)
+    settled = settle(staging)
+    facts = staging.audit("all", began, ended)
     checks = {name: _said(staging, *command) for name, command in (("fsck", ("weights", "fsck")), ("replay", ("weights", "replay")))
               if name == "fsck" or plan.replay}  # fmt: skip
     evidence = Evidence(
@@ -115,7 +134,7 @@ def examine(staging: Staging) -> dict[str, Any]:
         users=staging.written("users", "users.jsonl"),
         followers={name: staging.written(name, "follower.jsonl") for name in FOLLOWERS},
         gateways={name: staging.written(name, "run/serve.jsonl") for name in GATEWAYS},
-        trainers={name: staging.written(name, "run/train.jsonl") for name in CREWS if name.startswith("trainer")},
+        trainers={name: staging.written(name, "run/train.jsonl") for name in TRAINERS},
         crews={name: staging.written(name, "crew.log") for name in CREWS},
         alive=all(process.running for process in staging.crews.values()),
         events=storm.events,
@@ -134,7 +153,7 @@ def examine(staging: Staging) -> dict[str, Any]:
     )
 
 
-def settle(staging: Staging, began: float, ended: float) -> dict[str, Any]:
+def settle(staging: Staging) -> dict[str, Any]:
     """Stop learning and judging, take the live release back by hand, and wait until every follower and gateway has what is live then.
 
     The seconds that took, and whether they did.
@@ -149,7 +168,7 @@ def settle(staging: Staging, began: float, ended: float) -> dict[str, Any]:
         told = str(error)
     begun = time.monotonic()
     while True:
-        facts = staging.audit(began, ended)
+        facts = staging.audit("refs")
         live = facts["refs"]["live"]
         at = [_last(staging.written(name, "follower.jsonl"), "live") for name in FOLLOWERS]
         at += [served.get("live", "") for served in facts["slots"]]

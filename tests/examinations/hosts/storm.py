@@ -26,12 +26,13 @@ class Event:
 
 @dataclass
 class Storm:
-    """`boot(name)` switches a host on again with what ran on it."""
+    """`boot(name)` switches a host on again with what ran on it; `trains()` names the trainer at work."""
 
     lab: Lab
     plan: Plan
     log: PostgresHost
     boot: Callable[[str], None]
+    trains: Callable[[], str]
     alive: Callable[[], bool]
     events: list[Event] = field(default_factory=list[Event])
 
@@ -43,7 +44,7 @@ class Storm:
         steps: list[tuple[float, Callable[[], None]]] = [
             (0.08, self.latency),
             (0.14, lambda: self.cut("gateway-2 cut off from Postgres", 20.0, ("gateway-2", "log"))),
-            (0.30, lambda: self.cut("trainer-1 cut off from Postgres", 2.5 * lease + 5.0, ("trainer-1", "log"))),
+            (0.30, lambda: self.cut_trainer(2.5 * lease + 5.0)),
             (0.46, lambda: self.cut("release worker cut off from Postgres", 2.5 * lease, ("release", "log"))),
             (0.56, lambda: self.cut("follower-1 cut off from the store", 15.0 * second, ("follower-1", "bucket"))),
             (0.68, self.kill_postgres),
@@ -66,6 +67,10 @@ class Storm:
         time.sleep(seconds)
         self.lab.heal(name)
         self._note(name, began)
+
+    def cut_trainer(self, seconds: float) -> None:
+        name = self.trains()
+        self.cut(f"{name} cut off from Postgres", seconds, (name, "log"))
 
     def kill_postgres(self) -> None:
         began = time.time()

@@ -1,9 +1,9 @@
-"""The demo's simulated users as a product over two gateways: who gets no answer asks again elsewhere, and feedback is sent until it is taken.
+"""The demo's simulated users over two gateways: who gets no answer asks again at the other, and feedback is sent until it is taken.
 
-    python -m tests.examinations.hosts.users OUT URL URL SECONDS USERS SEED copilot|letters WORD ...
+``python -m tests.examinations.hosts.users OUT URL URL SECONDS USERS SEED copilot|letters WORD ...``
 
-They ask for the demo's tasks with its tastes and tempers (`ostinato.demo.users`), or, of the tiny model, for answers that begin with a small
-letter. Each call has an Idempotency-Key, and an episode of the same name, so that the log shows how many turns came of it. What happened
+They ask for the demo's tasks with its tastes and tempers (`ostinato.demo.users`), or, of the tiny model, for answers that begin with a
+small letter. Each call has an Idempotency-Key, and an episode of the same name, so that the log shows how many turns came of it. What happened
 lies in OUT, a line of JSON each: calls with every try, and feedback with when it was taken.
 """
 
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -29,6 +29,7 @@ from ostinato.demo import tasks as demo_tasks
 from ostinato.demo.client import Failed, Suggestion, ask, body, send_feedback
 from ostinato.demo.prompt import TaskPrompt
 from ostinato.demo.users import SimulatedUser, UsersConfig, Wanted, make_users
+from ostinato.launch.views.progress import Progress
 from ostinato.worlds.grading.completion import python_tests
 from ostinato.worlds.sandbox import SingleRuns
 
@@ -87,9 +88,9 @@ class Crowd:
             tries, answer = await self._ask(key, user, task, gateway, dice)
             if len(tries) > 1:
                 away_until = wall_clock() + _HOME_S
-            line: dict[str, Any] = {"kind": "call", "at": wall_clock(), "key": key, "user": user.id, "tries": tries}
+            line: dict[str, Any] = {"key": key, "user": user.id, "tries": tries}
             if answer is None:
-                self._write(**line, outcome="given up")
+                self._write("call", **line, outcome="given up")
                 continue
             outcome = "ignored"
             if dice.random() >= self._config.ignore_share:
@@ -98,7 +99,13 @@ class Crowd:
                 outcome = "accepted" if liked else "rejected"
                 feedback.create_task(self._react(key, user, answer.turn, outcome, gateway, dice))
             self._write(
-                **line, outcome=outcome, turn=answer.turn, text=answer.text, arm=answer.arm, policy=answer.policy
+                "call",
+                **line,
+                outcome=outcome,
+                turn=answer.turn,
+                text=answer.text,
+                arm=answer.arm,
+                policy=answer.policy,
             )
             await asyncio.sleep(dice.expovariate(1.0) * self._config.think_s * user.pace)
 
@@ -145,7 +152,7 @@ class Crowd:
                 break
             await asyncio.sleep(min(4.0, 0.5 * 2**number))
         again = await self._send((gateway + len(ends)) % 2, event) if twice else ""
-        self._write(kind="signal", at=wall_clock(), id=key, turn=turn, name=said, ends=ends, again=again)
+        self._write("signal", id=key, turn=turn, name=said, ends=ends, again=again)
 
     async def _send(self, which: int, event: dict[str, Any]) -> str:
         try:
@@ -195,15 +202,10 @@ async def judging(scenario: str, config: Config) -> Any:
 async def main(
     out: str, first: str, second: str, seconds: float, users: int, seed: int, scenario: str, words: list[str]
 ) -> None:
-    config = load(None, words)
+    config, write = load(None, words), Progress(Path(out), 1 << 30).write
     behaviour = UsersConfig(count=users, model=config.model.served_as)
     headers = {"Authorization": f"Bearer {CLIENT_KEY}"}
     async with contextlib.AsyncExitStack() as stack:
-        file = stack.enter_context(open(out, "a", buffering=1))
-
-        def write(**line: Any) -> None:
-            file.write(json.dumps(line) + "\n")
-
         sessions = [
             await stack.enter_async_context(
                 aiohttp.ClientSession(base, headers=headers, timeout=_LIMITS, connector=aiohttp.TCPConnector(limit=0))
@@ -212,12 +214,12 @@ async def main(
         ]
         tasks, judge = await stack.enter_async_context(judging(scenario, config))
         await asyncio.gather(*map(ready, sessions))
-        write(kind="began", at=wall_clock())
+        write("began")
         crowd, ends = Crowd(sessions, tasks, judge, behaviour, seed, write), wall_clock() + seconds
         async with asyncio.TaskGroup() as group:
             for at, user in enumerate(make_users(tasks, behaviour, seed)):
                 group.create_task(crowd.live(at, user, ends, group))
-        write(kind="ended", at=wall_clock())
+        write("ended")
 
 
 if __name__ == "__main__":

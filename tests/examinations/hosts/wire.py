@@ -1,6 +1,6 @@
 """The network between the hosts: carries IP packets from one host to another, later than they came, or not at all.
 
-    python -m tests.examinations.hosts.wire
+``python -m tests.examinations.hosts.wire``
 
 Each host's interface is a TUN device in the host's own network namespace, whose other end is here. So a cut loses packets in silence, as
 a cable does: nobody is told, no connection is reset, and what was sent comes when the kernel sends it again. Orders come as lines of JSON
