@@ -3,7 +3,7 @@
 ``python -m tests.examinations.hosts.users OUT URL URL SECONDS USERS SEED copilot|letters WORD ...``
 
 They ask for the demo's tasks with its tastes and tempers (`ostinato.demo.users`), or, of the tiny model, for answers that begin with a
-small letter. Each call has an Idempotency-Key, and an episode of the same name, so that the log shows how many turns came of it. What happened
+small letter. Each call has an Idempotency-Key, and an episode of that name, so that the log shows how many turns came of it. What happened
 lies in OUT, a line of JSON each: calls with every try, and feedback with when it was taken.
 """
 

@@ -154,12 +154,12 @@ class Server:
 def ask_at_once(
     connection: Connection, statements: LiteralString, values: Sequence[object] = ()
 ) -> list[list[tuple[Any, ...]]]:
-    """What each of several statements answers, in one round trip. Values come into the text where it says {}: few, and small ones.
+    """What each of several statements answers, in one round trip. Values and names come into the text where it says {}: few, and short.
 
     Not with psycopg's pipeline: it sends a message more, after which the server no longer counts how long a transaction is idle, and a
     process that was cut off or lost its power would keep the log's lock for as long as TCP keeps the connection.
     """
-    cursor = connection.execute(sql.SQL(statements).format(*map(sql.Literal, values)), prepare=False)
+    cursor = connection.execute(sql.SQL(statements).format(*values), prepare=False)
     answers = [cursor.fetchall() if cursor.description else []]
     while cursor.nextset():
         answers.append(cursor.fetchall() if cursor.description else [])
