@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.examinations.hosts.storm import Event
@@ -255,12 +256,28 @@ def recoveries(seen: Evidence, have: Mapping[str, Sequence[tuple[float, str]]]) 
     return found
 
 
+def latencies(seen: Evidence) -> dict[str, list[float]]:
+    """Of answered tries before the first event (the links are quick), and afterwards while nothing was cut or down."""
+    tries = [each for line in seen.users for each in line.get("tries", ()) if each["end"] == "answered"]
+    if not tries or not seen.events:
+        return {}
+    slow = seen.events[0].ended
+    calm = [each for each in tries if each["at"] > slow and not any(event.began - 2 < each["at"] + each["s"]
+            and each["at"] < event.ended + _GRACE_S for event in seen.events[1:])]  # fmt: skip
+    found = {
+        "quick links": [each["s"] for each in tries if each["at"] + each["s"] < slow],
+        "slow links": [each["s"] for each in calm],
+    }
+    return {name: [round(median(times), 2), max(times)] for name, times in found.items() if times}
+
+
 def _since(moment: float, times: Iterable[float]) -> float | None:
     return min((round(at - moment, 2) for at in times if at > moment), default=None)
 
 
 def requests(seen: Evidence) -> dict[str, Any]:
     """Tries that failed, by what was going on then; `without a cause` are those that no event explains."""
+    back = {event.name: _back(seen, event) for event in seen.events}
     by_event: dict[str, Counter[str]] = defaultdict(Counter)
     causeless: Counter[str] = Counter()
     tries = 0
@@ -270,7 +287,7 @@ def requests(seen: Evidence) -> dict[str, Any]:
             if each["end"] == "answered":
                 continue
             what = f"gateway-{each['gateway']}: {each['end']}"
-            causes = [event for event in seen.events if _explains(event, each)]
+            causes = [event for event in seen.events if _explains(event, each, back)]
             for event in causes:
                 by_event[event.name][what] += 1
             if not causes:
@@ -279,15 +296,25 @@ def requests(seen: Evidence) -> dict[str, Any]:
         "tries": tries,
         "failed while": {name: dict(count) for name, count in by_event.items()},
         "without a cause": dict(causeless),
+        "seconds of an answer, median and most": latencies(seen),
+        "feedback, ends of tries": dict(
+            Counter(end for line in seen.users if line["kind"] == "signal" for end in line["ends"])
+        ),
     }
 
 
-def _explains(event: Event, tried: Mapping[str, Any]) -> bool:
+def _explains(event: Event, tried: Mapping[str, Any], back: Mapping[str, float]) -> bool:
     """Whether a try may have failed because of an event: it was under way, or just over, and is about this gateway or about Postgres."""
     name = f"gateway-{tried['gateway']}"
     if not event.name.startswith((name, "Postgres")):
         return False
-    return tried["at"] <= event.ended + _GRACE_S and tried["at"] + tried["s"] >= event.began
+    return tried["at"] <= back[event.name] and tried["at"] + tried["s"] >= event.began
+
+
+def _back(seen: Evidence, event: Event) -> float:
+    """When what an event broke works again: a gateway that starts has its model to load first."""
+    swaps = [line["at"] for line in seen.gateways.get(event.name.split("'")[0], ()) if line["at"] > event.ended]
+    return max([event.ended + _GRACE_S, *swaps[:1]]) if "power" in event.name else event.ended + _GRACE_S
 
 
 def restarts(said: Lines) -> dict[str, int]:

@@ -132,7 +132,7 @@ class Host:
         """Everything on it is killed, if it is on."""
         if self._init is not None:
             os.kill(self._pid, signal.SIGKILL)
-            self._init.wait()
+            self._init.communicate()
             self._init = None
 
     def start(self, name: str, *words: object, user: str = "", **environment: str) -> Process:
@@ -197,8 +197,7 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._wire is not None and self._wire.stdin is not None:  # then whoever still runs reaches nobody
-            self._wire.stdin.close()
-            self._wire.wait()
+            self._wire.communicate()
         for host in self.hosts.values():
             host.end()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -128,6 +128,7 @@ def examine(staging: Staging) -> dict[str, Any]:
     facts = staging.audit("all", began, ended)
     checks = {name: _said(staging, *command) for name, command in (("fsck", ("weights", "fsck")), ("replay", ("weights", "replay")))
               if name == "fsck" or plan.replay}  # fmt: skip
+    print(f"{time.strftime('%H:%M:%S')} the store and the log were checked", flush=True)
     evidence = Evidence(
         grounds=grounds,
         facts=facts,
