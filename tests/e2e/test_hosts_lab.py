@@ -1,4 +1,4 @@
-"""The lab of `tests/examinations/hosts`: its hosts share nothing but the network, which can be slow, or gone; nothing of it stays behind."""
+"""The lab of `tests/examinations/hosts`: its hosts share a network, which can be slow or gone, and nothing else; nothing of it stays."""
 
 import subprocess
 import sys
