@@ -65,6 +65,8 @@ def judge(seen: Evidence) -> dict[str, Any]:
         problems += [f"{what}: {count}" for what, count in found[part]["wrong"].items() if count]
     if not seen.facts["balanced"]:
         problems.append(f"the turns do not add up: {seen.facts['account']['contradictions'][:3]}")
+    if not _shipped(seen.facts["releases"]):
+        problems.append("nothing was released")
     if not found["followers"]["one root and the same bytes"]:
         problems.append("the followers are not at one root with the same bytes")
     if found["followers"]["unsound"]:

@@ -150,7 +150,7 @@ class Host:
             self._inside(words, user), env=self._environment(environment), stdin=subprocess.DEVNULL, capture_output=True, check=False
         )  # fmt: skip
         if check and done.returncode:
-            raise RuntimeError(f"{self.name}: {' '.join(map(str, words))}: {done.stderr.decode()[-2000:]}")
+            raise RuntimeError(f"{self.name}: {' '.join(map(str, words))[:200]}: {done.stderr.decode()[-2000:]}")
         return done.stdout.decode()
 
     def _inside(self, words: Iterable[object], user: str) -> list[str]:
