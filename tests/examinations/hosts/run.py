@@ -149,9 +149,11 @@ def examine(staging: Staging) -> dict[str, Any]:
         "seed": plan.seed,
         "cores": os.cpu_count(),
     }
-    return (
-        found | {"events": [asdict(event) for event in storm.events]} | judge(evidence) | {"settled": settled} | checks
-    )
+    found |= {"events": [asdict(event) for event in storm.events]} | judge(evidence) | {"settled": settled} | checks
+    if not settled["all at what is live"]:
+        found["problems"].append(f"not all were at what is live after {_SETTLE_S:g} s")
+    found["problems"] += [f"{name}: {said[:300]}" for name, said in checks.items() if said.startswith("FAILED")]
+    return found
 
 
 def settle(staging: Staging) -> dict[str, Any]:
@@ -211,9 +213,7 @@ def _until(what: str, timeout_s: float, process: Process, ask: Any) -> float:
 def main() -> int:
     """1 if something is not as it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--tiny", action="store_true", help="a rehearsal of some four minutes with a model that says nothing"
-    )
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of six minutes with a model that says nothing")
     parser.add_argument("--minutes", type=float, help="of traffic (default: 40, of the tiny model 2.5)")
     parser.add_argument("--users", type=int, help="default: 50, of the tiny model 16")
     parser.add_argument("--seed", type=int, default=0)
