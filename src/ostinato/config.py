@@ -98,6 +98,11 @@ class EvaluateConfig(BaseModel, frozen=True, extra="forbid"):
     items: int = Field(
         default=0, ge=0, description="Use only the first so many items of each suite, or held-out tasks; 0: all."
     )
+    gateway: str = Field(
+        default="",
+        description="The gateway that candidates are measured through, as http://host:port, for a release worker on a host without one; "
+        "then serve.admin_key must be the same on both. Empty: this host's own.",
+    )
     grade_timeout_s: float = Field(default=4.0, gt=0, description="Wall seconds for one answer's hidden tests.")
     runner: RunnerConfig = Field(default_factory=RunnerConfig, description="How the suite is run.")
     gate: GateConfig = Field(default_factory=GateConfig, description="Margin, level and number of looks.")

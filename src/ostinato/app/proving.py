@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ostinato.app.storage import BEST_EVALUATION_REF, EVALUATION_REF, Run, home
+from ostinato.app.storage import BEST_EVALUATION_REF, EVALUATION_REF, Run, operator_key
 from ostinato.app.worlds import check_item, open_grader
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -204,7 +204,7 @@ def open_runner(config: Config, url: str, suite: Suite | None = None) -> SuiteRu
     from ostinato.evaluate.runner import SuiteRunner
 
     chosen = suite or open_suite(config)
-    return SuiteRunner(chosen, open_grader(config), url, home(config).admin_key(), config.evaluate.runner)
+    return SuiteRunner(chosen, open_grader(config), url, operator_key(config), config.evaluate.runner)
 
 
 def gate_rules(config: Config) -> GateConfig:

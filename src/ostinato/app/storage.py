@@ -142,6 +142,12 @@ class Home:
         return key
 
 
+def operator_key(config: Config, place: Home | None = None) -> str:
+    """What lets a process of the run name a weight slot: `serve.admin_key`, which hosts can share, or the own key of the run at `place`."""
+    shared = config.serve.admin_key
+    return (place or home(config)).admin_key() if shared is None else shared.get_secret_value()
+
+
 _KEY_BYTES = 32
 
 

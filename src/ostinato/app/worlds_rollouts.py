@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from pathlib import Path
 from typing import Any
 
-from ostinato.app.storage import Home, Run, home
+from ostinato.app.storage import Home, Run, home, operator_key
 from ostinato.app.worlds_grading import check_grading, open_grading
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, Unavailable
@@ -134,7 +134,9 @@ async def open_workshop(
     `proving`: as `open_grading` has it.
     """
     longest = max(task.timeout_s for task in tasks.tasks)
-    gateway = WorldGateway(url, place.admin_key(), temperature=config.worlds.temperature, timeout_s=longest, slot=slot)
+    gateway = WorldGateway(
+        url, operator_key(config, place), temperature=config.worlds.temperature, timeout_s=longest, slot=slot
+    )
     async with _shop_behind(config, gateway, proving=proving) as shop:
         yield shop
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ostinato.app.storage import Home, home, open_store
+from ostinato.app.storage import Home, home, open_store, operator_key
 from ostinato.config import load
 from ostinato.core.errors import StorageFull
 from ostinato.weights.store.bucket import BucketStore
@@ -33,6 +33,12 @@ def test_the_key_is_made_once_and_is_its_owners(tmp_path):
     assert place.admin_key() == key
     assert stat.S_IMODE((tmp_path / "admin.key").stat().st_mode) == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == [".admin-key.lock", "admin.key"]
+
+
+def test_hosts_share_a_key_by_setting_it(tmp_path):
+    run = f"run.directory={tmp_path / 'run'}"
+    assert operator_key(load(None, [run])) == Home(tmp_path / "run").admin_key()
+    assert operator_key(load(None, [run, "serve.admin_key=shared-0123456789abcdef"])) == "shared-0123456789abcdef"
 
 
 @pytest.mark.parametrize("left", [b"", b"\n", b"shortened", b"\xff" * 43, b"x" * 400])

@@ -20,9 +20,11 @@ from ostinato.launch.placing.address import read_address
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:
     """Score one slot of the running gateway on the suite. Raises Unavailable if nothing is running."""
-    url = read_address(home(config).address)
+    url = config.evaluate.gateway or read_address(home(config).address)
     if url is None:
-        raise Unavailable("no gateway is running for this run; start one with `ostinato up`")
+        raise Unavailable(
+            "no gateway is running here for this run; start one with `ostinato up`, or name another host's in evaluate.gateway"
+        )
     policy = await open_follower(config).resolve(slot)
     if policy is None:
         raise NotFound(

@@ -52,7 +52,8 @@ async def _judge(run: Run, life: Life) -> None:
     else:
         await note_resolution(run, suite)
         life.pulse.begin("waiting for the gateway")
-        evaluation = open_evaluation(config, await unless(life.stopping, gateway(run.home)))
+        url = config.evaluate.gateway or await unless(life.stopping, gateway(run.home))
+        evaluation = open_evaluation(config, url)
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
     monitors = open_monitors(run)
     controller = open_releases(run, evaluation, monitors)

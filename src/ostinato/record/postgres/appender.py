@@ -26,9 +26,13 @@ from ostinato.record.owners import assign
 from ostinato.record.postgres.reader import PostgresReader
 from ostinato.record.postgres.schema import LAYOUT, add_segment, check_layout
 from ostinato.record.postgres.segment import PostgresSegment
-from ostinato.record.postgres.server import Connection, Server, digest_of, passes
+from ostinato.record.postgres.server import Connection, Server, ask_at_once, digest_of, passes
 
 Open = Head[PostgresSegment]
+_LOOK: LiteralString = (
+    "BEGIN; SELECT pg_advisory_xact_lock({}); SELECT max(first), (SELECT layout FROM log) FROM segments; "
+    "SELECT max(id) FROM dictionaries WHERE segment = {}"
+)
 
 
 class PostgresAppender:
@@ -124,18 +128,13 @@ class PostgresAppender:
         Raises LeaseLost if this process writes in a role that another has by now, BadConfig if a newer Ostinato changed the tables.
         """
         connection = segment.connection
-        with connection.pipeline():
-            connection.execute("BEGIN")
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._server.lock,))
-            newest = connection.execute("SELECT max(first), (SELECT layout FROM log) FROM segments")
-            query: LiteralString = "SELECT max(id) FROM dictionaries WHERE segment = %s"
-            dictionaries = connection.execute(query, (segment.first,))
+        _, _, (newest,), (dictionaries,) = ask_at_once(connection, _LOOK, (self._server.lock, segment.first))
         self._server.fence(connection)
-        first, layout = newest.fetchone() or (None, LAYOUT)
-        check_layout(self._server, layout)
+        first, layout = newest
+        check_layout(self._server, LAYOUT if layout is None else layout)
         if first != segment.first:
             return False
-        segment.dictionaries = (dictionaries.fetchone() or (None,))[0] or 1
+        segment.dictionaries = dictionaries[0] or 1
         segment.newest, segment.size = segment.standing()
         return True
 

@@ -17,11 +17,14 @@ from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import TURNS, Kind
 from ostinato.record.keys import KeyRing
 from ostinato.record.postgres.kept import KeptRows
+from ostinato.record.postgres.schema import table_of
 from ostinato.record.postgres.segment import PostgresSegment
-from ostinato.record.postgres.server import Connection, Server, digest_of, passes
+from ostinato.record.postgres.server import Connection, Server, ask_at_once, digest_of, passes
 from ostinato.record.reader import PAGE, Found
 
 _OPEN = 6
+_STANDING: LiteralString = "SELECT max(first) FROM segments; SELECT coalesce(max(seq), {}) FROM {}"
+_BEGIN: LiteralString = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT first FROM segments ORDER BY first"
 T = TypeVar("T")
 
 
@@ -41,8 +44,8 @@ class PostgresReader:
             self._leave()
 
     def newest(self) -> Cursor:
-        """The place of the newest row; the horizon where there is none above it."""
-        return self._ask(lambda firsts: self._segment(firsts[-1]).standing()[0])
+        """The place of the newest row; the horizon where there is none above it. Where the newest segment is known, one round trip."""
+        return self._again(self._newest)
 
     def horizon(self) -> Cursor:
         """The last row that retention has dropped, or passed by; 0 while there is none."""
@@ -53,12 +56,12 @@ class PostgresReader:
         return self._ask(lambda firsts: self._page(firsts, kinds, after, end))
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
-        """The rows with these identities, as far as there are any."""
-        return self._ask(lambda firsts: self._find(firsts, kind, identities))
+        """The rows with these identities, as far as there are any. One round trip where there are none: most calls and signals are new."""
+        return self._again(lambda: self._find(kind, identities))
 
     def places(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Cursor]:
         """Where the rows with these identities stand, as far as there are any."""
-        return self._ask(lambda _: self._places(kind, identities))
+        return self._again(lambda: self._places(kind, identities))
 
     def owners(self, turns: Sequence[str]) -> dict[str, tuple[str, str]]:
         """The tenant and the user of each of these turns, as far as there are any."""
@@ -76,14 +79,18 @@ class PostgresReader:
     # ------------------------------------------------------------ one question
 
     def _ask(self, question: Callable[[list[Cursor]], T]) -> T:
-        """Ask, and ask again where a segment has gone meanwhile or the connection is lost. `question` gets the segments' first rows."""
+        """Ask in one snapshot. `question` gets the segments' first rows."""
+        return self._again(lambda: self._in_snapshot(question))
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Ask, and ask again where a segment has gone meanwhile or the connection is lost."""
         deadline = time.monotonic() + self._server.wait_s
         with self._lock:
             while True:
                 try:
                     if self._ring is not None:
                         self._ring.refresh()
-                    return self._ask_once(question)
+                    return ask()
                 except psycopg.Error as error:
                     self._leave()
                     dropped = isinstance(error, psycopg.errors.UndefinedTable)
@@ -93,12 +100,14 @@ class PostgresReader:
                     self._leave()
                     raise
 
-    def _ask_once(self, question: Callable[[list[Cursor]], T]) -> T:
-        connection = self._connection = self._connection or self._server.dial()
-        with connection.pipeline():
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            listing = connection.execute("SELECT first FROM segments ORDER BY first")
-        answer = question([first for (first,) in listing.fetchall()])
+    def _dialled(self) -> Connection:
+        self._connection = self._connection or self._server.dial()
+        return self._connection
+
+    def _in_snapshot(self, question: Callable[[list[Cursor]], T]) -> T:
+        connection = self._dialled()
+        _, listing = ask_at_once(connection, _BEGIN)
+        answer = question([first for (first,) in listing])
         connection.execute("COMMIT")
         return answer
 
@@ -109,9 +118,17 @@ class PostgresReader:
                 self._connection.close()
             self._connection = None
 
+    def _newest(self) -> Cursor:
+        """A segment that was the newest when its newest row was looked for holds the newest row of that moment."""
+        connection, known = self._dialled(), max(self._segments, default=None)
+        if known is not None:
+            ((newest,),), ((place,),) = ask_at_once(connection, _STANDING, (known - 1, table_of(known)))
+            if newest == known:
+                return place
+        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).standing()[0])
+
     def _asked(self, query: LiteralString, values: Sequence[Any]) -> list[Any]:
-        assert self._connection is not None
-        return self._connection.execute(query, values, binary=True).fetchall()
+        return self._dialled().execute(query, values, binary=True).fetchall()
 
     def _segment(self, first: Cursor) -> PostgresSegment:
         assert self._connection is not None
@@ -148,8 +165,12 @@ class PostgresReader:
         query: LiteralString = "SELECT identity, seq FROM identities WHERE identity = ANY(%s::uuid[])"
         return {digests[digest]: seq for digest, seq in self._asked(query, (list(digests),))} if digests else {}
 
-    def _find(self, firsts: list[Cursor], kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+    def _find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
+        """Without a snapshot: rows are never changed, and segments that are listed later than the places were found hold them all."""
         places = self._places(kind, identities)
+        if not places:
+            return {}
+        firsts = [first for (first,) in self._asked("SELECT first FROM segments ORDER BY first", ())]
         by_segment: dict[int, list[Cursor]] = defaultdict(list)
         for seq in sorted(places.values()):
             by_segment[bisect_right(firsts, seq) - 1].append(seq)

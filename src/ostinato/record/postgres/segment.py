@@ -110,14 +110,12 @@ class PostgresSegment(PackedRows):
         seqs, kinds, *columns = (list(column) for column in zip(*stored, strict=True))
         digests = [UUID(int=key) for _, key in rows]
         insert = sql.SQL(
+            "WITH known AS (INSERT INTO identities SELECT * FROM unnest(%s::uuid[], %s::bigint[])) "
             "INSERT INTO {rows} (seq, kind, body, secret, said, spelt, tokens, logprobs, routes, identity) SELECT * FROM "
             "unnest(%s::bigint[], %s::smallint[], %s::bytea[], %s::bigint[], %s::bytea[], %s::int[], %s::bytea[], %s::bytea[], "
             "%s::bytea[], %s::uuid[])"
         ).format(rows=self._table)
-        with self.connection.pipeline():
-            self.connection.execute(insert, (seqs, kinds, *columns, digests))
-            known = "INSERT INTO identities SELECT * FROM unnest(%s::uuid[], %s::bigint[])"
-            self.connection.execute(known, (digests, seqs))
+        self.connection.execute(insert, (digests, seqs, seqs, kinds, *columns, digests))
 
     def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
         insert = "INSERT INTO pieces SELECT %s, * FROM unnest(%s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING RETURNING token"

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ostinato.core.errors import BadConfig, Corrupt, LeaseLost, OstinatoError, StorageFull, TooLarge, Unavailable
@@ -67,6 +68,8 @@ class Server:
         name = f"postgresql://{host or ''}{f':{port}' if port else ''}/{database or ''} (schema {config.namespace})"
         wait = max(2, round(config.append_s))
         parameters = {"target_session_attrs": "read-write", "application_name": "ostinato", "connect_timeout": wait}
+        alive = max(1, wait // 5)  # a server that is gone while we wait for it is known after three times that
+        parameters |= {"keepalives_idle": alive, "keepalives_interval": alive, "keepalives_count": 2}
         parameters |= {"tcp_user_timeout": wait * 1000, **found, "client_encoding": "UTF8"}
         if config.password_env:
             if not environment.get(config.password_env):
@@ -148,6 +151,21 @@ class Server:
         )
 
 
+def ask_at_once(
+    connection: Connection, statements: LiteralString, values: Sequence[object] = ()
+) -> list[list[tuple[Any, ...]]]:
+    """What each of several statements answers, in one round trip. Values and names come into the text where it says {}: few, and short.
+
+    Not with psycopg's pipeline: it sends a message more, after which the server no longer counts how long a transaction is idle, and a
+    process that was cut off or lost its power would keep the log's lock for as long as TCP keeps the connection.
+    """
+    cursor = connection.execute(sql.SQL(statements).format(*values), prepare=False)
+    answers = [cursor.fetchall() if cursor.description else []]
+    while cursor.nextset():
+        answers.append(cursor.fetchall() if cursor.description else [])
+    return answers
+
+
 def passes(error: Exception) -> bool:
     """True for what may be otherwise when it is tried again: lost connections, failovers, locks, deadlocks, timeouts."""
     if not isinstance(error, psycopg.Error):
@@ -179,10 +197,14 @@ def _prepare(connection: Connection, server: Server) -> None:
         "set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false), "
         # with another the snapshot would be older than the log's lock, and places would be given twice
         "set_config('default_transaction_isolation', 'read committed', false), "
-        "set_config('idle_in_transaction_session_timeout', %s, false)"
+        # who is cut off, dies or pauses in a transaction holds the log's lock: others must get it within their `record.append_s`
+        "set_config('idle_in_transaction_session_timeout', %s, false), set_config('tcp_user_timeout', %s, false), "
+        "set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
+        "set_config('tcp_keepalives_count', '2', false)"
     )
-    timeout = f"{round(server.wait_s * 1000)}ms"
-    values = (f'"{server.namespace}"', timeout, f"{LOCK_MS}ms", timeout)
+    timeout, silence = f"{round(server.wait_s * 1000)}ms", f"{round(server.wait_s * 500)}ms"
+    alive = str(max(1, round(server.wait_s / 6)))
+    values = (f'"{server.namespace}"', timeout, f"{LOCK_MS}ms", silence, silence, alive, alive)
     found = connection.execute(query, values).fetchone()
     assert found is not None
     if found[0] != "on":

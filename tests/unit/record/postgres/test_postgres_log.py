@@ -38,7 +38,8 @@ class Breaking:
         return getattr(self._connection, name)
 
     def execute(self, statement, *rest, **options):
-        hit = not self.broken and isinstance(statement, str) and statement.startswith(self._word)
+        text = statement if isinstance(statement, str) else statement.as_string()
+        hit = not self.broken and text.startswith(self._word)
         if hit and self._after:
             self._connection.execute(statement, *rest, **options)
         if hit:
