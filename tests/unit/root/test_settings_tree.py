@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ostinato
-from ostinato.config import Config, keys, load, load_saved, origins, parse_override, save
+from ostinato.config import Config, keys, load, load_saved, origins, parse_override, plain, save
 from ostinato.core.errors import BadConfig
 
 
@@ -146,3 +146,20 @@ def test_a_run_of_another_version_can_be_looked_at(tmp_path):
 
 def test_the_example_file_is_valid(request):
     load(request.config.rootpath / "ostinato.example.toml")
+
+
+def test_what_workers_are_handed_is_the_configuration_with_every_secret():
+    asked = Config.model_validate(
+        {
+            "serve": {
+                "api_keys": ["acme:sk-0123456789abcdef"],
+                "user_keys": ["acme:us-0123456789abcdef"],
+                "admin_key": "ad-0123456789abcdef",
+                "otlp": {
+                    "endpoint": "http://127.0.0.1:4318",
+                    "headers": {"authorization": "Bearer ot-0123456789abcdef"},
+                },
+            }
+        }
+    )
+    assert Config.model_validate(json.loads(json.dumps(plain(asked)))) == asked
