@@ -20,7 +20,7 @@ from ostinato.core.errors import BadConfig, BadRequest, Unavailable
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.launch.commands.checks import check_sandboxes
 from ostinato.launch.commands.doctor import CHECKS
-from ostinato.worlds.grading.completion import CompletionGrader
+from ostinato.worlds.grading.completion import CompletionGrader, python_tests
 from ostinato.worlds.sandbox import Boxes, SandboxConfig
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 
@@ -219,6 +219,25 @@ async def test_single_runs_are_sandboxes_too(boxes):
     )
     assert (result.stdout, result.stderr) == (b"42 in 1\n", b"")
     assert (await runs.run("while True: pass", timeout=0.5)).timed_out
+
+
+HEAD = 'def f(a, b):\n    """A secret."""\n'
+SPIES = """    import os, re
+    told = os.pread(os.open(f"/proc/{os.getppid()}/fd/0", os.O_RDONLY), 1 << 20, 0).decode()
+    return int(re.search(r"f\\(%r, %r\\) == (-?\\d+)" % (a, b), told)[1])
+"""
+
+
+@needs_runsc
+async def test_a_graded_body_cannot_read_what_its_judge_was_given(boxes):
+    runs = RunsInBoxes(boxes, SandboxConfig(memory_mb=128))
+    tests = "assert f(3, 4) == 8191\nassert f(5, 6) == -77\n"
+    assert await python_tests(HEAD, SPIES, tests, runs, timeout=20.0) == 0.0
+    assert await python_tests(HEAD, "    return {3: 8191, 5: -77}[a]\n", tests, runs, timeout=20.0) == 1.0
+    seen = await runs.run("import os; print(os.listdir('/proc'))", timeout=20.0)
+    assert seen.stdout == b"[]\n"
+    greedy = await runs.run("import time; x = bytearray(b'1' * (300 << 20)); time.sleep(9)", timeout=20.0)
+    assert greedy.killed_reason == "memory", "pid 1 still sees what programs hold"
 
 
 @needs_runsc

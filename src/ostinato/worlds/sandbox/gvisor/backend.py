@@ -105,7 +105,8 @@ class GVisorBoxes:
             return
         raise SandboxRefused(f"generated code cannot be isolated here: runsc starts no sandbox ({'; '.join(refused)})")
 
-    async def start(self, spec: SandboxSpec) -> GVisorBox:
+    async def start(self, spec: SandboxSpec, *, alone: bool = False) -> GVisorBox:
+        """As `Backend.start` says. `alone`: /proc is empty, so that of two processes of one program neither can look into the other."""
         check_names(spec.files)
         check_workdir(spec.workdir)
         check_mounts(spec.mounts, spec.workdir)
@@ -118,7 +119,7 @@ class GVisorBoxes:
         ground = await self._opened()
         await self._turns.acquire()
         try:
-            box, _ = await self._launch(spec, ground)
+            box, _ = await self._launch(spec, ground, alone=alone)
         except BaseException:
             self._turns.release()
             raise
@@ -147,7 +148,9 @@ class GVisorBoxes:
             f"{ground.place.name}-{place.name}",
         ]
 
-    async def _launch(self, spec: SandboxSpec, ground: Ground) -> tuple[GVisorBox, dict[str, Any]]:
+    async def _launch(
+        self, spec: SandboxSpec, ground: Ground, *, alone: bool = False
+    ) -> tuple[GVisorBox, dict[str, Any]]:
         """One container, with what its pid 1 said of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = Line()
@@ -165,7 +168,7 @@ class GVisorBoxes:
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
             box = GVisorBox(spec, line, process, place, env)
             try:
-                said = await self._said(spec, line, owner)
+                said = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:
                 await box.stop()
                 told = os.pread(errors, 1500, max(0, os.fstat(errors).st_size - 1500)).decode(errors="replace").strip()
@@ -176,7 +179,7 @@ class GVisorBoxes:
             box.on_stop.append(leaving.pop_all().close)
         return box, said
 
-    async def _said(self, spec: SandboxSpec, line: Line, owner: int | None) -> dict[str, Any]:
+    async def _said(self, spec: SandboxSpec, line: Line, owner: int | None, *, alone: bool) -> dict[str, Any]:
         limits = spec.limits
         told = {
             "workdir": spec.workdir,
@@ -186,6 +189,7 @@ class GVisorBoxes:
             "disk": limits.disk_mb << 20,
             "processes": limits.processes,
             "open_files": limits.open_files,
+            "alone": alone,
             "filter": (await asyncio.to_thread(system_call_filter)).hex(),
         }
         files = await asyncio.to_thread(pack_files, spec.files)

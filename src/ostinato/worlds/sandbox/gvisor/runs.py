@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
-from ostinato.core.seams import Backend
 from ostinato.worlds.sandbox.config import SandboxConfig
+from ostinato.worlds.sandbox.gvisor.backend import GVisorBoxes
 from ostinato.worlds.sandbox.host import python_inside
 
 
 class RunsInBoxes:
     r"""What `SingleRuns` is to namespaces: slower by the start of a sandbox and of an interpreter. The backend belongs to the caller.
+    There is no /proc here either: by it a graded body would read what its judge was given.
 
     Example::
 
@@ -19,7 +20,7 @@ class RunsInBoxes:
         result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
     """
 
-    def __init__(self, backend: Backend, config: SandboxConfig) -> None:
+    def __init__(self, backend: GVisorBoxes, config: SandboxConfig) -> None:
         self._backend = backend
         self._limits = Limits(
             memory_mb=config.memory_mb,
@@ -45,7 +46,7 @@ class RunsInBoxes:
         if isinstance(program, str):
             placed["main.py"] = program.encode("utf-8", "surrogatepass")
             program = [python_inside(), "main.py"]
-        box = await self._backend.start(SandboxSpec(files=placed, limits=self._limits))
+        box = await self._backend.start(SandboxSpec(files=placed, limits=self._limits), alone=True)
         try:
             return await box.exec(program, stdin=stdin, timeout=timeout)
         finally:
