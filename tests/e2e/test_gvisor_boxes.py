@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.launch.commands.checks import check_sandboxes
 from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader, python_tests
-from ostinato.worlds.sandbox import Boxes, SandboxConfig
+from ostinato.worlds.sandbox import Boxes, SandboxConfig, gvisor
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 
 needs_runsc = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
@@ -78,6 +79,62 @@ async def test_a_program_has_no_rights_and_another_kernel(boxes):
     ):  # fmt: skip
         assert (await sh(box, script)).code != 0, script
     assert (await sh(box, "ls -l / /tmp && stat /etc")).code == 0, "statx is mended where this runsc needs that"
+
+
+SWAPS = """
+import os
+while True:
+    try: os.unlink("q/a")
+    except OSError: pass
+    try: os.rmdir("q")
+    except OSError: continue
+    try: os.symlink("/.box", "q")
+    except OSError: continue
+    for _ in range(20): os.getppid()
+    os.unlink("q")
+"""
+
+
+@needs_runsc
+async def test_who_swaps_links_while_a_file_is_written_gets_nothing_by_it(boxes):
+    """Root of the sandbox once made the directory and gave it to the program, wherever the link led by then."""
+    box = await boxes.start(SandboxSpec(limits=SMALL))
+    swapping = asyncio.create_task(box.exec(["python3", "-c", SWAPS], timeout=60.0))
+    ends = asyncio.get_running_loop().time() + 6.0
+    while asyncio.get_running_loop().time() < ends:
+        for _ in range(50):
+            with contextlib.suppress(BadRequest):
+                await box.write("q/a", b"1")
+        assert (await sh(box, "ls /.box/")).code != 0
+    assert not swapping.done()
+    swapping.cancel()
+
+
+@needs_runsc
+async def test_no_program_can_end_what_reads_and_writes_files(boxes):
+    box = await boxes.start(SandboxSpec(files={"a": b"1"}, limits=SMALL))
+    killing = "import os\nprint(1, flush=True)\nwhile True:\n  try: os.kill(-1, 9)\n  except OSError: pass"
+    ending = asyncio.create_task(box.exec(["python3", "-c", killing], timeout=30.0))
+    for number in range(8):
+        await box.write(f"d/{number}", b"2")
+        assert await box.read("a") == b"1"
+    assert not ending.done()
+    ending.cancel()
+
+
+def test_nobody_but_pid_1_makes_groups_in_a_programs_group(monkeypatch, tmp_path):
+    inside = Path(gvisor.__file__).parent / "inside"
+    for path in (inside, inside.parents[1] / "inside"):
+        monkeypatch.syspath_prepend(str(path))
+    crowd = importlib.import_module("crowd")
+    monkeypatch.setattr(crowd, "GROUPS", str(tmp_path))
+    before = os.umask(0)
+    try:
+        with pytest.raises(FileNotFoundError):  # there are no control groups here
+            crowd.Group(1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "1").stat().st_mode & 0o777 == 0o700
 
 
 @needs_runsc

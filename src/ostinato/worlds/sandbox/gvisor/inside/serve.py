@@ -7,14 +7,16 @@ user.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
 import socket
 import traceback
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from become import Wanted
+from become import Wanted, act_as_owner
 from compare import DIRECTORY, write_changes
 from files import read_file, replace_file
 from frames import Unpacker, pack
@@ -22,6 +24,9 @@ from kernel import StepError
 from place import BASE, OWN, Settings, build, has_statx
 from ports import open_port, serve_port
 from programs import Programs
+
+
+APART_S = 30  # after which a fork for files ends; the host has given up before
 
 
 def _wake(number: int, frame: Any) -> None:
@@ -112,11 +117,10 @@ class Server:
             case "end":
                 programs.end_by_number(told["of"])
             case "read":
-                self._say(number, {}, read_file(settings.workdir, os.fsdecode(data), told["most"]))
+                self._read(number, os.fsdecode(data), told["most"], programs, settings)
             case "write":
                 name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
-                replace_file(settings.workdir, name, content, settings.owner)
-                self._say(number, {})
+                self._write(number, name, content, programs, settings)
             case "diff":
                 self._compare(number, programs, settings)
             case "listen":
@@ -125,24 +129,53 @@ class Server:
             case _:
                 self._say(number, {"error": 38})
 
-    def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
-        out = os.memfd_create("changes")
+    def _apart(self, number: int, programs: Programs, work: Callable[[int], None]) -> None:
+        """Do it in a fork, and answer with what it writes to its descriptor, or with the number of its OSError."""
+        out = os.memfd_create("found")
         pid = os.fork()
         if pid == 0:
+            error = errno.EIO
             try:
                 self._line.close()
-                base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
-                write_changes(out, base, now, [own])
-                os._exit(0)
+                signal.set_wakeup_fd(-1)
+                signal.alarm(APART_S)
+                work(out)
+                error = 0
+            except OSError as failed:
+                error = failed.errno or error
             finally:
-                os._exit(1)
+                os._exit(error)
 
         def ended(code: int) -> None:
             found = os.pread(out, os.fstat(out).st_size, 0) if code == 0 else b""
             os.close(out)
-            self._say(number, {"error": 5 if code else 0}, found)
+            self._say(number, {"error": code if code >= 0 else errno.EIO}, found)
 
         programs.others[pid] = ended
+
+    def _read(self, number: int, name: str, most: int, programs: Programs, settings: Settings) -> None:
+        def work(out: int) -> None:
+            act_as_owner(settings)
+            with open(out, "wb") as found:
+                found.write(read_file(settings.workdir, name, most))
+
+        self._apart(number, programs, work)
+
+    def _write(self, number: int, name: str, content: bytes, programs: Programs, settings: Settings) -> None:
+        def work(out: int) -> None:
+            act_as_owner(settings)
+            replace_file(settings.workdir, name, content)
+
+        self._apart(number, programs, work)
+
+    def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
+        """With pid 1's rights, since programs may have taken theirs away; it only reads, and follows no link."""
+
+        def work(out: int) -> None:
+            base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
+            write_changes(out, base, now, [own])
+
+        self._apart(number, programs, work)
 
     def _listen(self, port: int) -> None:
         listener = open_port(port)
