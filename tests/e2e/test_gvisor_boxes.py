@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
 import shutil
@@ -17,12 +16,12 @@ import pytest
 
 from ostinato.app.worlds_grading import open_backend, open_grading
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, BadRequest, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, SandboxBroken, Unavailable
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.launch.commands.checks import check_sandboxes
 from ostinato.launch.commands.doctor import CHECKS
-from ostinato.worlds.grading.completion import CompletionGrader, python_tests
-from ostinato.worlds.sandbox import Boxes, SandboxConfig, gvisor
+from ostinato.worlds.grading.completion import CompletionGrader
+from ostinato.worlds.sandbox import Boxes, SandboxConfig
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 
 needs_runsc = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
@@ -81,62 +80,6 @@ async def test_a_program_has_no_rights_and_another_kernel(boxes):
     assert (await sh(box, "ls -l / /tmp && stat /etc")).code == 0, "statx is mended where this runsc needs that"
 
 
-SWAPS = """
-import os
-while True:
-    try: os.unlink("q/a")
-    except OSError: pass
-    try: os.rmdir("q")
-    except OSError: continue
-    try: os.symlink("/.box", "q")
-    except OSError: continue
-    for _ in range(20): os.getppid()
-    os.unlink("q")
-"""
-
-
-@needs_runsc
-async def test_who_swaps_links_while_a_file_is_written_gets_nothing_by_it(boxes):
-    """Root of the sandbox once made the directory and gave it to the program, wherever the link led by then."""
-    box = await boxes.start(SandboxSpec(limits=SMALL))
-    swapping = asyncio.create_task(box.exec(["python3", "-c", SWAPS], timeout=60.0))
-    ends = asyncio.get_running_loop().time() + 6.0
-    while asyncio.get_running_loop().time() < ends:
-        for _ in range(50):
-            with contextlib.suppress(BadRequest):
-                await box.write("q/a", b"1")
-        assert (await sh(box, "ls /.box/")).code != 0
-    assert not swapping.done()
-    swapping.cancel()
-
-
-@needs_runsc
-async def test_no_program_can_end_what_reads_and_writes_files(boxes):
-    box = await boxes.start(SandboxSpec(files={"a": b"1"}, limits=SMALL))
-    killing = "import os\nprint(1, flush=True)\nwhile True:\n  try: os.kill(-1, 9)\n  except OSError: pass"
-    ending = asyncio.create_task(box.exec(["python3", "-c", killing], timeout=30.0))
-    for number in range(8):
-        await box.write(f"d/{number}", b"2")
-        assert await box.read("a") == b"1"
-    assert not ending.done()
-    ending.cancel()
-
-
-def test_nobody_but_pid_1_makes_groups_in_a_programs_group(monkeypatch, tmp_path):
-    inside = Path(gvisor.__file__).parent / "inside"
-    for path in (inside, inside.parents[1] / "inside"):
-        monkeypatch.syspath_prepend(str(path))
-    crowd = importlib.import_module("crowd")
-    monkeypatch.setattr(crowd, "GROUPS", str(tmp_path))
-    before = os.umask(0)
-    try:
-        with pytest.raises(FileNotFoundError):  # there are no control groups here
-            crowd.Group(1)
-    finally:
-        os.umask(before)
-    assert (tmp_path / "1").stat().st_mode & 0o777 == 0o700
-
-
 @needs_runsc
 async def test_all_programs_together_have_so_many_processes_and_no_more(boxes):
     box = await boxes.start(SandboxSpec(limits=SMALL))
@@ -190,13 +133,14 @@ async def test_whoever_is_killed_only_that_sandbox_is_gone(boxes, tmp_path, vict
 
 @needs_runsc
 async def test_a_program_that_cannot_be_ended_from_within_ends_with_its_sandbox(boxes, monkeypatch):
-    """Pid 1 hangs, so the host's own deadline has to do."""
+    """Pid 1 hangs, so the host's own deadline has to do: over and above it nothing is owed to the programs."""
     monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._GRACE_S", 0.5)
     box = await boxes.start(SandboxSpec())
     pid = int((box._place / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(Unavailable, match="was ended"):
-        await box.exec(["true"], timeout=0.5)
+    assert (await box.exec(["true"], timeout=0.5)).killed_reason == "timeout"
+    with pytest.raises(SandboxBroken, match="was ended"):
+        await box.diff()
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -206,10 +150,10 @@ async def test_a_kernel_that_grows_ends_with_its_sandbox(boxes, monkeypatch):
     box, grown = [await boxes.start(SandboxSpec(limits=limits)) for limits in (replace(SMALL, memory_mb=999), SMALL)]
     await asyncio.gather(*(sh(each, "for n in 1 2 3; do touch f$n; sleep 0.1; done") for each in (box, grown)))
     monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._KERNEL_MB", 1 - SMALL.memory_mb)
-    with pytest.raises(Unavailable, match="its kernel needed more"):
-        await sh(grown, "sleep 9")
-    with pytest.raises(Unavailable, match="its kernel needed more"):
-        await grown.read("x")
+    assert (await sh(grown, "sleep 9")).killed_reason == "memory"
+    for call in (sh(grown, "true"), grown.read("x"), grown.diff()):
+        with pytest.raises(SandboxBroken, match="its kernel needed more"):
+            await call
     assert (await sh(box, "ls")).stdout == b"f1\nf2\nf3\n"
 
 
@@ -276,25 +220,6 @@ async def test_single_runs_are_sandboxes_too(boxes):
     )
     assert (result.stdout, result.stderr) == (b"42 in 1\n", b"")
     assert (await runs.run("while True: pass", timeout=0.5)).timed_out
-
-
-HEAD = 'def f(a, b):\n    """A secret."""\n'
-SPIES = """    import os, re
-    told = os.pread(os.open(f"/proc/{os.getppid()}/fd/0", os.O_RDONLY), 1 << 20, 0).decode()
-    return int(re.search(r"f\\(%r, %r\\) == (-?\\d+)" % (a, b), told)[1])
-"""
-
-
-@needs_runsc
-async def test_a_graded_body_cannot_read_what_its_judge_was_given(boxes):
-    runs = RunsInBoxes(boxes, SandboxConfig(memory_mb=128))
-    tests = "assert f(3, 4) == 8191\nassert f(5, 6) == -77\n"
-    assert await python_tests(HEAD, SPIES, tests, runs, timeout=20.0) == 0.0
-    assert await python_tests(HEAD, "    return {3: 8191, 5: -77}[a]\n", tests, runs, timeout=20.0) == 1.0
-    seen = await runs.run("import os; print(os.listdir('/proc'))", timeout=20.0)
-    assert seen.stdout == b"[]\n"
-    greedy = await runs.run("import time; x = bytearray(b'1' * (300 << 20)); time.sleep(9)", timeout=20.0)
-    assert greedy.killed_reason == "memory", "pid 1 still sees what programs hold"
 
 
 @needs_runsc

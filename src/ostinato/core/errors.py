@@ -67,6 +67,12 @@ class Unavailable(OstinatoError):
     code = "unavailable"
 
 
+class SandboxBroken(Unavailable):
+    """A sandbox was ended because its programs took more than it may give: their doing, so that another try is not owed to them."""
+
+    code = "sandbox_broken"
+
+
 class Cancelled(OstinatoError):
     """The caller gave up in the middle; everything is as it was before the call."""
 

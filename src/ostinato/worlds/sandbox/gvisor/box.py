@@ -8,11 +8,12 @@ import errno
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.box import read_changes
 from ostinato.worlds.sandbox.gvisor.ground import NOBODY
@@ -20,6 +21,7 @@ from ostinato.worlds.sandbox.gvisor.line import Line
 from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
+_DIFF_S = 60.0  # for a look at all files
 _STOP_S = 5.0
 _WATCH_S = 1.0
 _KERNEL_MB = 256  # what gVisor's kernel itself may take beyond as much as the programs may
@@ -52,13 +54,16 @@ class GVisorBox:
         count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
         cap = self.spec.limits.output_bytes
         told = {"do": "exec", "count": count, "text": len(text), "cap": cap, "timeout": timeout}
+        begun = time.monotonic()
         number, ended = self._line.ask(told, text + stdin)
         try:
             async with asyncio.timeout(timeout + _GRACE_S):
                 said, data = await ended
-        except TimeoutError as error:
-            await self._kill()
-            raise Unavailable("the sandbox does not answer, and was ended") from error
+        except TimeoutError:
+            await self._kill(SandboxBroken("the sandbox is gone: it did not answer, and was ended"))
+            return _killed("timeout", begun)
+        except SandboxBroken:
+            return _killed("memory", begun)
         except asyncio.CancelledError:
             if self._line.open:
                 self._line.ask({"do": "end", "of": number})
@@ -75,9 +80,11 @@ class GVisorBox:
             seconds=float(said["seconds"]),
         )
 
-    async def _asked(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, bytes]:
+    async def _asked(
+        self, told: Mapping[str, Any], data: bytes = b"", *, within: float = _GRACE_S
+    ) -> tuple[int, bytes]:
         """One question about files: an error's number, and bytes. Raises Unavailable."""
-        said, found = await self._line.answer(told, data, within=_GRACE_S)
+        said, found = await self._line.answer(told, data, within=within)
         return int(said["error"]), found
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
@@ -110,9 +117,19 @@ class GVisorBox:
         )
 
     async def diff(self) -> Sequence[Change]:
-        error, data = await self._asked({"do": "diff"})
+        """As `Sandbox.diff` says. Files that cannot be compared are the programs' own, so the sandbox is ended: SandboxBroken."""
+        try:
+            error, data = await self._asked({"do": "diff"}, within=_DIFF_S)
+            told = os.strerror(error)
+        except SandboxBroken:
+            raise
+        except Unavailable:
+            if not self._line.open:
+                raise
+            error, data, told = errno.ETIMEDOUT, b"", f"not in {_DIFF_S:g} s"
         if error:
-            raise Unavailable(f"the sandbox's files could not be compared ({os.strerror(error)})")
+            await self._kill(SandboxBroken(f"the sandbox is gone: its files could not be compared ({told})"))
+            raise SandboxBroken(f"the sandbox's files could not be compared ({told})")
         return await asyncio.to_thread(read_changes, data)
 
     async def listen(self, port: int) -> socket.socket:
@@ -139,7 +156,7 @@ class GVisorBox:
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()
         except TimeoutError:
-            await self._kill()
+            await self._kill(Unavailable("the sandbox is gone"))
         on_stop, self.on_stop = self.on_stop, []
         for call in on_stop:
             call()
@@ -150,7 +167,7 @@ class GVisorBox:
             await asyncio.sleep(_WATCH_S)
             most = self.spec.limits.memory_mb + _KERNEL_MB
             if (pid := self._pid()) and _anonymous_mb(pid) > most:
-                await self._kill(f"the sandbox is gone: its kernel needed more than {most} MiB")
+                await self._kill(SandboxBroken(f"the sandbox is gone: its kernel needed more than {most} MiB"))
 
     def _pid(self) -> int:
         """Of gVisor's kernel; 0: it has none yet, or no more."""
@@ -158,7 +175,7 @@ class GVisorBox:
             return int((self._place / "pid").read_text()) if self._process.returncode is None else 0
         return 0
 
-    async def _kill(self, why: str = "") -> None:
+    async def _kill(self, why: Unavailable) -> None:
         """End it from outside: gVisor's kernel itself, upon which runsc tidies up and ends."""
         self._line.close(why)
         if pid := self._pid():
@@ -171,6 +188,13 @@ class GVisorBox:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+
+def _killed(reason: str, begun: float) -> ExecResult:
+    """What is said of a program whose sandbox had to be ended because of it."""
+    seconds = time.monotonic() - begun
+    timed_out = reason == "timeout"
+    return ExecResult(code=-9, stdout=b"", stderr=b"", timed_out=timed_out, killed_reason=reason, seconds=seconds)
 
 
 def _anonymous_mb(pid: int) -> int:

@@ -25,8 +25,7 @@ from place import BASE, OWN, Settings, build, has_statx
 from ports import open_port, serve_port
 from programs import Programs
 
-
-APART_S = 30  # after which a fork for files ends; the host has given up before
+APART_S = 70  # after which a fork for files ends; the host has given up before
 
 
 def _wake(number: int, frame: Any) -> None:
