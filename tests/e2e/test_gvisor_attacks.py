@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -150,3 +151,46 @@ async def test_who_ends_its_own_sandbox_is_worth_nothing_and_not_tried_again(box
     assert (tried.value, tried.rollout.ended, len(begun)) == (0.0, Ended.BROKEN, 1)
     assert tried.rollout.turns[0] == "t0:0"
     assert "its kernel needed more" in tried.rollout.detail["why"]
+
+
+FLOOD = """
+import socket
+held = []
+try:
+    while len(held) < 90: held.append(socket.create_connection(("127.0.0.1", 8000), timeout=3))
+except OSError: pass
+print(len(held))
+"""
+ASKS = """
+import socket
+with socket.create_connection(("127.0.0.1", 8000), timeout=9) as s: s.sendall(b"hi"); print(s.recv(9).decode())
+"""
+
+
+@needs_runsc
+async def test_a_port_goes_on_whatever_a_program_does_to_it(boxes):
+    """More connections than its helper may have open files ended it for good."""
+    box = await boxes.start(SandboxSpec(limits=replace(SMALL, open_files=256)))
+
+    silent = []
+
+    async def answer(reader, writer):
+        if said := await reader.read(9):
+            writer.write(said + b"!")
+            await writer.drain()
+            writer.close()
+        else:
+            silent.append(writer)  # not hung up on
+
+    listener = await box.listen(8000)
+    async with await asyncio.start_server(answer, sock=listener) as server:
+        for _ in range(2):
+            assert (await box.exec(["python3", "-c", FLOOD], timeout=30.0)).code == 0
+            said = await box.exec(["python3", "-c", ASKS], timeout=30.0)
+            assert (said.stdout, said.stderr[-300:]) == (b"hi!\n", b"")
+        server.close()
+        refused = await box.exec(["python3", "-c", ASKS], timeout=30.0)
+        assert refused.stdout in (b"", b"\n"), "nobody answers there any more"
+    assert len(silent) == 180
+    for writer in silent:
+        writer.close()

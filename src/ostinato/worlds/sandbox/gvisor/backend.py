@@ -17,6 +17,7 @@ from ostinato.worlds.sandbox.gvisor.box import GVisorBox
 from ostinato.worlds.sandbox.gvisor.bundle import configuration, layers_owner, whom_programs_are
 from ostinato.worlds.sandbox.gvisor.ground import Ground
 from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.ports import Ports
 from ostinato.worlds.sandbox.launcher import system_call_filter
 from ostinato.worlds.sandbox.proxy import PROXY_PORT, Proxy, check_hosts
 from ostinato.worlds.sandbox.starting import (
@@ -137,7 +138,7 @@ class GVisorBoxes:
 
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
-        options += ["--overlay2=root:memory", "--host-uds=open"]  # mount points are made in memory; `ports` are sockets
+        options += ["--overlay2=root:memory"]  # mount points are made in memory
         options += ["--file-access-mounts=exclusive", *(["--rootless"] if os.getuid() else [])]
         return [
             self._runsc,
@@ -157,16 +158,19 @@ class GVisorBoxes:
         with contextlib.ExitStack() as leaving:
             leaving.callback(line.close)
             place = leaving.enter_context(ground.box())
+            ports = Ports(place / "ports")
+            leaving.callback(ports.close)
             (place / "config.json").write_text(json.dumps(configuration(spec, ground, place, owner)))
             errors = os.open(place / "errors", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             leaving.callback(os.close, errors)
             process = await asyncio.create_subprocess_exec(
-                *self._command(ground, place), stdin=line.theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=errors,
+                *self._command(ground, place), stdin=line.theirs.fileno(), stdout=ports.theirs.fileno(), stderr=errors,
                 env={"PATH": os.environ.get("PATH", os.defpath)}, cwd="/", start_new_session=True,
             )  # fmt: skip
+            ports.sent()
             await line.sent()
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-            box = GVisorBox(spec, line, process, place, env)
+            box = GVisorBox(spec, line, ports, process, place, env)
             try:
                 said = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:

@@ -16,8 +16,8 @@ from typing import Any
 from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.box import read_changes
-from ostinato.worlds.sandbox.gvisor.ground import NOBODY
 from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.ports import Ports
 from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
@@ -32,10 +32,16 @@ class GVisorBox:
     """A `Sandbox` that gVisor is the kernel of. Made by `GVisorBoxes.start`."""
 
     def __init__(
-        self, spec: SandboxSpec, line: Line, process: asyncio.subprocess.Process, place: Path, env: Mapping[str, str]
+        self,
+        spec: SandboxSpec,
+        line: Line,
+        ports: Ports,
+        process: asyncio.subprocess.Process,
+        place: Path,
+        env: Mapping[str, str],
     ) -> None:
         self.spec = spec
-        self._line, self._process, self._place, self._env = line, process, place, dict(env)
+        self._line, self._ports, self._process, self._place, self._env = line, ports, process, place, dict(env)
         self.on_stop: list[Callable[[], object]] = []
         watching = asyncio.create_task(self._watch())
         self.on_stop.append(watching.cancel)
@@ -135,19 +141,18 @@ class GVisorBox:
     async def listen(self, port: int) -> socket.socket:
         if not 0 < port < 65536:
             raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
-        listener, path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self._place / "ports" / str(port)
         try:
-            _bind(listener, path)
-            error, _ = await self._asked({"do": "listen", "port": port})
-            if error:
-                path.unlink()
-                raise OSError(error, os.strerror(error))
+            listener = self._ports.open(port)
+            try:
+                error, _ = await self._asked({"do": "listen", "port": port})
+                if error:
+                    raise OSError(error, os.strerror(error))
+            except BaseException:
+                listener.close()
+                self._ports.close_port(port)
+                raise
         except OSError as error:
-            listener.close()
             raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
-        except BaseException:
-            listener.close()
-            raise
         return listener
 
     async def stop(self) -> None:
@@ -204,17 +209,3 @@ def _anonymous_mb(pid: int) -> int:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) >> 10
     return 0
-
-
-def _bind(listener: socket.socket, path: Path) -> None:
-    """Where the sandbox's helper, and nobody else, can connect to it. Raises OSError."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # a socket's path may have 107 bytes
-    finally:
-        os.close(directory)
-    if os.getuid() == 0:
-        os.chown(path, NOBODY, NOBODY)
-    path.chmod(0o600)
-    listener.listen(128)
-    listener.setblocking(False)

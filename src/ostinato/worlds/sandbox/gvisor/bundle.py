@@ -59,7 +59,7 @@ def configuration(spec: SandboxSpec, ground: Ground, place: Path, owner: int | N
     mounts += [_bind(source, seen) for source, seen in ground.shown()]
     mounts += [_bind(source, seen) for seen, source in spec.mounts.items()]
     mounts += [_tmpfs("/.box", "size=4m", "mode=700", f"uid={INIT}", f"gid={INIT}")]
-    mounts += [_bind(ground.place / "code", "/.box/code"), _bind(place / "ports", "/.box/ports")]
+    mounts += [_bind(ground.place / "code", "/.box/code")]
     mounts += [_bind(layer, f"/.box/layers/{number}") for number, layer in enumerate(spec.layers)]
     mounts += [_tmpfs(seen) for seen in ("/tmp", "/dev/shm", spec.workdir)]  # pid 1 mounts its own ones over them
     rights = [f"CAP_{name}" for name in _CAPABILITIES]

@@ -1,6 +1,6 @@
 """What pid 1 of a gVisor sandbox builds before it answers: one bounded file system for all that programs write, and the workspace over it.
 
-`/.box` belongs to pid 1, and no program can enter it. In it lie what the host put there (`code`, `layers`, `ports`) and:
+`/.box` belongs to pid 1, and no program can enter it. In it lie what the host put there (`code`, `layers`) and:
 
     own/    the bounded tmpfs: f (the files of the start), up and work (the workspace's own layer), tmp, shm
     base/   the workspace as it was at the start, to compare with
@@ -20,7 +20,7 @@ from typing import Any
 from kernel import MS_BIND, MS_RDONLY, call, mount, step
 
 BOX = "/.box"
-OWN, BASE, PORTS = f"{BOX}/own", f"{BOX}/base", f"{BOX}/ports"
+OWN, BASE = f"{BOX}/own", f"{BOX}/base"
 GROUPS, PROC = f"{BOX}/pids", f"{BOX}/proc"
 FILE = struct.Struct(
     "<IIQ"

@@ -1,7 +1,7 @@
 """Pid 1 of a gVisor sandbox: builds it, starts programs and ends them, reads and writes files for the host, until the host hangs up.
 
-`main` has the line to the host as descriptor 0. It has capabilities within gVisor's kernel, none of the host's; programs run as another
-user.
+`main` has the line to the host as descriptor 0, and one for ports (`ports.py`) as 1. It has capabilities within gVisor's kernel, none
+of the host's; programs run as another user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from files import read_file, replace_file
 from frames import Unpacker, pack
 from kernel import StepError
 from place import BASE, OWN, Settings, build, has_statx
-from ports import open_port, serve_port
+from ports import open_port, serve_port, take_line
 from programs import Programs
 
 APART_S = 70  # after which a fork for files ends; the host has given up before
@@ -35,8 +35,10 @@ def _wake(number: int, frame: Any) -> None:
 class Server:
     """Answers the host. The first message builds the sandbox."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, ports: socket.socket) -> None:
         self._line, self._inbox, self._outbox = line, Unpacker(), bytearray()
+        self._ports = ports
+        ports.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._programs: Programs | None = None
         self._settings: Settings | None = None
@@ -177,14 +179,12 @@ class Server:
         self._apart(number, programs, work)
 
     def _listen(self, port: int) -> None:
-        listener = open_port(port)
-        try:
+        with take_line(self._ports) as line, open_port(port) as listener:
             if os.fork() == 0:
                 self._line.close()
+                self._ports.close()
                 signal.set_wakeup_fd(-1)
-                serve_port(listener, port)
-        finally:
-            listener.close()
+                serve_port(listener, line)
 
 
 def let_go(*places: int) -> None:
@@ -196,11 +196,11 @@ def let_go(*places: int) -> None:
 
 
 def main() -> NoReturn:
-    """Take the line over from descriptor 0."""
-    line = socket.socket(fileno=os.dup(0))
+    """Take the lines over from descriptors 0 and 1."""
+    line, ports = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(place)) for place in (0, 1))
     let_go(0, 1)
     try:
-        Server(line).run()
+        Server(line, ports).run()
     except BaseException:  # noqa: BLE001 - the host reads it if the sandbox did not start
         traceback.print_exc()
     finally:

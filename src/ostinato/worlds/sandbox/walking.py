@@ -1,0 +1,41 @@
+"""What lies in a directory of the host that programs are to see, and that they should not come to."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from ostinato.core.errors import BadRequest
+
+
+def entries(directory: str) -> Iterator[os.DirEntry[str]]:
+    """All below it, no link followed; what cannot be listed is passed over."""
+    left = [directory]
+    while left:
+        try:
+            with os.scandir(left.pop()) as found:
+                for entry in found:
+                    yield entry
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+        except OSError:
+            continue
+
+
+def check_no_socket(directory: str) -> None:
+    """Raise BadRequest for a directory with a socket in it: to connect, no right to write is needed where a file system is read-only,
+    and programs may be the user on the host whom it belongs to.
+    """
+    for entry in entries(directory):
+        if entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+        except OSError:
+            continue
+        if socket:
+            raise BadRequest(
+                f"mounts: {directory!r} holds the socket {entry.path!r}, which programs could connect to; show a directory without it",
+                field="mounts",
+            )
