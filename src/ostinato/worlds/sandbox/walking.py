@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ostinato.core.errors import BadRequest
 
 
-def entries(directory: str) -> Iterator[os.DirEntry[str]]:
-    """All below it, no link followed; what cannot be listed is passed over."""
+def entries(directory: str, enter: Callable[[os.DirEntry[str]], bool] = lambda _: True) -> Iterator[os.DirEntry[str]]:
+    """All below it that `enter` says yes to, no link followed; what cannot be listed is passed over."""
     left = [directory]
     while left:
         try:
             with os.scandir(left.pop()) as found:
-                for entry in found:
+                for entry in filter(enter, found):
                     yield entry
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
         except OSError:
             continue
+
+
+def roots_own(directory: str) -> list[str]:
+    """Files that root or its group may read and others may not, and directories that others may not enter; what lies in those is left
+    out. Nothing for the directory itself.
+    """
+    found = list[str]()
+
+    def is_open(entry: os.DirEntry[str]) -> bool:
+        if entry.is_symlink():
+            return True
+        try:
+            seen = entry.stat(follow_symlinks=False)
+        except OSError:
+            return True
+        wanted = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(seen.st_mode) else 0)
+        if (seen.st_uid and seen.st_gid) or seen.st_mode & wanted == wanted:
+            return True
+        found.append(entry.path)
+        return False
+
+    for _ in entries(directory, is_open):
+        pass
+    return found
 
 
 def check_no_socket(directory: str) -> None:

@@ -160,7 +160,8 @@ class GVisorBoxes:
             place = leaving.enter_context(ground.box())
             ports = Ports(place / "ports")
             leaving.callback(ports.close)
-            (place / "config.json").write_text(json.dumps(configuration(spec, ground, place, owner)))
+            covers = await asyncio.to_thread(lambda: list(ground.covers(spec.mounts))) if owner == 0 else []
+            (place / "config.json").write_text(json.dumps(configuration(spec, ground, owner, covers)))
             errors = os.open(place / "errors", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             leaving.callback(os.close, errors)
             process = await asyncio.create_subprocess_exec(

@@ -11,16 +11,18 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
-from ostinato.core.errors import SandboxRefused
+from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox.host import VERSION
 from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, masks
 from ostinato.worlds.sandbox.launcher import compiled
+from ostinato.worlds.sandbox.walking import roots_own
 
 NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"
+_MOST_COVERED = 64
 _PACKAGE = Path(__file__).parents[1]
 _LINKED = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _STATX = r"""
@@ -55,11 +57,15 @@ class Ground:
         self.root, self.state = self.place / "root", self.place / "state"
         self.state.mkdir(0o700)
         self._count = 0
+        self._closed: dict[
+            str, list[str]
+        ] = {}  # what lies in a directory of the host and only root may read; looked for once
         self._build()
 
     def _build(self) -> None:
         for name in ("root/etc", "code", "local/bin", "empty"):
             (self.place / name).mkdir(parents=True)
+        (self.place / "blank").touch()
         for path in _LINKED:
             if os.path.islink(path):
                 (self.root / path[1:]).symlink_to(os.readlink(path))
@@ -121,6 +127,28 @@ class Ground:
             hidden = path.startswith("/usr/local/") and prefix != "/usr/local"
             if os.path.isdir(path) and not hidden:
                 yield str(self.place / "empty"), path
+
+    def covers(self, mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """For programs that are root of the host to gVisor: what covers all that only root may read, and its place in the sandbox. `mounts`
+        is as in a spec. Raises BadRequest for too much.
+        """
+        places = [*self.shown(), *((source, seen) for seen, source in mounts.items())]
+        found = dict[str, str]()
+        for number, (source, seen) in enumerate(places):
+            if source not in self._closed:
+                self._closed[source] = roots_own(source) if os.path.isdir(source) else []
+            later = [f"{place}/" for _, place in places[number + 1 :]]
+            for path in self._closed[source]:
+                place = f"{seen}/{os.path.relpath(path, source)}"
+                if not any(f"{place}/".startswith(other) for other in later):
+                    found[place] = str(self.place / ("empty" if os.path.isdir(path) else "blank"))
+        if len(found) > _MOST_COVERED:
+            raise BadRequest(
+                f"layers: they belong to root, and {len(found)} things that are shown may be read by root alone, as {min(found)!r}; give "
+                "the layers to another user, or let everybody read",
+                field="layers",
+            )
+        yield from ((source, place) for place, source in found.items())
 
     @contextlib.contextmanager
     def box(self) -> Generator[Path]:
