@@ -194,3 +194,19 @@ async def test_a_port_goes_on_whatever_a_program_does_to_it(boxes):
     assert len(silent) == 180
     for writer in silent:
         writer.close()
+
+
+@needs_runsc
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root cannot be another user")
+async def test_nobody_else_on_the_host_can_change_what_sandboxes_are_made_of(boxes, tmp_path):
+    """Root once read from a file of nobody's which process to kill, and pid 1's code was nobody's, too."""
+    box = await boxes.start(SandboxSpec(limits=SMALL))
+    (place,) = tmp_path.iterdir()
+    assert box._place.stat().st_mode & 0o077 == 0, "here lie its number and its configuration"
+    for root, _, names in os.walk(place):
+        for path in [Path(root), *(Path(root, name) for name in names)]:
+            seen = path.lstat()
+            assert path.is_relative_to(box._place / "errors") or seen.st_uid == 0, path
+            assert path.is_symlink() or seen.st_mode & 0o022 == 0, path
+    assert (box._place / "pid").exists()
+    assert (place / "code" / "serve.py").exists()

@@ -43,8 +43,11 @@ class GVisorBox:
         self.spec = spec
         self._line, self._ports, self._process, self._place, self._env = line, ports, process, place, dict(env)
         self.on_stop: list[Callable[[], object]] = []
+        self._kernel: tuple[int, int] | None = (
+            None  # gVisor's own process: its number, a descriptor that stands for it alone
+        )
         watching = asyncio.create_task(self._watch())
-        self.on_stop.append(watching.cancel)
+        self.on_stop += [watching.cancel, self._let_go]
 
     async def exec(
         self,
@@ -171,21 +174,30 @@ class GVisorBox:
         while self._line.open:
             await asyncio.sleep(_WATCH_S)
             most = self.spec.limits.memory_mb + _KERNEL_MB
-            if (pid := self._pid()) and _anonymous_mb(pid) > most:
+            if (kernel := self._found()) and _anonymous_mb(kernel[0]) > most:
                 await self._kill(SandboxBroken(f"the sandbox is gone: its kernel needed more than {most} MiB"))
 
-    def _pid(self) -> int:
-        """Of gVisor's kernel; 0: it has none yet, or no more."""
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._place / "pid").read_text()) if self._process.returncode is None else 0
-        return 0
+    def _found(self) -> tuple[int, int] | None:
+        """GVisor's kernel; None: there is none yet, or no more."""
+        if self._process.returncode is not None:
+            return None
+        if self._kernel is None:
+            with contextlib.suppress(OSError, ValueError):
+                pid = int((self._place / "pid").read_text())
+                self._kernel = pid, os.pidfd_open(pid)
+        return self._kernel
+
+    def _let_go(self) -> None:
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            os.close(kernel[1])
 
     async def _kill(self, why: Unavailable) -> None:
         """End it from outside: gVisor's kernel itself, upon which runsc tidies up and ends."""
         self._line.close(why)
-        if pid := self._pid():
+        if kernel := self._found():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                signal.pidfd_send_signal(kernel[1], signal.SIGKILL)
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()

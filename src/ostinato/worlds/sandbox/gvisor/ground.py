@@ -92,15 +92,13 @@ class Ground:
         compileall.compile_dir(
             self.place / "code", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
         )
-        self._hand_over("root", "code", "local", "empty")
+        self._show("root", "code", "local", "empty", "blank")
 
-    def _hand_over(self, *names: str) -> None:
-        """Whom the sandboxes' own user is outside owns what they see."""
+    def _show(self, *names: str) -> None:
+        """Everybody may read what sandboxes see, whoever they are outside, and only our own user may write."""
         for name in names:
-            for directory, _, files in os.walk(self.place / name):
+            for directory, _, files in [*os.walk(self.place / name)] or [(str(self.place / name), [], [])]:
                 for path in (directory, *(f"{directory}/{file}" for file in files)):
-                    if os.getuid() == 0:
-                        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
                     if not os.path.islink(path):
                         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
 
@@ -109,7 +107,7 @@ class Ground:
         made = compiled("statx", {"statx.c": _STATX})
         shutil.copyfile(made, self.root / "etc/statx.so")
         (self.root / "etc/ld.so.preload").write_text("/etc/statx.so\n")
-        self._hand_over("root/etc")
+        self._show("root/etc")
 
     def shown(self) -> Iterator[tuple[str, str]]:
         """What of the host every sandbox sees read-only: place on the host, place in the sandbox; later ones cover earlier ones."""
@@ -152,15 +150,11 @@ class Ground:
 
     @contextlib.contextmanager
     def box(self) -> Generator[Path]:
-        """A directory for one sandbox, with room for its ports; gone at the end."""
+        """A directory for one sandbox, with room for its ports, which nobody else may enter; gone at the end."""
         self._count += 1
         made = self.place / f"b{self._count}"
-        ports = made / "ports"
-        ports.mkdir(0o700, parents=True)
-        made.chmod(0o700)
-        if os.getuid() == 0:
-            for path in (made, ports):
-                os.chown(path, NOBODY, NOBODY)
+        for each in (made, made / "ports"):
+            each.mkdir(0o700)
         try:
             yield made
         finally:
