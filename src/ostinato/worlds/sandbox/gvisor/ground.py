@@ -53,7 +53,6 @@ class Ground:
         for left in base.glob(f"{_PREFIX}*"):
             _sweep(left)
         self.place, self._lock = _locked(base)
-        self.place.chmod(0o711)
         self.root, self.state = self.place / "root", self.place / "state"
         self.state.mkdir(0o700)
         self._count = 0
