@@ -45,6 +45,13 @@ async def test_what_passes_is_not_asked_for_again(box):
     assert rollout.messages[-1].text == "\n    return 2 * x\n"
 
 
+async def test_code_that_gets_in_its_own_way_is_told_so(box):
+    spoils = "\n    return 3\nimport os\nos.remove('answer.py'); os.mkdir('answer.py')\n"
+    model = ScriptedModel(says(spoils), says("\n    return 2 * x\n"))
+    rollout = await RepairLoop().run(TASK, model, box)
+    assert (rollout.ended, rollout.turns, rollout.detail["checks"]) == (Ended.TURNS, ("t0:0", "t1:0"), (False, False))
+
+
 async def test_a_failure_is_shown_and_the_answer_begins_anew(box):
     model = ScriptedModel(says("\n    return x + 3\n"), says("\n    return x + x\n"))
     rollout = await RepairLoop().run(TASK, model, box)

@@ -24,7 +24,6 @@ from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.account import LIFE_S
-from ostinato.worlds.sandbox.e2b.backend import WithoutProc
 from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, as_line
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
@@ -426,7 +425,7 @@ async def test_ports_carry_much_both_ways_over_connections_that_break(boxes, ser
 
 
 async def test_single_runs_are_sandboxes_too(boxes, server):
-    runs = RunsInBoxes(WithoutProc(boxes), SandboxConfig(memory_mb=128), python="python3")
+    runs = RunsInBoxes(boxes, SandboxConfig(memory_mb=128), python="python3")
     result = await runs.run(
         "import sys; print(6 * 7, sys.stdin.read(), open('a').read())", files={"a": b"1"}, stdin=b"in", timeout=9.0
     )

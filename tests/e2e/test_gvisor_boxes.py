@@ -16,7 +16,7 @@ import pytest
 
 from ostinato.app.worlds_grading import open_backend, open_grading
 from ostinato.config import Config
-from ostinato.core.errors import BadConfig, BadRequest, Unavailable
+from ostinato.core.errors import BadConfig, BadRequest, SandboxBroken, Unavailable
 from ostinato.core.sandboxing import Limits, SandboxSpec
 from ostinato.launch.commands.checks import check_sandboxes
 from ostinato.launch.commands.doctor import CHECKS
@@ -133,13 +133,14 @@ async def test_whoever_is_killed_only_that_sandbox_is_gone(boxes, tmp_path, vict
 
 @needs_runsc
 async def test_a_program_that_cannot_be_ended_from_within_ends_with_its_sandbox(boxes, monkeypatch):
-    """Pid 1 hangs, so the host's own deadline has to do."""
+    """Pid 1 hangs, so the host's own deadline has to do: over and above it nothing is owed to the programs."""
     monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.calls._GRACE_S", 0.5)
     box = await boxes.start(SandboxSpec())
     pid = int((box._place / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(Unavailable, match="was ended"):
-        await box.exec(["true"], timeout=0.5)
+    assert (await box.exec(["true"], timeout=0.5)).killed_reason == "timeout"
+    with pytest.raises(SandboxBroken, match="was ended"):
+        await box.diff()
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -149,10 +150,10 @@ async def test_a_kernel_that_grows_ends_with_its_sandbox(boxes, monkeypatch):
     box, grown = [await boxes.start(SandboxSpec(limits=limits)) for limits in (replace(SMALL, memory_mb=999), SMALL)]
     await asyncio.gather(*(sh(each, "for n in 1 2 3; do touch f$n; sleep 0.1; done") for each in (box, grown)))
     monkeypatch.setattr("ostinato.worlds.sandbox.gvisor.box._KERNEL_MB", 1 - SMALL.memory_mb)
-    with pytest.raises(Unavailable, match="its kernel needed more"):
-        await sh(grown, "sleep 9")
-    with pytest.raises(Unavailable, match="its kernel needed more"):
-        await grown.read("x")
+    assert (await sh(grown, "sleep 9")).killed_reason == "memory"
+    for call in (sh(grown, "true"), grown.read("x"), grown.diff()):
+        with pytest.raises(SandboxBroken, match="its kernel needed more"):
+            await call
     assert (await sh(box, "ls")).stdout == b"f1\nf2\nf3\n"
 
 

@@ -22,7 +22,7 @@ from ostinato.worlds.grading.suites import PytestGrader, read_suite
 from ostinato.worlds.harness.rollout import Rollout
 from ostinato.worlds.sandbox import Boxes, SandboxConfig, SingleRuns, python_inside
 from ostinato.worlds.sandbox.e2b import E2BBoxes
-from ostinato.worlds.sandbox.e2b.backend import PYTHON, WithoutProc
+from ostinato.worlds.sandbox.e2b.backend import PYTHON
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
 from ostinato.worlds.tasks.task import Task
 
@@ -84,8 +84,8 @@ async def open_grading(
             runs = SingleRuns(config.sandbox, gives_way=not proving)
             leaving.callback(runs.close)
         else:
-            backend = WithoutProc(boxes) if isinstance(boxes, E2BBoxes) else boxes
-            runs = RunsInBoxes(backend, config.sandbox, python=python)
+            assert isinstance(boxes, GVisorBoxes | E2BBoxes)
+            runs = RunsInBoxes(boxes, config.sandbox, python=python)
         effort = None if proving else settings.effort
         yield boxes, open_graders(boxes, runs, python, effort=effort, judge=judge)
 

@@ -6,6 +6,7 @@ OstinatoError
 │   └── NotFound        no such model, turn or ref (HTTP 404)
 ├── Unauthorized        missing or wrong key (HTTP 401)
 ├── Unavailable         cannot be done now; try again (HTTP 503)
+│   └── SandboxBroken   a sandbox's own programs ended it
 ├── Cancelled           the caller gave up; everything is as it was before the call
 ├── StorageFull         nothing was written, nothing acknowledged was lost (HTTP 507)
 ├── Corrupt             stored bytes do not have their promised hash or form
@@ -65,6 +66,12 @@ class Unavailable(OstinatoError):
 
     status = 503
     code = "unavailable"
+
+
+class SandboxBroken(Unavailable):
+    """A sandbox was ended because its programs took more than it may give: their doing, so that another try is not owed to them."""
+
+    code = "sandbox_broken"
 
 
 class Cancelled(OstinatoError):

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from ostinato.core.sandboxing import Change, ChangeKind
 
+_NAME_BYTES = 1000  # of a path: a longer one is nobody's source, and no sandbox could be started with it
 _CONFIGURES = {
     "pytest.ini",
     ".pytest.ini",
@@ -147,6 +148,8 @@ def _fault(change: Change, counted: CountedSources) -> LeftOut | None:
     path = change.path
     if not _is_inside(path):
         return LeftOut(path=path, why="outside of the working directory", suspect="reaches outside")
+    if len(path.encode("utf-8", "surrogatepass")) > _NAME_BYTES:
+        return LeftOut(path=path, why=f"a name of more than {_NAME_BYTES} bytes")
     if change.kind is ChangeKind.LINK:
         target = change.data.decode("utf-8", "replace")
         outside = target.startswith("/") or ".." in target.split("/")

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
 from ostinato.core.conversation import Message, Role
-from ostinato.core.errors import BadRequest
-from ostinato.core.sandboxing import Change, SandboxSpec
+from ostinato.core.errors import BadRequest, StorageFull
+from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import OVERRAN, Ended, Model, OutOfTime, Rollout, timed_out
+from ostinato.worlds.harness.rollout import OVERRAN, Ended, Model, OutOfTime, Rollout, timed_out, worked
 from ostinato.worlds.harness.toolbox import cut_middle
 from ostinato.worlds.tasks.task import Task
 
@@ -74,15 +73,14 @@ class RepairLoop:
         session = _Session(task, model, sandbox, self.config)
         clock = asyncio.get_running_loop().time
         start = clock()
-        ended, why = await session.work(start + task.timeout_s)
-        changes: Sequence[Change] = await sandbox.diff()
+        ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
         return Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
             ended=ended,
             messages=tuple(session.messages),
             turns=tuple(session.turns),
-            changes=tuple(changes),
+            changes=changes,
             effort={
                 "turns": float(len(session.turns)),
                 "tokens": float(session.tokens),
@@ -139,7 +137,10 @@ class _Session:
 
     async def _failure(self, text: str) -> str | None:
         """What the check says about the code in an answer; None if it passes."""
-        await self._sandbox.write(self._config.path, code_in(text).encode("utf-8", "surrogatepass"))
+        try:
+            await self._sandbox.write(self._config.path, code_in(text).encode("utf-8", "surrogatepass"))
+        except (BadRequest, StorageFull) as error:  # what its code did to the place, or to the disk
+            return cut_middle(f"the code could not be put into its place: {error}", self._config.output_chars)
         result = await self._sandbox.exec(self._config.command, timeout=self._config.command_s)
         if result.code == 0:
             return None

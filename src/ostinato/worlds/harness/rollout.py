@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from ostinato.core.conversation import Message, Tool
-from ostinato.core.errors import Unavailable
+from ostinato.core.errors import SandboxBroken, Unavailable
 from ostinato.core.sandboxing import Change, SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.tasks.task import Task
@@ -30,6 +30,7 @@ class Ended(StrEnum):
     TURNS = "turns"  # it was asked as often as it may be
     LENGTH = "length"  # its context or an answer's budget was used up
     TIMEOUT = "timeout"
+    BROKEN = "broken"  # its programs took so much that the sandbox had to be ended
     FAILED = "failed"
 
 
@@ -87,6 +88,15 @@ class Rollout:
 def timed_out(task: Task) -> str:
     """What is said of a rollout that its time ended."""
     return f"after {task.timeout_s:g} s"
+
+
+async def worked(sandbox: Sandbox, work: Awaitable[tuple[Ended, str]]) -> tuple[Ended, str, tuple[Change, ...]]:
+    """How a rollout's work ended, more about that for people, and what it changed: nothing, if it broke its sandbox. Raises Unavailable."""
+    try:
+        ended, why = await work
+        return ended, why, tuple(await sandbox.diff())
+    except SandboxBroken as error:
+        return Ended.BROKEN, str(error), ()
 
 
 class Harness(Protocol):

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
 from ostinato.core.conversation import Message, Role, ToolCall
 from ostinato.core.errors import BadRequest, Unavailable
-from ostinato.core.sandboxing import Change, SandboxSpec
+from ostinato.core.sandboxing import SandboxSpec
 from ostinato.core.seams import Sandbox
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import OVERRAN, Answered, Ended, Model, OutOfTime, Rollout, timed_out
+from ostinato.worlds.harness.rollout import OVERRAN, Answered, Ended, Model, OutOfTime, Rollout, timed_out, worked
 from ostinato.worlds.harness.toolbox import OFFERED, Told, cut_middle, tools_named, use
 from ostinato.worlds.tasks.task import Task
 
@@ -69,15 +68,14 @@ class ToolLoop:
         session = _Session(task, model, sandbox, self.config)
         clock = asyncio.get_running_loop().time
         start = clock()
-        ended, why = await session.work(start + task.timeout_s)
-        changes: Sequence[Change] = await sandbox.diff()
+        ended, why, changes = await worked(sandbox, session.work(start + task.timeout_s))
         return Rollout(
             task=task.id,
             harness=f"{self.name}@{self.hash}",
             ended=ended,
             messages=tuple(session.messages),
             turns=tuple(session.turns),
-            changes=tuple(changes),
+            changes=changes,
             effort={**session.effort, "turns": float(len(session.turns)), "seconds": clock() - start},
             detail={"why": why} if why else {},
         )

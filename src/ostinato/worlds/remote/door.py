@@ -175,12 +175,14 @@ class Door:
     async def _tell(self, worker: str, body: Any) -> Any:
         async with self._telling.setdefault(worker, asyncio.Lock()):  # in the order in which they come
             own = await self._turns.groups(worker, targets(body))
-            verdicts = own_verdicts(body, own)
+            verdicts = own_verdicts(body, own, self._turns.episode)
             self._grade_once(verdicts)
             return await self._gateway.call("POST", "/v1/feedback", verdicts)
 
     def _grade_once(self, verdicts: Sequence[dict[str, Any]]) -> None:
-        """Raise BadRequest where a second turn of one rollout is to be worth something: its turns' values are added up."""
+        """Raise BadRequest where a second turn of one rollout is to be worth something: its turns' values are added up. What was told
+        before this door began, the log knows by the verdict's id, and keeps none beside it.
+        """
         for verdict in verdicts:
             if verdict["name"] != GRADED or not verdict["value"]:
                 continue

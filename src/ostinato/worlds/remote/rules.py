@@ -6,7 +6,8 @@ name in front, so that they are nobody else's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostinato.core.errors import BadRequest, Unauthorized
@@ -74,12 +75,16 @@ def targets(body: Any) -> list[str]:
     return [str(turn) for turn in found]
 
 
-def own_verdicts(body: list[dict[str, Any]], groups: Mapping[str, str | None]) -> list[dict[str, Any]]:
-    """The events for the gateway, each with the one id that it can have: nobody can take an id that is another's.
+def own_verdicts(
+    body: list[dict[str, Any]], groups: Mapping[str, str | None], episode_of: Callable[[str], str | None]
+) -> list[dict[str, Any]]:
+    """The events for the gateway, each with the one id that it can have: nobody can take an id that is another's. A grade other than 0 has
+    its rollout's, so that the log, which keeps each id once, holds no second one for any of its turns, even after the door was restarted.
 
     Args:
         body: events whose `targets` were read.
         groups: the worker's own turns among them, each with its group.
+        episode_of: the episode of one of those turns.
 
     Raises:
         Unauthorized: a turn is not the worker's, or an event is no verdict.
@@ -100,6 +105,8 @@ def own_verdicts(body: list[dict[str, Any]], groups: Mapping[str, str | None]) -
         about = turn if name != CLOSED else groups[turn]
         if about is None:
             raise BadRequest(f"turn {turn!r} is of no group that could be closed", field="target")
+        if name == GRADED and value:
+            about = hashlib.sha256((episode_of(turn) or turn).encode()).hexdigest()[:40]
         found.append({"id": f"{name}:{about}", "target": turn, "name": name, "value": float(value), "source": "code"})
     return found
 

@@ -38,7 +38,7 @@ def measured(turns: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """How long rollouts were and how they ended: of each its sampled tokens and its turns; how many were cut by a limit of length, ran out
-    of time, or were ended by something other than the policy.
+    of time, broke their sandbox, or were ended by something other than the policy.
     """
     ended = [rollout.ended for rollout in rollouts]
     return {
@@ -46,6 +46,7 @@ def shape(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "turns": [len(rollout.turns) for rollout in rollouts],
         "cut": ended.count(Ended.LENGTH),
         "timeouts": ended.count(Ended.TIMEOUT),
+        "broken": ended.count(Ended.BROKEN),
         "failed": ended.count(Ended.FAILED),
     }
 

@@ -68,12 +68,15 @@ class Workshop:
                 await sandbox.stop()
 
     async def grade(self, task: Task, rollout: Rollout) -> Grade:
-        """What a rollout is worth: nothing where its time was over, whatever it left behind; else what the grader says.
+        """What a rollout is worth: nothing where its time was over or it broke its sandbox, whatever it left behind; else what the grader
+        says.
 
         Not left out of its group either: overlong rollouts are not masked (Composer 2, arXiv:2603.24477). Raises as `Grader.grade`.
         """
         if rollout.ended is Ended.TIMEOUT:
             return Grade(value=0.0, why=f"its time was over {rollout.detail.get('why', '')}".strip())
+        if rollout.ended is Ended.BROKEN:
+            return Grade(value=0.0, why=f"it broke its sandbox: {rollout.detail.get('why', '')}")
         return await self.grader.grade(task, rollout)
 
 

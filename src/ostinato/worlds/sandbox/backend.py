@@ -22,6 +22,7 @@ from ostinato.worlds.sandbox.starting import (
     pack_files,
     pack_start,
 )
+from ostinato.worlds.sandbox.walking import check_no_socket
 
 _START_S = 20.0
 
@@ -42,6 +43,7 @@ class Boxes:
         self._zygote = Zygote(full=True, groups=groups)
         self._turns = asyncio.Semaphore(self.config.boxes)
         self._open: set[Box] = set()
+        self._without_sockets: set[str] = set()  # mounts that were looked through
 
     async def isolation(self) -> Isolation:
         await self._zygote.opened()
@@ -58,6 +60,9 @@ class Boxes:
         check_hosts(spec.hosts)
         if any(not os.path.isabs(layer) for layer in spec.layers):
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
+        for source in {os.path.realpath(source) for source in spec.mounts.values()} - self._without_sockets:
+            await asyncio.to_thread(check_no_socket, source)
+            self._without_sockets.add(source)
         layers = [await self._zygote.layer(layer) for layer in reversed(spec.layers)]
         return await self._started(spec, Stack(own=("f",), layers=tuple(f"h{number}" for number in layers)), ())
 

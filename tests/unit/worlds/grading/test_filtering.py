@@ -77,6 +77,14 @@ def test_kinds_that_are_no_files():
     assert outcome(wrote("t.py", b"", ChangeKind.DELETED), tests=("t.py",)) == ([], {"t.py": "deleted a test"})
 
 
+def test_a_name_that_no_sandbox_could_be_started_with_does_not_count():
+    short, long, wide = (f"{'d/' * 50}{'x' * count}.py" for count in (800, 3950, 0))
+    wide = wide.replace("d/", "é" * 10 + "/")
+    kept, left_out = outcome(wrote(short), wrote(long), wrote(wide), sources=("**/*.py",))
+    assert kept == [short]
+    assert left_out == {long: "", wide: ""}
+
+
 def test_bounds():
     assert outcome(wrote("a.py", b"x" * 9), file_bytes=8) == ([], {"a.py": ""})
     assert outcome(wrote("a.py", b"\0"))[0] == []

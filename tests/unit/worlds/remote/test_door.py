@@ -229,7 +229,8 @@ async def test_rewards_are_told_of_own_turns_only_each_once_and_under_its_own_id
         assert (await tell([forged, event("group_closed", mine, 1.0, id="group_closed:w1.0")]))[0] == 202
         status, again = await tell([event("graded", mine, 1.0)])
     graded, closed = [row for row in at.log.rows if isinstance(row, Signal)]
-    assert (graded.id, graded.value, graded.retracts, graded.correction) == (f"graded:{mine}", 0.5, None, None)
+    assert (graded.turn, graded.value, graded.retracts, graded.correction) == (mine, 0.5, None, None)
+    assert (graded.id.startswith("graded:"), graded.id == forged["id"]) == (True, False)
     assert closed.id == "group_closed:acme/w1.0", "another's group cannot be closed before it is"
     assert (status, json.loads(again)[0]["status"]) == (202, "changed"), "the first word stays"
 
@@ -246,6 +247,20 @@ async def test_a_rollout_is_worth_what_one_of_its_turns_is(tmp_path):
             assert (await grade(event("graded", first, 0.0), event("graded", second, 1.0)))[0] in (202, 400)
     values = {row.turn: row.value for row in at.log.rows if isinstance(row, Signal)}
     assert sum(values.values()) <= 1.0
+
+
+async def test_a_rollout_is_worth_no_more_after_the_door_was_restarted(tmp_path):
+    async with site(tmp_path) as at, at.worker() as gateway:
+        model = gateway.model("w1.0.0.0", group="w1.0", harness="h")
+        turns = [(await model.ask(ASK, max_tokens=8)).turn for _ in range(3)]
+        await gateway.say([event("graded", turns[0], 1.0), event("graded", turns[1], 0.0)])
+        at.door._graded.clear()  # this is all that a restart forgets
+        with contextlib.suppress(BadRequest):
+            await gateway.say([event("graded", turns[2], 1.0)])
+        at.door._graded.clear()
+        await gateway.say([event("graded", turns[0], 1.0), event("graded", turns[1], 0.0)])  # as after a lost answer
+    values = [(row.turn, row.value) for row in at.log.rows if isinstance(row, Signal)]
+    assert values == [(turns[0], 1.0), (turns[1], 0.0)]
 
 
 async def test_outcomes_tell_of_own_turns_only(tmp_path):

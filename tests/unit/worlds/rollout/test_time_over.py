@@ -82,6 +82,18 @@ async def test_what_overran_is_worth_nothing_and_is_learned_from_in_its_group(tm
     assert (line["timeouts"], line["reward"]) == (1, 0.75)
 
 
+async def test_what_broke_its_sandbox_is_worth_nothing_whatever_it_left_behind(tmp_path):
+    world = World(tmp_path, 0, tasks(1), ONE)
+    world.grader = Full()
+    broken, whole = ([Finish.STOP], Ended.BROKEN), ([Finish.STOP], Ended.SUBMITTED)
+    world.harness = Scripted(broken, whole, whole, whole)
+    await until_done(world, random.Random(0), kills=0)
+    assert sorted(row.value for row in rows(world, Reward)) == [0.0, 1.0, 1.0, 1.0]
+    assert len(world.grader.graded) == 3, "nobody asks what it left behind"
+    (line,) = [more for kind, more in world.told if kind == "group"]
+    assert (line["broken"], line["failed"]) == (1, 0)
+
+
 async def test_a_model_that_never_speaks_in_time_leaves_its_group_and_says_so(tmp_path):
     world = World(tmp_path, 0, tasks(1), ONE)
     late = ([], OutOfTime("no answer had begun"))

@@ -15,7 +15,7 @@ from ostinato.web.page.worlds.sources import RolloutLine, RolloutQuery, SolvedCu
 Fields = Mapping[str, str]
 Shown = Mapping[str, Any]
 OUTCOMES = ("solved", "failed", "ungraded", "cheated")
-ENDINGS = ("submitted", "turns", "length", "timeout", "failed")
+ENDINGS = ("submitted", "turns", "length", "timeout", "broken", "failed")
 
 
 class WorldViews:

@@ -24,7 +24,7 @@ from ostinato.worlds.harness.agents.config import HOME, AgentConfig
 from ostinato.worlds.harness.agents.relay import ModelRelay
 from ostinato.worlds.harness.gateway import GRACE_S, Passage
 from ostinato.worlds.harness.hashing import harness_hash
-from ostinato.worlds.harness.rollout import Ended, Model, Rollout, timed_out
+from ostinato.worlds.harness.rollout import Ended, Model, Rollout, timed_out, worked
 from ostinato.worlds.tasks.task import Task
 
 _VERSION = 1
@@ -85,16 +85,19 @@ class CodingAgent:
         turns = min(task.turns, self.config.turns)
         relay = ModelRelay(model, self.config, turns=turns, tokens=task.tokens, deadline=deadline)
         listener = await sandbox.listen(_PORT)
-        try:
-            named = await relay.start(listener)
-            ended, why = await self._work(task, relay, sandbox, named, deadline)
-        finally:
-            await relay.close()
-            listener.close()
-        changes = await sandbox.diff()
+
+        async def work() -> tuple[Ended, str]:
+            try:
+                named = await relay.start(listener)
+                return await self._work(task, relay, sandbox, named, deadline)
+            finally:
+                await relay.close()
+                listener.close()
+
+        ended, why, changes = await worked(sandbox, work())
         return replace(
             self._rollout(task, relay, ended, why),
-            changes=tuple(changes),
+            changes=changes,
             effort={**_effort(relay), "seconds": clock() - start},
         )
 

@@ -61,8 +61,8 @@ class E2BBoxes:
             kind="e2b", forks=False, counts_memory=counts, missing=_MISSING if counts else (*_MISSING, _UNCOUNTED)
         )
 
-    async def start(self, spec: SandboxSpec, *, proc: bool = True) -> E2BBox:
-        """As `Backend.start`. Without `proc` no program sees another's input or memory, though all of them are one user's."""
+    async def start(self, spec: SandboxSpec, *, alone: bool = False) -> E2BBox:
+        """As `Backend.start`. `alone`: /proc is empty, so that of two processes of one program neither can look into the other."""
         check_names(spec.files)
         check_workdir(spec.workdir)
         check_mounts(spec.mounts, spec.workdir)
@@ -71,7 +71,7 @@ class E2BBoxes:
         _check_directories(spec)
         await self._turns.acquire()
         try:
-            box = await self._launch(spec, proc)
+            box = await self._launch(spec, alone)
         except BaseException:
             self._turns.release()
             raise
@@ -87,7 +87,7 @@ class E2BBoxes:
             raise
         return box
 
-    async def _launch(self, spec: SandboxSpec, proc: bool) -> E2BBox:
+    async def _launch(self, spec: SandboxSpec, alone: bool) -> E2BBox:
         """One machine that serves. Raises BadRequest for files that do not fit, BadConfig for a template that cannot serve, Unavailable."""
         owner = 100_000 + secrets.randbelow(1 << 20)  # limits per user count nobody else's processes
         archive = await asyncio.to_thread(parcel, spec, owner)
@@ -102,7 +102,7 @@ class E2BBoxes:
                 first = socket.socket(fileno=os.dup(line.theirs.fileno()))
                 await line.sent()
                 await box.wire.open(f"exec {PYTHON} -I -S -B {place}/helper.pyz {place}", first)
-                self._counts = await self._built(spec, line, owner, proc)
+                self._counts = await self._built(spec, line, owner, alone)
             except BaseException:
                 await asyncio.shield(box.stop())
                 raise
@@ -111,7 +111,7 @@ class E2BBoxes:
                 archive.close()
         return box
 
-    async def _built(self, spec: SandboxSpec, line: Line, owner: int, proc: bool) -> bool:
+    async def _built(self, spec: SandboxSpec, line: Line, owner: int, alone: bool) -> bool:
         """Let pid 1 build the sandbox; True if the kernel counts memory there."""
         limits = spec.limits
         told: dict[str, Any] = {
@@ -124,7 +124,7 @@ class E2BBoxes:
             "processes": limits.processes,
             "open_files": limits.open_files,
             "filter": "",
-            "proc": proc,
+            "alone": alone,
         }
         try:
             said, _ = await line.answer(told, within=_START_S)
@@ -144,22 +144,6 @@ class E2BBoxes:
 
     async def close(self) -> None:
         await asyncio.gather(*(box.stop() for box in list(self._open)))
-
-
-class WithoutProc:
-    """The same sandboxes, none of whose programs sees /proc: for those that judge in one process what runs in another."""
-
-    def __init__(self, boxes: E2BBoxes) -> None:
-        self._boxes = boxes
-
-    async def isolation(self) -> Isolation:
-        return await self._boxes.isolation()
-
-    async def start(self, spec: SandboxSpec) -> E2BBox:
-        return await self._boxes.start(spec, proc=False)
-
-    async def close(self) -> None:
-        await self._boxes.close()
 
 
 def _check_directories(spec: SandboxSpec) -> None:

@@ -28,7 +28,7 @@ class E2BBox(Calls):
     def __init__(self, spec: SandboxSpec, machine: Machine, line: Line, env: Mapping[str, str]) -> None:
         super().__init__(spec, line, env)
         self._machine = machine
-        self.wire = Wire(machine, line.close)
+        self.wire = Wire(machine, lambda why: line.close(Unavailable(why)))
         self.on_stop: list[Callable[[], object]] = []
         self._ports = tempfile.mkdtemp(prefix="ostinato-e2b-")
         self._place = os.open(self._ports, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -42,7 +42,7 @@ class E2BBox(Calls):
             try:
                 await self._machine.keep()
             except MachineGone as error:
-                self._line.close(str(error))
+                self._line.close(error)
                 return
             except OstinatoError as error:
                 logging.getLogger(__name__).warning("%s", error)
@@ -84,12 +84,16 @@ class E2BBox(Calls):
             os.unlink(f"{self._ports}/{port}")
 
     async def stop(self) -> None:
-        await self._kill()
+        await self._kill(Unavailable("the sandbox is gone"))
         on_stop, self.on_stop = self.on_stop, []
         for call in on_stop:
             call()
 
-    async def _kill(self, why: str = "") -> None:
+    def _silent(self, why: str) -> Unavailable:
+        """A connection lies between, which may be what is silent."""
+        return Unavailable(why)
+
+    async def _kill(self, why: Unavailable) -> None:
         self._line.close(why)
         if self._ended:
             return

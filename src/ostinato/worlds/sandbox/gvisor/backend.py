@@ -17,6 +17,7 @@ from ostinato.worlds.sandbox.gvisor.box import GVisorBox
 from ostinato.worlds.sandbox.gvisor.bundle import configuration, layers_owner, whom_programs_are
 from ostinato.worlds.sandbox.gvisor.ground import Ground
 from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.ports import Ports
 from ostinato.worlds.sandbox.launcher import system_call_filter
 from ostinato.worlds.sandbox.proxy import PROXY_PORT, Proxy, check_hosts
 from ostinato.worlds.sandbox.starting import (
@@ -105,7 +106,8 @@ class GVisorBoxes:
             return
         raise SandboxRefused(f"generated code cannot be isolated here: runsc starts no sandbox ({'; '.join(refused)})")
 
-    async def start(self, spec: SandboxSpec) -> GVisorBox:
+    async def start(self, spec: SandboxSpec, *, alone: bool = False) -> GVisorBox:
+        """As `Backend.start` says. `alone`: /proc is empty, so that of two processes of one program neither can look into the other."""
         check_names(spec.files)
         check_workdir(spec.workdir)
         check_mounts(spec.mounts, spec.workdir)
@@ -118,7 +120,7 @@ class GVisorBoxes:
         ground = await self._opened()
         await self._turns.acquire()
         try:
-            box, _ = await self._launch(spec, ground)
+            box, _ = await self._launch(spec, ground, alone=alone)
         except BaseException:
             self._turns.release()
             raise
@@ -136,7 +138,7 @@ class GVisorBoxes:
 
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
-        options += ["--overlay2=root:memory", "--host-uds=open"]  # mount points are made in memory; `ports` are sockets
+        options += ["--overlay2=root:memory"]  # mount points are made in memory
         options += ["--file-access-mounts=exclusive", *(["--rootless"] if os.getuid() else [])]
         return [
             self._runsc,
@@ -147,25 +149,31 @@ class GVisorBoxes:
             f"{ground.place.name}-{place.name}",
         ]
 
-    async def _launch(self, spec: SandboxSpec, ground: Ground) -> tuple[GVisorBox, dict[str, Any]]:
+    async def _launch(
+        self, spec: SandboxSpec, ground: Ground, *, alone: bool = False
+    ) -> tuple[GVisorBox, dict[str, Any]]:
         """One container, with what its pid 1 said of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = Line()
         with contextlib.ExitStack() as leaving:
             leaving.callback(line.close)
             place = leaving.enter_context(ground.box())
-            (place / "config.json").write_text(json.dumps(configuration(spec, ground, place, owner)))
+            ports = Ports(place / "ports")
+            leaving.callback(ports.close)
+            covers = await asyncio.to_thread(lambda: list(ground.covers(spec.mounts))) if owner == 0 else []
+            (place / "config.json").write_text(json.dumps(configuration(spec, ground, owner, covers)))
             errors = os.open(place / "errors", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             leaving.callback(os.close, errors)
             process = await asyncio.create_subprocess_exec(
-                *self._command(ground, place), stdin=line.theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=errors,
+                *self._command(ground, place), stdin=line.theirs.fileno(), stdout=ports.theirs.fileno(), stderr=errors,
                 env={"PATH": os.environ.get("PATH", os.defpath)}, cwd="/", start_new_session=True,
             )  # fmt: skip
+            ports.sent()
             await line.sent()
             env = ENVIRONMENT | (Proxy.VARIABLES if spec.hosts else {}) | dict(spec.env)
-            box = GVisorBox(spec, line, process, place, env)
+            box = GVisorBox(spec, line, ports, process, place, env)
             try:
-                said = await self._said(spec, line, owner)
+                said = await self._said(spec, line, owner, alone=alone)
             except Unavailable as error:
                 await box.stop()
                 told = os.pread(errors, 1500, max(0, os.fstat(errors).st_size - 1500)).decode(errors="replace").strip()
@@ -176,7 +184,7 @@ class GVisorBoxes:
             box.on_stop.append(leaving.pop_all().close)
         return box, said
 
-    async def _said(self, spec: SandboxSpec, line: Line, owner: int | None) -> dict[str, Any]:
+    async def _said(self, spec: SandboxSpec, line: Line, owner: int | None, *, alone: bool) -> dict[str, Any]:
         limits = spec.limits
         told = {
             "workdir": spec.workdir,
@@ -186,6 +194,7 @@ class GVisorBoxes:
             "disk": limits.disk_mb << 20,
             "processes": limits.processes,
             "open_files": limits.open_files,
+            "alone": alone,
             "filter": (await asyncio.to_thread(system_call_filter)).hex(),
         }
         files = await asyncio.to_thread(pack_files, spec.files)

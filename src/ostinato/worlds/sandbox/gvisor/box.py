@@ -10,11 +10,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ostinato.core.errors import BadRequest, Unavailable
+from ostinato.core.errors import BadRequest, SandboxBroken, Unavailable
 from ostinato.core.sandboxing import SandboxSpec
 from ostinato.worlds.sandbox.gvisor.calls import Calls
-from ostinato.worlds.sandbox.gvisor.ground import NOBODY
 from ostinato.worlds.sandbox.gvisor.line import Line
+from ostinato.worlds.sandbox.gvisor.ports import Ports
 
 _STOP_S = 5.0
 _WATCH_S = 1.0
@@ -25,13 +25,22 @@ class GVisorBox(Calls):
     """A `Sandbox` that gVisor is the kernel of. Made by `GVisorBoxes.start`."""
 
     def __init__(
-        self, spec: SandboxSpec, line: Line, process: asyncio.subprocess.Process, place: Path, env: Mapping[str, str]
+        self,
+        spec: SandboxSpec,
+        line: Line,
+        ports: Ports,
+        process: asyncio.subprocess.Process,
+        place: Path,
+        env: Mapping[str, str],
     ) -> None:
         super().__init__(spec, line, env)
-        self._process, self._place = process, place
+        self._ports, self._process, self._place = ports, process, place
         self.on_stop: list[Callable[[], object]] = []
+        self._kernel: tuple[int, int] | None = (
+            None  # gVisor's own process: its number, a descriptor that stands for it alone
+        )
         watching = asyncio.create_task(self._watch())
-        self.on_stop.append(watching.cancel)
+        self.on_stop += [watching.cancel, self._let_go]
 
     async def fork(self, count: int) -> Sequence[GVisorBox]:
         if not self._line.open:
@@ -43,19 +52,18 @@ class GVisorBox(Calls):
     async def listen(self, port: int) -> socket.socket:
         if not 0 < port < 65536:
             raise BadRequest(f"port: {port} must lie in 1 to 65535", field="port")
-        listener, path = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), self._place / "ports" / str(port)
         try:
-            _bind(listener, path)
-            error, _ = await self._asked({"do": "listen", "port": port})
-            if error:
-                path.unlink()
-                raise OSError(error, os.strerror(error))
+            listener = self._ports.open(port)
+            try:
+                error, _ = await self._asked({"do": "listen", "port": port})
+                if error:
+                    raise OSError(error, os.strerror(error))
+            except BaseException:
+                listener.close()
+                self._ports.close_port(port)
+                raise
         except OSError as error:
-            listener.close()
             raise Unavailable(f"port {port} of the sandbox cannot be had: {error.strerror}") from error
-        except BaseException:
-            listener.close()
-            raise
         return listener
 
     async def stop(self) -> None:
@@ -64,7 +72,7 @@ class GVisorBox(Calls):
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()
         except TimeoutError:
-            await self._kill()
+            await self._kill(Unavailable("the sandbox is gone"))
         on_stop, self.on_stop = self.on_stop, []
         for call in on_stop:
             call()
@@ -74,21 +82,30 @@ class GVisorBox(Calls):
         while self._line.open:
             await asyncio.sleep(_WATCH_S)
             most = self.spec.limits.memory_mb + _KERNEL_MB
-            if (pid := self._pid()) and _anonymous_mb(pid) > most:
-                await self._kill(f"the sandbox is gone: its kernel needed more than {most} MiB")
+            if (kernel := self._found()) and _anonymous_mb(kernel[0]) > most:
+                await self._kill(SandboxBroken(f"the sandbox is gone: its kernel needed more than {most} MiB"))
 
-    def _pid(self) -> int:
-        """Of gVisor's kernel; 0: it has none yet, or no more."""
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._place / "pid").read_text()) if self._process.returncode is None else 0
-        return 0
+    def _found(self) -> tuple[int, int] | None:
+        """GVisor's kernel; None: there is none yet, or no more."""
+        if self._process.returncode is not None:
+            return None
+        if self._kernel is None:
+            with contextlib.suppress(OSError, ValueError):
+                pid = int((self._place / "pid").read_text())
+                self._kernel = pid, os.pidfd_open(pid)
+        return self._kernel
 
-    async def _kill(self, why: str = "") -> None:
+    def _let_go(self) -> None:
+        kernel, self._kernel = self._kernel, None
+        if kernel is not None:
+            os.close(kernel[1])
+
+    async def _kill(self, why: Unavailable) -> None:
         """End it from outside: gVisor's kernel itself, upon which runsc tidies up and ends."""
         self._line.close(why)
-        if pid := self._pid():
+        if kernel := self._found():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                signal.pidfd_send_signal(kernel[1], signal.SIGKILL)
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()
@@ -105,17 +122,3 @@ def _anonymous_mb(pid: int) -> int:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) >> 10
     return 0
-
-
-def _bind(listener: socket.socket, path: Path) -> None:
-    """Where the sandbox's helper, and nobody else, can connect to it. Raises OSError."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        listener.bind(f"/proc/self/fd/{directory}/{path.name}")  # a socket's path may have 107 bytes
-    finally:
-        os.close(directory)
-    if os.getuid() == 0:
-        os.chown(path, NOBODY, NOBODY)
-    path.chmod(0o600)
-    listener.listen(128)
-    listener.setblocking(False)

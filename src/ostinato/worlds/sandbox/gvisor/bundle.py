@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.starting import ENVIRONMENT
 
 INSIDE, INIT = 1000, 1  # whom programs run as, and pid 1; users of the sandbox's own kernel
+STRANGER = NOBODY - 1  # a user of the host who owns nothing
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN", "SYS_RESOURCE")
 
 _RUN = "import sys; sys.path.insert(0, '/.box/code'); import serve; serve.main()"
 
 
 def layers_owner(layers: Sequence[str]) -> int:
-    """The user on the host whom the layers' files belong to: programs are to be their owner. Raises BadRequest."""
+    """The user on the host whom the layers' files belong to: programs are to be their owner; STRANGER without layers. Raises BadRequest."""
     for layer in layers:
         if not os.path.isabs(layer):
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
@@ -33,12 +34,13 @@ def layers_owner(layers: Sequence[str]) -> int:
             "programs' own; give them one owner",
             field="layers",
         )
-    return owners.pop() if owners else 0
+    return owners.pop() if owners else STRANGER
 
 
 def mappings(owner: int) -> list[dict[str, int]]:
-    """Users of the sandbox -> users of the host, for who starts it as root. Root of the sandbox is nobody outside; root of the host has a
-    number, so that what only root may enter on the host (an interpreter in its home) can be shown.
+    """Users of the sandbox -> users of the host, for who starts it as root. Root of the sandbox is nobody outside, and so are programs,
+    unless layers belong to somebody; root of the host has a number, so that what only root may enter on the host (an interpreter in its
+    home) can be shown.
     """
     nobody = NOBODY if owner != NOBODY else NOBODY - 1
     pairs = {0: nobody, INSIDE: owner} | ({} if owner == 0 else {INSIDE + 1: 0})
@@ -53,13 +55,18 @@ def _tmpfs(place: str, *options: str) -> dict[str, Any]:
     return {"destination": place, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", *options]}
 
 
-def configuration(spec: SandboxSpec, ground: Ground, place: Path, owner: int | None) -> dict[str, Any]:
-    """The contents of config.json. `owner` None: it is not root who starts the sandbox, so nobody else can be shown in it."""
+def configuration(
+    spec: SandboxSpec, ground: Ground, owner: int | None, covers: Iterable[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """The contents of config.json. `owner` None: it is not root who starts the sandbox, so nobody else can be shown in it. `covers`: what
+    is put over what is shown, and where.
+    """
     mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
     mounts += [_bind(source, seen) for source, seen in ground.shown()]
     mounts += [_bind(source, seen) for seen, source in spec.mounts.items()]
+    mounts += [_bind(source, seen) for source, seen in covers]
     mounts += [_tmpfs("/.box", "size=4m", "mode=700", f"uid={INIT}", f"gid={INIT}")]
-    mounts += [_bind(ground.place / "code", "/.box/code"), _bind(place / "ports", "/.box/ports")]
+    mounts += [_bind(ground.place / "code", "/.box/code")]
     mounts += [_bind(layer, f"/.box/layers/{number}") for number, layer in enumerate(spec.layers)]
     mounts += [_tmpfs(seen) for seen in ("/tmp", "/dev/shm", spec.workdir)]  # pid 1 mounts its own ones over them
     rights = [f"CAP_{name}" for name in _CAPABILITIES]

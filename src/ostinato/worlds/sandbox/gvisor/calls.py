@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ostinato.core.errors import BadRequest, NotFound, StorageFull, TooLarge, Unavailable
+from ostinato.core.errors import BadRequest, NotFound, SandboxBroken, StorageFull, TooLarge, Unavailable
 from ostinato.core.sandboxing import Change, ExecResult, SandboxSpec
 from ostinato.worlds.sandbox.box import read_changes
 from ostinato.worlds.sandbox.gvisor.line import Line
 from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
+_DIFF_S = 60.0  # for a look at all files
 _OUT = (errno.EXDEV, errno.ELOOP, errno.EACCES)
 
 
@@ -27,8 +29,12 @@ class Calls(ABC):
         self._line, self._env = line, dict(env)
 
     @abstractmethod
-    async def _kill(self, why: str = "") -> None:
-        """End the sandbox from outside."""
+    async def _kill(self, why: Unavailable) -> None:
+        """End the sandbox from outside; who asks for more is told why."""
+
+    def _silent(self, why: str) -> Unavailable:
+        """What a sandbox is said to be that does not answer: broken by its programs, since nothing else lies between."""
+        return SandboxBroken(why)
 
     async def exec(
         self,
@@ -44,13 +50,19 @@ class Calls(ABC):
         count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
         cap = self.spec.limits.output_bytes
         told = {"do": "exec", "count": count, "text": len(text), "cap": cap, "timeout": timeout}
+        begun = time.monotonic()
         number, ended = self._line.ask(told, text + stdin)
         try:
             async with asyncio.timeout(timeout + _GRACE_S):
                 said, data = await ended
         except TimeoutError as error:
-            await self._kill()
-            raise Unavailable("the sandbox does not answer, and was ended") from error
+            gone = self._silent("the sandbox is gone: it did not answer, and was ended")
+            await self._kill(gone)
+            if not isinstance(gone, SandboxBroken):
+                raise gone from error
+            return _killed("timeout", begun)
+        except SandboxBroken:
+            return _killed("memory", begun)
         except asyncio.CancelledError:
             if self._line.open:
                 self._line.ask({"do": "end", "of": number})
@@ -67,9 +79,11 @@ class Calls(ABC):
             seconds=float(said["seconds"]),
         )
 
-    async def _asked(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, bytes]:
+    async def _asked(
+        self, told: Mapping[str, Any], data: bytes = b"", *, within: float = _GRACE_S
+    ) -> tuple[int, bytes]:
         """One question about files: an error's number, and bytes. Raises Unavailable."""
-        said, found = await self._line.answer(told, data, within=_GRACE_S)
+        said, found = await self._line.answer(told, data, within=within)
         return int(said["error"]), found
 
     async def read(self, path: str, *, most: int = 1 << 20) -> bytes:
@@ -95,7 +109,25 @@ class Calls(ABC):
             raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(error)}", field="path")
 
     async def diff(self) -> Sequence[Change]:
-        error, data = await self._asked({"do": "diff"})
+        """As `Sandbox.diff` says. Files that cannot be compared are the programs' own, so the sandbox is ended: SandboxBroken."""
+        try:
+            error, data = await self._asked({"do": "diff"}, within=_DIFF_S)
+            gone: Unavailable = SandboxBroken(f"the sandbox's files could not be compared ({os.strerror(error)})")
+        except SandboxBroken:
+            raise
+        except Unavailable:
+            if not self._line.open:
+                raise
+            error, data = errno.ETIMEDOUT, b""
+            gone = self._silent(f"the sandbox's files could not be compared (not in {_DIFF_S:g} s)")
         if error:
-            raise Unavailable(f"the sandbox's files could not be compared ({os.strerror(error)})")
+            await self._kill(gone)
+            raise gone
         return await asyncio.to_thread(read_changes, data)
+
+
+def _killed(reason: str, begun: float) -> ExecResult:
+    """What is said of a program whose sandbox had to be ended because of it."""
+    seconds = time.monotonic() - begun
+    timed_out = reason == "timeout"
+    return ExecResult(code=-9, stdout=b"", stderr=b"", timed_out=timed_out, killed_reason=reason, seconds=seconds)

@@ -11,16 +11,18 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
-from ostinato.core.errors import SandboxRefused
+from ostinato.core.errors import BadRequest, SandboxRefused
 from ostinato.worlds.sandbox.host import VERSION
 from ostinato.worlds.sandbox.inside.view import ETC, SHOWN, masks
 from ostinato.worlds.sandbox.launcher import compiled
+from ostinato.worlds.sandbox.walking import roots_own
 
 NOBODY = 65534
 _PREFIX = "ostinato-gvisor-"
+_MOST_COVERED = 64
 _PACKAGE = Path(__file__).parents[1]
 _LINKED = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _STATX = r"""
@@ -51,15 +53,18 @@ class Ground:
         for left in base.glob(f"{_PREFIX}*"):
             _sweep(left)
         self.place, self._lock = _locked(base)
-        self.place.chmod(0o711)
         self.root, self.state = self.place / "root", self.place / "state"
         self.state.mkdir(0o700)
         self._count = 0
+        self._closed: dict[
+            str, list[str]
+        ] = {}  # what lies in a directory of the host and only root may read; looked for once
         self._build()
 
     def _build(self) -> None:
         for name in ("root/etc", "code", "local/bin", "empty"):
             (self.place / name).mkdir(parents=True)
+        (self.place / "blank").touch()
         for path in _LINKED:
             if os.path.islink(path):
                 (self.root / path[1:]).symlink_to(os.readlink(path))
@@ -86,15 +91,13 @@ class Ground:
         compileall.compile_dir(
             self.place / "code", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
         )
-        self._hand_over("root", "code", "local", "empty")
+        self._show("root", "code", "local", "empty", "blank")
 
-    def _hand_over(self, *names: str) -> None:
-        """Whom the sandboxes' own user is outside owns what they see."""
+    def _show(self, *names: str) -> None:
+        """Everybody may read what sandboxes see, whoever they are outside, and only our own user may write."""
         for name in names:
-            for directory, _, files in os.walk(self.place / name):
+            for directory, _, files in [*os.walk(self.place / name)] or [(str(self.place / name), [], [])]:
                 for path in (directory, *(f"{directory}/{file}" for file in files)):
-                    if os.getuid() == 0:
-                        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
                     if not os.path.islink(path):
                         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
 
@@ -103,7 +106,7 @@ class Ground:
         made = compiled("statx", {"statx.c": _STATX})
         shutil.copyfile(made, self.root / "etc/statx.so")
         (self.root / "etc/ld.so.preload").write_text("/etc/statx.so\n")
-        self._hand_over("root/etc")
+        self._show("root/etc")
 
     def shown(self) -> Iterator[tuple[str, str]]:
         """What of the host every sandbox sees read-only: place on the host, place in the sandbox; later ones cover earlier ones."""
@@ -122,17 +125,35 @@ class Ground:
             if os.path.isdir(path) and not hidden:
                 yield str(self.place / "empty"), path
 
+    def covers(self, mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """For programs that are root of the host to gVisor: what covers all that only root may read, and its place in the sandbox. `mounts`
+        is as in a spec. Raises BadRequest for too much.
+        """
+        places = [*self.shown(), *((source, seen) for seen, source in mounts.items())]
+        found = dict[str, str]()
+        for number, (source, seen) in enumerate(places):
+            if source not in self._closed:
+                self._closed[source] = roots_own(source) if os.path.isdir(source) else []
+            later = [f"{place}/" for _, place in places[number + 1 :]]
+            for path in self._closed[source]:
+                place = f"{seen}/{os.path.relpath(path, source)}"
+                if not any(f"{place}/".startswith(other) for other in later):
+                    found[place] = str(self.place / ("empty" if os.path.isdir(path) else "blank"))
+        if len(found) > _MOST_COVERED:
+            raise BadRequest(
+                f"layers: they belong to root, and {len(found)} things that are shown may be read by root alone, as {min(found)!r}; give "
+                "the layers to another user, or let everybody read",
+                field="layers",
+            )
+        yield from ((source, place) for place, source in found.items())
+
     @contextlib.contextmanager
     def box(self) -> Generator[Path]:
-        """A directory for one sandbox, with room for its ports; gone at the end."""
+        """A directory for one sandbox, with room for its ports, which nobody else may enter; gone at the end."""
         self._count += 1
         made = self.place / f"b{self._count}"
-        ports = made / "ports"
-        ports.mkdir(0o700, parents=True)
-        made.chmod(0o700)
-        if os.getuid() == 0:
-            for path in (made, ports):
-                os.chown(path, NOBODY, NOBODY)
+        for each in (made, made / "ports"):
+            each.mkdir(0o700)
         try:
             yield made
         finally:

@@ -35,7 +35,7 @@ class Line:
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self.open = True
-        self._why = "the sandbox is gone"
+        self._why = Unavailable("the sandbox is gone")
 
     async def sent(self) -> None:
         """The other end belongs to the sandbox now."""
@@ -62,7 +62,7 @@ class Line:
     def ask(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, asyncio.Future[Frame]]:
         """Send one question: its number, and the answer to come. Raises Unavailable, and so does the answer if the sandbox ends."""
         if not self.open or self._writer is None:
-            raise Unavailable(self._why)
+            raise self._gone()
         number = next(self._numbers)
         self._waiting[number] = answer = asyncio.get_running_loop().create_future()
         self._writer.write(pack({**told, "id": number}, data))
@@ -79,7 +79,10 @@ class Line:
         finally:
             self._waiting.pop(number, None)
 
-    def close(self, why: str = "") -> None:
+    def _gone(self) -> Unavailable:
+        return type(self._why)(str(self._why))
+
+    def close(self, why: Unavailable | None = None) -> None:
         """Hang up: the sandbox ends by that. Who asks then, or still waits, is told why. Idempotent."""
         self._why = why or self._why
         self.open = False
@@ -93,6 +96,6 @@ class Line:
             self._listening.cancel()
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_exception(Unavailable(self._why))
+                waiting.set_exception(self._gone())
                 waiting.exception()  # nobody may be waiting any more
         self._waiting.clear()

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from ostinato.core.sandboxing import ExecResult, Limits, SandboxSpec
-from ostinato.core.seams import Backend
+from ostinato.core.seams import Sandbox
 from ostinato.worlds.sandbox.config import SandboxConfig
 from ostinato.worlds.sandbox.host import python_inside
 
 
+class Alone(Protocol):
+    """A backend that can hide processes from each other."""
+
+    async def start(self, spec: SandboxSpec, *, alone: bool = False) -> Sandbox:
+        """As `Backend.start`; `alone`: there is no /proc."""
+        ...
+
+
 class RunsInBoxes:
     r"""What `SingleRuns` is to namespaces: slower by the start of a sandbox and of an interpreter. The backend belongs to the caller.
-    `python` is an interpreter inside; "": where this machine's own is shown.
+    There is no /proc here either: by it a graded body would read what its judge was given. `python` is an interpreter inside; "": this
+    machine's own, which is shown there.
 
     Example::
 
@@ -20,7 +30,7 @@ class RunsInBoxes:
         result = await runs.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
     """
 
-    def __init__(self, backend: Backend, config: SandboxConfig, *, python: str = "") -> None:
+    def __init__(self, backend: Alone, config: SandboxConfig, *, python: str = "") -> None:
         self._backend = backend
         self._python = python or python_inside()
         self._limits = Limits(
@@ -47,7 +57,7 @@ class RunsInBoxes:
         if isinstance(program, str):
             placed["main.py"] = program.encode("utf-8", "surrogatepass")
             program = [self._python, "main.py"]
-        box = await self._backend.start(SandboxSpec(files=placed, limits=self._limits))
+        box = await self._backend.start(SandboxSpec(files=placed, limits=self._limits), alone=True)
         try:
             return await box.exec(program, stdin=stdin, timeout=timeout)
         finally:

@@ -13,11 +13,9 @@ import resource
 import secrets
 import socket
 import struct
-from collections.abc import Callable
 from typing import Any
 
 from crowd import Group, end, look
-from files import read_file, replace_file
 from kernel import (
     AT_FDCWD,
     ATTR_NOSUID,
@@ -38,11 +36,11 @@ from kernel import (
     set_attributes,
     step,
 )
-from place import BOX, GROUPS, OWN, PORTS, Settings, lay_out
+from place import BOX, GROUPS, OWN, PROC, Settings, lay_out
 from programs import Programs
 from serve import Server
 
-ALL_GROUPS, PROC = f"{BOX}/groups", f"{BOX}/proc"
+ALL_GROUPS, PORTS = f"{BOX}/groups", f"{BOX}/ports"
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 QUIET = MS_NOSUID | MS_NODEV | MS_NOEXEC
 RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
@@ -132,50 +130,24 @@ class Guest(Server):
         for what, most in RLIMITS:
             resource.setrlimit(what, (most, most))
         programs = GuestPrograms(settings, self._selector, self._say, counts=counts)
-        if not told["proc"]:
+        if settings.alone:
             with step("hide /proc"):
                 mount("none", "/proc", "tmpfs", QUIET | MS_RDONLY)
         return programs, {"counts": counts}
 
-    def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
-        workdir, owner = settings.workdir, settings.owner
-        match told["do"]:
-            case "read":
-                self._as_program(
-                    told["id"], programs, owner, lambda: read_file(workdir, os.fsdecode(data), told["most"])
-                )
-            case "write":
-                name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
-                self._as_program(told["id"], programs, owner, lambda: replace_file(workdir, name, content, owner))
-            case _:
-                super()._serve(told, data, programs, settings)
+    def _listen(self, port: int) -> None:
+        self._serve_port(port, lambda: reached(f"{PORTS}/{port}"))
 
-    def _as_program(self, number: int, programs: Programs, owner: int, work: Callable[[], bytes | None]) -> None:
-        """Do what a program could do itself, with no more rights than it has: it may swap links meanwhile."""
-        out = os.memfd_create("found")
-        pid = os.fork()
-        if pid == 0:
-            code = 5
-            try:
-                self._line.close()
-                os.umask(0o022)
-                os.setgroups([])
-                os.setresgid(owner, owner, owner)
-                os.setresuid(owner, owner, owner)
-                with open(out, "wb", closefd=False) as file:
-                    file.write(work() or b"")
-                code = 0
-            except OSError as error:
-                code = error.errno or 5
-            finally:
-                os._exit(code)
 
-        def ended(code: int) -> None:
-            found = os.pread(out, os.fstat(out).st_size, 0) if code == 0 else b""
-            os.close(out)
-            self._say(number, {"error": code if code >= 0 else 5}, found)
-
-        programs.others[pid] = ended
+def reached(path: str) -> socket.socket | None:
+    """Who listens there; None if nobody does."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(path)
+    except OSError:
+        made.close()
+        return None
+    return made
 
 
 def seclude() -> None:

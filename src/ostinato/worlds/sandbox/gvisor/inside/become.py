@@ -1,4 +1,4 @@
-"""From a fork of pid 1 to a program: its descriptors, its group and limits, and all rights given up."""
+"""From a fork of pid 1 to a program: its descriptors, its group and limits, and all rights given up. Or to the user of programs alone."""
 
 from __future__ import annotations
 
@@ -65,6 +65,21 @@ def _limit(settings: Settings) -> None:
         resource.setrlimit(what, (most, most))
 
 
+def _give_up_capabilities() -> None:
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
+    call("capset", header, none)
+
+
+def act_as_owner(settings: Settings) -> None:
+    """From now on this fork may do with files what programs may, and nothing else; being pid 1's user too, no program can end it."""
+    own = os.getuid()
+    os.umask(0o022)
+    os.setgroups([])
+    os.setresgid(settings.owner, settings.owner, settings.owner)
+    os.setresuid(own, settings.owner, own)
+    _give_up_capabilities()
+
+
 def _give_up_rights(settings: Settings) -> None:
     for capability in range(64):
         try:
@@ -74,8 +89,7 @@ def _give_up_rights(settings: Settings) -> None:
     os.setgroups([])
     os.setresgid(settings.owner, settings.owner, settings.owner)
     os.setresuid(settings.owner, settings.owner, settings.owner)
-    header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
-    call("capset", header, none)
+    _give_up_capabilities()
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if not settings.filter:
         return

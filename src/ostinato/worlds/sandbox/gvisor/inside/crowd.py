@@ -29,7 +29,7 @@ class Group:
 
     def __init__(self, number: int) -> None:
         self._path = f"{GROUPS}/{number}"
-        os.mkdir(self._path)
+        os.mkdir(self._path, 0o700)  # who makes groups in it takes processes out of our sight
         self._members = os.open(f"{self._path}/cgroup.procs", os.O_RDWR)
         self._closed = False
 

@@ -1,4 +1,6 @@
-"""Single files of the workspace, for pid 1: no link leads out of it. A program that swaps links meanwhile finds only its own sandbox."""
+"""Single files of the workspace: no link leads out of it, unless a program swaps links meanwhile. So this runs as the programs' own user
+and without rights (`act_as_owner` of become.py): a link that is swapped in leads to nothing that the program could not reach by itself.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,21 @@ def read_file(workdir: str, name: str, most: int) -> bytes:
         return file.read(most + 1)
 
 
-def _parent(workdir: str, parts: list[str], owner: int) -> str:
+def _parent(workdir: str, parts: list[str]) -> str:
     """The directory that holds a path's last part, made where it is missing."""
     at = workdir
     for part in parts:
         at = f"{at}/{part}"
         with contextlib.suppress(FileExistsError):
             os.mkdir(at, 0o755)
-            os.chown(at, owner, owner)
         at = _inside(at, workdir)
     return at
 
 
-def replace_file(workdir: str, name: str, data: bytes, owner: int) -> None:
+def replace_file(workdir: str, name: str, data: bytes) -> None:
     """Replace a file whole: written beside it, then renamed over it, so that nobody sees half of it. Raises OSError."""
     *above, last = name.split("/")
-    parent = _parent(workdir, above, owner)
+    parent = _parent(workdir, above)
     target, partial = f"{parent}/{last}", f"{parent}/.{secrets.token_hex(8)}"
     mode = 0o644
     with contextlib.suppress(FileNotFoundError):
@@ -53,7 +54,6 @@ def replace_file(workdir: str, name: str, data: bytes, owner: int) -> None:
     try:
         with open(fd, "wb") as file:
             file.write(data)
-            os.fchown(fd, owner, owner)
             os.fchmod(fd, mode)
         os.rename(partial, target)
     except OSError:

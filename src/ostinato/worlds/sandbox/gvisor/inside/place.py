@@ -1,9 +1,10 @@
 """What pid 1 of a gVisor sandbox builds before it answers: one bounded file system for all that programs write, and the workspace over it.
 
-`/.box` belongs to pid 1, and no program can enter it. In it lie what the host put there (`code`, `layers`, `ports`) and:
+`/.box` belongs to pid 1, and no program can enter it. In it lie what the host put there (`code`, `layers`) and:
 
     own/    the bounded tmpfs: f (the files of the start), up and work (the workspace's own layer), tmp, shm
     base/   the workspace as it was at the start, to compare with
+    proc/   what pid 1 knows of processes and memory, whether or not programs have a /proc
     pids/   gVisor's own control groups: one for each program (`crowd.py`)
 """
 
@@ -16,11 +17,11 @@ import struct
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kernel import MS_BIND, call, mount, step
+from kernel import MS_BIND, MS_RDONLY, call, mount, step
 
 BOX = "/.box"
-OWN, BASE, PORTS = f"{BOX}/own", f"{BOX}/base", f"{BOX}/ports"
-GROUPS = f"{BOX}/pids"
+OWN, BASE = f"{BOX}/own", f"{BOX}/base"
+GROUPS, PROC = f"{BOX}/pids", f"{BOX}/proc"
 FILE = struct.Struct(
     "<IIQ"
 )  # as `pack_files` of ../../starting.py writes them: bytes of the name, mode, bytes of the file
@@ -29,7 +30,9 @@ NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the host says of the sandbox. Sizes in bytes; `owner` is whom programs run as, `layers` how many there are."""
+    """What the host says of the sandbox. Sizes in bytes; `owner` is whom programs run as, `layers` how many there are; `alone`: no
+    program sees another one's processes, nor its own, since /proc is empty.
+    """
 
     workdir: str
     layers: int
@@ -38,6 +41,7 @@ class Settings:
     disk: int
     processes: int
     open_files: int
+    alone: bool
     filter: bytes
 
     @classmethod
@@ -104,6 +108,11 @@ def build(settings: Settings, files: bytes) -> None:
     lay_out(settings, files)
     with step("give /dev to nobody"):
         os.chown("/dev", os.getuid(), os.getgid())
+    with step("mount /proc"):
+        os.mkdir(PROC)
+        mount("proc", PROC, "proc", 0)
+        if settings.alone:
+            mount("none", "/proc", "tmpfs", MS_RDONLY, "mode=555")
     with step("mount the control groups"):
         os.mkdir(GROUPS)
         mount("none", GROUPS, "cgroup", 0, "pids")

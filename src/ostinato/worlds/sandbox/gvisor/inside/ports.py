@@ -1,4 +1,6 @@
-"""Ports of the sandbox's loopback that the host answers: a connection is carried to a socket of the host's that lies in `/.box/ports`."""
+"""Ports of the sandbox's loopback that the host answers: for each connection the host hands a connected socket in, over a line of the
+port's own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,14 @@ import contextlib
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable, Generator
 from typing import NoReturn
 
-from place import PORTS
+CONNECTED, REFUSED = b"c", b"n"
+_MOST = 64  # connections of a port at once; more wait, or take the place of one that its program has no more to say on
+_PAUSE_S = 0.1  # after a connection that could not be had
+_TURN_S = 0.05  # until it is looked again who could give way
 
 
 def open_port(port: int) -> socket.socket:
@@ -24,6 +31,14 @@ def open_port(port: int) -> socket.socket:
     return listener
 
 
+def take_line(ports: socket.socket) -> socket.socket:
+    """The line of the port that the host speaks of next. Raises OSError."""
+    _, fds, _, _ = socket.recv_fds(ports, 1, 1)
+    if not fds:
+        raise ConnectionError("no line came for the port")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fds[0])
+
+
 def _carry(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while part := source.recv(65536):
@@ -33,20 +48,85 @@ def _carry(source: socket.socket, sink: socket.socket) -> None:
             end.shutdown(how)
 
 
-def _serve(near: socket.socket, path: str) -> None:
-    with near, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as far, contextlib.suppress(OSError):
-        far.connect(path)
+class _Turns:
+    """So many connections at once."""
+
+    def __init__(self) -> None:
+        self._free = threading.Semaphore(_MOST)
+        self._giving_way = list[socket.socket]()
+        self.release = self._free.release
+
+    def acquire(self) -> None:
+        """Wait for one."""
+        while not self._free.acquire(timeout=_TURN_S if not self._giving_way else 0):
+            if self._giving_way:
+                with contextlib.suppress(OSError):
+                    self._giving_way.pop(0).shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def giving_way(self, far: socket.socket) -> Generator[None]:
+        """While only the host has something to say, the connection may be ended for another."""
+        self._giving_way.append(far)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                self._giving_way.remove(far)
+
+
+def _both_ways(near: socket.socket, far: socket.socket, turns: _Turns) -> None:
+    try:
         back = threading.Thread(target=_carry, args=(far, near), daemon=True)
         back.start()
         _carry(near, far)
-        back.join()
+        with turns.giving_way(far):
+            back.join()
+    except RuntimeError:
+        pass  # no thread to be had: the program sees its connection end
+    finally:
+        near.close()
+        far.close()
+        turns.release()
 
 
-def serve_port(listener: socket.socket, port: int) -> NoReturn:
-    """The rest of a fork's life: threads, and none of them in pid 1."""
+def asked_for(line: socket.socket) -> socket.socket | None:
+    """One connected socket; None if nobody listens. Raises OSError."""
+    line.sendall(CONNECTED)
+    said, fds, _, _ = socket.recv_fds(line, 1, 1)
+    if not said:
+        os._exit(0)  # the host closed the port
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fds[0]) if fds else None
+
+
+def _serve(listener: socket.socket, reach: Callable[[], socket.socket | None], turns: _Turns) -> None:
+    """Take one connection up. Raises OSError, RuntimeError."""
+    turns.acquire()
+    ends = list[socket.socket]()
+    try:
+        ends.append(listener.accept()[0])
+        if (far := reach()) is None:
+            raise ConnectionRefusedError
+        ends.append(far)
+        threading.Thread(target=_both_ways, args=(*ends, turns), daemon=True).start()
+    except BaseException:
+        for end in ends:
+            end.close()
+        turns.release()
+        raise
+
+
+def serve_port(listener: socket.socket, reach: Callable[[], socket.socket | None]) -> NoReturn:
+    """The rest of a fork's life: threads, and none of them in pid 1. `reach` gives the other end of a connection, None if nobody listens.
+    What fails is one connection.
+    """
+    turns = _Turns()
     try:
         while True:
-            near, _ = listener.accept()
-            threading.Thread(target=_serve, args=(near, f"{PORTS}/{port}"), daemon=True).start()
+            try:
+                _serve(listener, reach, turns)
+            except ConnectionRefusedError:
+                continue
+            except (OSError, RuntimeError):
+                time.sleep(_PAUSE_S)
     finally:
         os._exit(1)

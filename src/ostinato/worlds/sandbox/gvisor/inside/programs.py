@@ -15,7 +15,7 @@ from typing import Any
 
 from become import Wanted, become
 from crowd import Group, end, look
-from place import Settings
+from place import PROC, Settings
 
 BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005  # between two looks at memory, and at a group that is being emptied
 Answered = Callable[[int, dict[str, Any], bytes], None]
@@ -72,7 +72,7 @@ class Programs:
             int, Callable[[int], None]
         ] = {}  # children that are no programs, and whom to tell of their end
         self._kills, self._dying = 0, set[int]()  # for want of memory
-        self._meminfo = os.open("/proc/meminfo", os.O_RDONLY)
+        self._meminfo = os.open(f"{PROC}/meminfo", os.O_RDONLY)
         self._base = self._in_use()
 
     def start(self, number: int, wanted: Wanted, cap: int, timeout: float) -> None:
@@ -201,6 +201,6 @@ class Programs:
 
 
 def _size(pid: int) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+    with contextlib.suppress(OSError), open(f"{PROC}/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0

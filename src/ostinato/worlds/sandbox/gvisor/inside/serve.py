@@ -1,34 +1,39 @@
 """Pid 1 of a gVisor sandbox: builds it, starts programs and ends them, reads and writes files for the host, until the host hangs up.
 
-`main` has the line to the host as descriptor 0. It has capabilities within gVisor's kernel, none of the host's; programs run as another
-user.
+`main` has the line to the host as descriptor 0, and one for ports (`ports.py`) as 1. It has capabilities within gVisor's kernel, none
+of the host's; programs run as another user.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
 import socket
 import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from become import Wanted
+from become import Wanted, act_as_owner
 from compare import DIRECTORY, write_changes
 from files import read_file, replace_file
 from frames import Unpacker, pack
 from kernel import StepError
 from place import BASE, OWN, Settings, build, has_statx
-from ports import open_port, serve_port
+from ports import asked_for, open_port, serve_port, take_line
 from programs import Programs
+
+APART_S = 70  # after which a fork for files ends; the host has given up before
 
 
 def _wake(number: int, frame: Any) -> None:
     """What a signal has to do to end a wait."""
 
 
-class Server:
+class Server(ABC):
     """Answers the host. The first message builds the sandbox."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -103,10 +108,9 @@ class Server:
         let_go(2)
         self._say(told["id"], said)
 
+    @abstractmethod
     def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
         """What will run programs in the sandbox that it builds, and what to tell the host of it. Raises StepError."""
-        build(settings, data)
-        return Programs(settings, self._selector, self._say), {"statx": has_statx()}
 
     def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
         number = told["id"]
@@ -117,11 +121,10 @@ class Server:
             case "end":
                 programs.end_by_number(told["of"])
             case "read":
-                self._say(number, {}, read_file(settings.workdir, os.fsdecode(data), told["most"]))
+                self._read(number, os.fsdecode(data), told["most"], programs, settings)
             case "write":
                 name, content = os.fsdecode(data[: told["text"]]), data[told["text"] :]
-                replace_file(settings.workdir, name, content, settings.owner)
-                self._say(number, {})
+                self._write(number, name, content, programs, settings)
             case "diff":
                 self._compare(number, programs, settings)
             case "listen":
@@ -130,34 +133,83 @@ class Server:
             case _:
                 self._say(number, {"error": 38})
 
-    def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
-        out = os.memfd_create("changes")
+    def _apart(self, number: int, programs: Programs, work: Callable[[int], None]) -> None:
+        """Do it in a fork, and answer with what it writes to its descriptor, or with the number of its OSError."""
+        out = os.memfd_create("found")
         pid = os.fork()
         if pid == 0:
+            error = errno.EIO
             try:
                 self._line.close()
-                base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
-                write_changes(out, base, now, [own])
-                os._exit(0)
+                signal.set_wakeup_fd(-1)
+                signal.alarm(APART_S)
+                work(out)
+                error = 0
+            except OSError as failed:
+                error = failed.errno or error
             finally:
-                os._exit(1)
+                os._exit(error)
 
         def ended(code: int) -> None:
             found = os.pread(out, os.fstat(out).st_size, 0) if code == 0 else b""
             os.close(out)
-            self._say(number, {"error": 5 if code else 0}, found)
+            self._say(number, {"error": code if code >= 0 else errno.EIO}, found)
 
         programs.others[pid] = ended
 
+    def _read(self, number: int, name: str, most: int, programs: Programs, settings: Settings) -> None:
+        def work(out: int) -> None:
+            act_as_owner(settings)
+            with open(out, "wb") as found:
+                found.write(read_file(settings.workdir, name, most))
+
+        self._apart(number, programs, work)
+
+    def _write(self, number: int, name: str, content: bytes, programs: Programs, settings: Settings) -> None:
+        def work(out: int) -> None:
+            act_as_owner(settings)
+            replace_file(settings.workdir, name, content)
+
+        self._apart(number, programs, work)
+
+    def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
+        """With pid 1's rights, since programs may have taken theirs away; it only reads, and follows no link."""
+
+        def work(out: int) -> None:
+            base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
+            write_changes(out, base, now, [own])
+
+        self._apart(number, programs, work)
+
+    @abstractmethod
     def _listen(self, port: int) -> None:
-        listener = open_port(port)
-        try:
+        """From now on who connects to the port of the loopback reaches the host. Raises OSError."""
+
+    def _serve_port(self, port: int, reach: Callable[[], socket.socket | None], *ours: socket.socket) -> None:
+        """In a fork, which lets go of what is `ours`."""
+        with open_port(port) as listener:
             if os.fork() == 0:
-                self._line.close()
+                for each in (self._line, *ours):
+                    each.close()
                 signal.set_wakeup_fd(-1)
-                serve_port(listener, port)
-        finally:
-            listener.close()
+                serve_port(listener, reach)
+
+
+class Kernel(Server):
+    """Pid 1 under gVisor. `ports` is the host's line for ports."""
+
+    def __init__(self, line: socket.socket, ports: socket.socket) -> None:
+        super().__init__(line)
+        self._ports = ports
+        ports.setblocking(False)
+
+    def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
+        build(settings, data)
+        return Programs(settings, self._selector, self._say), {"statx": has_statx()}
+
+    def _listen(self, port: int) -> None:
+        with take_line(self._ports) as line:
+            self._serve_port(port, lambda: asked_for(line), self._ports)
 
 
 def let_go(*places: int) -> None:
@@ -169,11 +221,11 @@ def let_go(*places: int) -> None:
 
 
 def main() -> NoReturn:
-    """Take the line over from descriptor 0."""
-    line = socket.socket(fileno=os.dup(0))
+    """Take the lines over from descriptors 0 and 1."""
+    line, ports = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(place)) for place in (0, 1))
     let_go(0, 1)
     try:
-        Server(line).run()
+        Kernel(line, ports).run()
     except BaseException:  # noqa: BLE001 - the host reads it if the sandbox did not start
         traceback.print_exc()
     finally:
