@@ -431,6 +431,7 @@ async def test_the_host_answers_at_a_port_of_one_sandbox_alone(backend, box):
 
 
 async def test_mounts_show_directories_of_the_host_read_only(backend, tmp_path):
+    tmp_path.chmod(0o755)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "tool").write_text("#!/bin/sh\necho tool\n")
     (tmp_path / "bin" / "tool").chmod(0o755)

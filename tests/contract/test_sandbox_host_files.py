@@ -83,3 +83,12 @@ async def test_too_much_that_only_root_may_read_is_refused_where_programs_are_ro
     spec = SandboxSpec(layers=(str(tmp_path / "layer"),), mounts={"/opt/shown": str(tmp_path / "shown")})
     with pytest.raises(BadRequest, match="belong to root"):
         await backend.start(spec)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root has no files of root's to show")
+async def test_a_mount_that_programs_could_not_enter_is_refused(backend, tmp_path):
+    if isinstance(backend, Boxes):
+        pytest.skip("namespaces show what a mount holds as the programs' own")
+    tmp_path.chmod(0o700)
+    with pytest.raises(BadRequest, match="entered by everybody"):
+        await backend.start(SandboxSpec(mounts={"/opt/shown": str(tmp_path)}))

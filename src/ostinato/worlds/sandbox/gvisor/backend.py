@@ -113,10 +113,16 @@ class GVisorBoxes:
         check_mounts(spec.mounts, spec.workdir)
         check_environment(spec.env)
         check_hosts(spec.hosts)
-        layers_owner(spec.layers)
+        owner = layers_owner(spec.layers)
         for source in spec.mounts.values():
             if not os.path.isdir(source):
                 raise BadRequest(f"mounts: {source!r} is no directory", field="mounts")
+            seen = os.stat(source)
+            if os.getuid() == 0 and seen.st_uid != owner and seen.st_mode & 0o005 != 0o005:
+                raise BadRequest(
+                    f"mounts: {source!r} may not be entered by everybody, so not by programs either; chmod -R o+rX",
+                    field="mounts",
+                )
         ground = await self._opened()
         await self._turns.acquire()
         try:
