@@ -71,8 +71,8 @@ class Loop:
         laps.append(time.perf_counter())
         learned = self._trainer.step(samples)
         laps.append(time.perf_counter())
-        self._policy = PolicyVersion(number=learned.policy_number, hash=weights_root(learned.weights))
-        await self._engine.load("live", Snapshot(policy=self._policy, weights=learned.weights))
+        self._policy = PolicyVersion(number=learned.policy_number, hash=weights_root(learned.whole))
+        await self._engine.load("live", Snapshot(policy=self._policy, weights=learned.whole))
         laps.append(time.perf_counter())
         rollout, rewarding, learning, swap = (after - before for before, after in pairwise(laps))
         inner = {name: learned.metrics[f"seconds_{name}"] for name in ("forward", "backward", "optimizer")}
