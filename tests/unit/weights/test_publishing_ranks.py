@@ -191,8 +191,18 @@ async def test_a_lost_rank_is_an_error_and_nothing_is_named(ranks):
     assert await store.read_ref("live") == done.policy.hash
 
 
-def test_only_the_newest_parts_wait():
+def test_only_the_newest_parts_wait_and_only_until_they_are_published():
     handed = Handed()
     for number in range(6):
         handed.put(number, WeightPart({}, {}))
     assert sorted(handed._parts) == [3, 4, 5]
+    assert handed.take(4) is handed.take(4)
+    handed.published()
+    assert sorted(handed._parts) == [5]
+
+
+async def test_a_rank_keeps_no_part_that_is_published(ranks):
+    three = ranks(MemoryStore())
+    (weights,) = models(1)
+    await three.publish(0, weights, base=None)
+    assert [len(handed._parts) for handed in three.handed] == [0, 0]

@@ -134,6 +134,7 @@ class Handed:
     def __init__(self) -> None:
         self._parts: OrderedDict[int, WeightPart] = OrderedDict()
         self._changed = threading.Condition()
+        self._taken = -1
 
     def put(self, number: int, part: WeightPart) -> None:
         """Hand over the part of version `number`."""
@@ -145,11 +146,18 @@ class Handed:
             self._changed.notify_all()
 
     def take(self, number: int) -> WeightPart:
-        """Wait for the part of version `number`; it stays until newer ones push it out. Raises Unavailable."""
+        """Wait for the part of version `number`; it stays, to be taken again, until it is `published`. Raises Unavailable."""
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._parts, _WAIT_S):
                 raise Unavailable(f"version {number} was not handed over within {_WAIT_S:.0f} s")
+            self._taken = number
             return self._parts[number]
+
+    def published(self) -> None:
+        """The part that was taken last is not needed any more, nor are older ones."""
+        with self._changed:
+            for number in [number for number in self._parts if number <= self._taken]:
+                del self._parts[number]
 
 
 async def publish_part(line: socket.socket, holder: PartHolder, handed: Handed) -> None:
@@ -180,7 +188,9 @@ async def _answer(what: str, arguments: Mapping[str, Any], holder: PartHolder, h
                 "changed": packed.changed,
             }
         case "keep":
-            return await holder.keep(**arguments)
+            await holder.keep(**arguments)
+            handed.published()
+            return None
         case _:
             raise Unavailable(f"{what!r} is nothing that a rank is asked")
 
