@@ -19,6 +19,13 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._connection, name)
 
+    def __enter__(self):
+        self._connection.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._connection.__exit__(*error)
+
     def execute(self, statement, *rest, **options):
         self._sent.append(statement)
         return self._connection.execute(statement, *rest, **options)
