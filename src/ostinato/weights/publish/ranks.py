@@ -48,7 +48,7 @@ class Together:
     def __init__(self, own: PartHolder, lines: Sequence[socket.socket]) -> None:
         self._own = own
         self._ranks = [_Line(rank, line) for rank, line in enumerate(lines, 1)]
-        self.whole = not lines
+        self.whole = False
 
     async def take(self, number: int, weights: Weights | WeightPart, *, check: bool, finite: bool) -> Taken:
         """See `Holder`."""
