@@ -123,7 +123,7 @@ def run_demo(
 @demo.command(name="worlds")
 def run_worlds_demo(
     *,
-    minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 19.0,
+    minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 18.0,
     training: Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1))] = 0.6,
     seed: int = 0,
     out: Path = Path(),

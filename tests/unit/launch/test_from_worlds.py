@@ -44,7 +44,7 @@ def scores(solved):
 
 
 def page(seen, asked=(300, 1)):
-    solved = [Solved(split="held_out", before=scores(10), after=scores(40))]
+    solved = Solved(before=scores(10), after=scores(40))
     lines = [
         {"kind": "measured", "split": "held_out", "solved": 12, "of": 120},
         {"kind": "measured", "split": "canary", "solved": 0, "of": 9},
@@ -110,8 +110,8 @@ def test_only_what_the_candidate_answered_live_is_compared_and_with_control_of_t
 
 def test_success_in_the_world_is_a_paired_difference_with_its_interval():
     found = dict(page(Observed(releases=tried())).summary)
-    assert found["solved in the world, held_out tasks"].startswith("10.0% -> 40.0%, +30.0 pp, 95% [+2")
-    assert found["solved in the world, held_out tasks"].endswith("100 tasks x 1")
+    assert found["solved in the world, held-out tasks"].startswith("10.0% -> 40.0%, +30.0 pp, 95% [+2")
+    assert found["solved in the world, held-out tasks"].endswith("100 tasks x 1")
     assert found["held-out tasks while it trained"] == "10%, 25%"
     assert found["bar on score of world functions"] == "cleared: 99% bound 20.0% of 15.0% wanted, 120 items"
 

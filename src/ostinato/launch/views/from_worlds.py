@@ -48,12 +48,11 @@ class Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """What the first and the last model scored on the tasks of a split: the same tasks, the same seeds.
+    """What the first and the last model scored on held-out tasks: the same tasks, the same seeds.
 
-    Example: ``Solved(split="held_out", before=scores, after=others)``
+    Example: ``Solved(before=scores, after=others)``
     """
 
-    split: str
     before: Sequence[ItemScore]
     after: Sequence[ItemScore]
 
@@ -63,14 +62,14 @@ class Solved:
         gain = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         before, after = (100 * suite_mean(scores).mean for scores in (self.before, self.after))
         told = f"{before:.1f}% -> {after:.1f}%, {100 * gain.mean:+.1f} pp, 95% [{100 * gain.lower:+.1f}, {100 * gain.upper:+.1f}]"
-        return f"solved in the world, {self.split} tasks", f"{told}, {len(differences_I)} tasks x {draws}"
+        return "solved in the world, held-out tasks", f"{told}, {len(differences_I)} tasks x {draws}"
 
     def bars(self, candidate: PolicyVersion) -> tuple[HeldOut, HeldOut]:
         """Both as the page shows them."""
         items = len({score.item for score in self.before})
         return (
-            figures.held_out(f"{self.split} tasks, base", suite_mean(self.before), items),
-            figures.held_out(f"{self.split} tasks, v{candidate.number}", suite_mean(self.after), items),
+            figures.held_out("held-out tasks, base", suite_mean(self.before), items),
+            figures.held_out(f"held-out tasks, v{candidate.number}", suite_mean(self.after), items),
         )
 
 
@@ -78,7 +77,7 @@ def report(
     seen: Observed,
     candidate: PolicyVersion,
     phases: Phases,
-    solved: Sequence[Solved],
+    solved: Solved,
     *,
     measured: Sequence[Mapping[str, Any]],
     found: Accounting,
@@ -88,7 +87,7 @@ def report(
 ) -> RunReport:
     """The demo's page. `measured`: the rollout worker's lines; `asked`: requests of users, and those that failed."""
     rows = [
-        *(each.row() for each in solved),
+        solved.row(),
         ("held-out tasks while it trained", _course(measured)),
         ("steps in the world", str(len(seen.steps))),
         *_way(seen, candidate, phases),
@@ -110,7 +109,7 @@ def report(
         gates=figures.gates(seen, phases.judged),
         deltas=figures.deltas(seen),
         pauses=figures.pauses(seen),
-        held_out=tuple(bar for each in solved for bar in each.bars(candidate)),
+        held_out=solved.bars(candidate),
         accounting=figures.accounting_rows(found),
         summary=tuple(rows),
         notes=NOTES,

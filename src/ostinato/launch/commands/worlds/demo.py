@@ -44,8 +44,8 @@ from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save
 
 PROVING = ("serve", "release")
-DRAWS = {Split.TRAIN: 1, Split.HELD_OUT: 2}
-"""Tries at each task of a split in the last measurement."""
+DRAWS = 2
+"""Tries at each held-out task in the last measurement."""
 _LOOK_S = 0.5
 _MOST_LINES = 1 << 24
 
@@ -107,7 +107,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
 class Plan:
     """How the time is divided: seconds of training in the world, and of users.
 
-    Example: ``Plan.of(minutes=19.0, training=0.6) == Plan(training_s=684.0, users_s=456.0)``
+    Example: ``Plan.of(minutes=18.0, training=0.6) == Plan(training_s=648.0, users_s=432.0)``
     """
 
     training_s: float
@@ -189,7 +189,7 @@ class _Course:
                 with console.status("waiting for the last feedback to mature"):
                     await asyncio.sleep(float(config.reward.options.get("window", 30.0)) + 2.0)
         with console.status("measuring the first and the last model in the world, with draws nobody saw"):
-            solved = [await self._solved(split, candidate, url) for split in DRAWS]
+            solved = await self._solved(candidate, url)
         phases = Phases(began=began, trained=trained, judged=judged, ended=ended, measured=wall_clock())
         seen = await self._observer.look()
         page = figures.report(
@@ -218,20 +218,18 @@ class _Course:
                 return "blocked" not in said
             await asyncio.sleep(_LOOK_S)
 
-    async def _solved(self, split: Split, candidate: PolicyVersion, url: str) -> Solved:
-        """What base and candidate solve of a split. The candidate answers in the slot in which it was judged."""
+    async def _solved(self, candidate: PolicyVersion, url: str) -> Solved:
+        """What base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
         settings = self._config.evaluate
         runner = settings.runner.model_copy(update={"seed": FINAL_SEED + self._seed})
         config = self._config.model_copy(update={"evaluate": settings.model_copy(update={"runner": runner})})
-        world = world_suite(config.worlds.file, config, split)
+        world = world_suite(config.worlds.file, config, Split.HELD_OUT)
         base = await open_follower(config).resolve("control")
         assert base is not None
         run = open_rollout_runner(config, url, world).run
-        draws = range(DRAWS[split])
         return Solved(
-            split=split.value,
-            before=await run(Arm.CONTROL.value, base, draws),
-            after=await run(EVALUATION_REF, candidate, draws),
+            before=await run(Arm.CONTROL.value, base, range(DRAWS)),
+            after=await run(EVALUATION_REF, candidate, range(DRAWS)),
         )
 
 
