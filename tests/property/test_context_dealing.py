@@ -1,12 +1,13 @@
 """The tokens of one micro-batch over ranks: each once, as many and as costly for each rank, and attention over them as over all."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.model.logit_edits import Edit
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.tree_attention import Layout
 from ostinato.train.sharding.balance import dealt
@@ -79,13 +80,12 @@ def test_the_parts_of_a_micro_batch_are_all_of_it(turns: list[TokenTurn], ranks:
 @given(TREES, st.integers(1, 4), st.integers(0, 20), st.integers(1, 20))
 def test_edits_follow_their_predictions(turns: list[TokenTurn], ranks: int, start: int, size: int):
     packed = pack(turns)
-    edits = {at: Edit() for at in range(0, len(packed.targets_M), 3)}
+    edits: dict[int, Any] = {at: object() for at in range(0, len(packed.targets_M), 3)}
     for rank in range(ranks):
         share = Share.of(packed, rank, ranks, 1)
         found = share.edits(lambda a, b: {at: edit for at, edit in edits.items() if a <= at < b})(start, start + size)
         places = range(start, min(start + size, len(share.own_M)))
         assert found == {at: edits[share.own_M[at]] for at in places if share.own_M[at] in edits}
-        assert all(found[at] is edits[share.own_M[at]] for at in found)
 
 
 def trunk(length: int, tails: list[tuple[int, int]]) -> list[TokenTurn]:

@@ -37,7 +37,7 @@ class Context:
     def gather(self, mine: Tensor) -> Tensor:
         """[R, ...] of each rank -> [count * R, ...] in the order of the ranks, bit for bit."""
         found = torch.empty((self.count * len(mine), *mine.shape[1:]), dtype=mine.dtype)
-        dist.all_gather_into_tensor(_bytes(found), _bytes(mine.contiguous()), self._group)
+        dist.all_gather(list(_bytes(found).chunk(self.count)), _bytes(mine.contiguous()), self._group)
         return found
 
     def own_sum(self, parts: Tensor) -> Tensor:
