@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -169,9 +170,10 @@ def _cut(entries: Sequence[Entry], tokens: Ints) -> list[Entry]:
     owners = np.searchsorted(firsts, tokens, side="right") - 1
     starts = np.flatnonzero((np.diff(tokens, prepend=-2) != 1) | (np.diff(owners, prepend=-1) != 0))
     found: list[Entry] = []
-    for a, b in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True) if len(tokens) else ():
-        entry, first = entries[owners[a]], firsts[owners[a]]
-        start = entry.start + int(tokens[a] - first)
+    for a, b in pairwise([*starts.tolist(), len(tokens)]):
+        owner = int(owners[a])
+        entry = entries[owner]
+        start = entry.start + int(tokens[a] - firsts[owner])
         end = start + b - a
         found.append(Entry(start=start, end=end, blocks=entry.blocks[: -(-end // BLOCK)]))
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ class RankGroup:
         own: dist.ProcessGroup | None = None
         for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # all ranks make all groups
             neighbours = list(range(first, first + context_ranks))
-            made = dist.new_group(neighbours, timeout=_PATIENCE)
+            made = cast("dist.ProcessGroup", dist.new_group(neighbours, timeout=_PATIENCE))
             own = made if rank in neighbours else own
         return cls(rank, count, Context(rank % context_ranks, context_ranks, own))
 
