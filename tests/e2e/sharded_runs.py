@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ostinato.core.records import PolicyVersion, Span
+from ostinato.core.records import PolicyVersion, Span, Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Weights
 from ostinato.testing.records import a_turn
@@ -23,9 +23,7 @@ CONFIG = TrainConfig(compute="bf16", learning_rate=1e-3, warmup_steps=0, microba
 def batches(path: Path, config: TrainConfig, *, steps: int, turns: int = 14) -> list[list[Sample]]:
     """What the log would hold: the same for every run. All of it is scored by the first weights, so that drift grows as it should."""
     draw = random.Random(7)
-    trainer = PolicyTrainer(path, config.model_copy(update={"ranks": 1}))
-    held = Span(policy=PolicyVersion(number=0, hash="0" * 64), tokens=1)
-    found: list[list[Sample]] = []
+    found: list[list[Turn]] = []
     for step in range(steps):
         drawn = [
             a_turn(
@@ -35,18 +33,58 @@ def batches(path: Path, config: TrainConfig, *, steps: int, turns: int = 14) -> 
             )
             for index in range(turns)
         ]
-        scored = trainer.score(drawn)
-        found.append(
-            [
-                Sample(
-                    turn=replace(turn, logprobs=own, spans=(replace(held, tokens=len(own)),)),
-                    reward=1.0,
-                    advantages=(draw.choice([-1.0, 0.5, 1.0]),) * len(own),
-                )
-                for turn, own in zip(drawn, scored, strict=True)
-            ]
-        )
-    return found
+        found.append(drawn)
+    return _scored(path, config, found, draw)
+
+
+def episodes(path: Path, config: TrainConfig, *, steps: int) -> list[list[Sample]]:
+    """Long ones: a session whose turns contain each other and branch twice, answers to one prompt, and a short one; with edited logits,
+    and each turn at a temperature of its own.
+    """
+    draw = random.Random(11)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(256) for _ in range(count))
+
+    def made(step: int) -> list[Turn]:
+        talk, prompt = ids(330), ids(90)
+        cuts = [(40, 60), (75, 160), (180, 200), (230, 330)]
+        parts = [(talk[:a], talk[a:b]) for a, b in cuts]
+        parts += [(talk[:a] + ids(5), ids(size)) for a, size in ((160, 70), (200, 30))]
+        parts += [(prompt, ids(size)) for size in (50, 1, 33)]
+        parts.append((ids(3), ids(2)))
+        return [
+            replace(
+                turn := a_turn(f"{step}-{number}:0", prompt=prompt, sampled=sampled),
+                sampling=replace(
+                    turn.sampling,
+                    temperature=0.7 + 0.1 * number,
+                    frequency_penalty=0.3 * (number % 3),
+                    logit_bias=((sampled[0], 1.5),) if number % 2 else (),
+                ),
+            )
+            for number, (prompt, sampled) in enumerate(parts)
+        ]
+
+    return _scored(path, config, [made(step) for step in range(steps)], draw)
+
+
+def _scored(
+    path: Path, config: TrainConfig, found: Sequence[Sequence[Turn]], draw: random.Random
+) -> list[list[Sample]]:
+    trainer = PolicyTrainer(path, config.model_copy(update={"ranks": 1, "context_ranks": 1}))
+    held = Span(policy=PolicyVersion(number=0, hash="0" * 64), tokens=1)
+    return [
+        [
+            Sample(
+                turn=replace(turn, logprobs=own, spans=(replace(held, tokens=len(own)),)),
+                reward=1.0,
+                advantages=(draw.choice([-1.0, 0.5, 1.0]),) * len(own),
+            )
+            for turn, own in zip(drawn, trainer.score(drawn), strict=True)
+        ]
+        for drawn in found
+    ]
 
 
 def equal(one: Weights, other: Weights) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.e2e.sharded_runs import CONFIG, batches, difference, equal, gradients, masters
+from tests.e2e.sharded_runs import CONFIG, batches, difference, episodes, equal, gradients, masters
 
 from ostinato.core.errors import BadConfig, BadWeights, Unavailable
 from ostinato.core.samples import Sample
@@ -29,15 +29,16 @@ def learned_from(path: Path) -> list[list[Sample]]:
     return batches(path, CONFIG, steps=4)
 
 
-def on(ranks: int, config: TrainConfig = CONFIG) -> TrainConfig:
-    return config.model_copy(update={"ranks": ranks})
+def on(ranks: int, config: TrainConfig = CONFIG, *, context_ranks: int = 1) -> TrainConfig:
+    return config.model_copy(update={"ranks": ranks, "context_ranks": context_ranks})
 
 
 @pytest.mark.examination
+@pytest.mark.parametrize("context_ranks", [1, 2])
 def test_a_rank_killed_in_mid_step_ends_all_and_the_last_checkpoint_goes_on_to_the_same_bits(
-    path: Path, learned_from: list[list[Sample]], tmp_path: Path
+    path: Path, learned_from: list[list[Sample]], tmp_path: Path, context_ranks: int
 ):
-    trainer = ShardedTrainer(path, on(2))
+    trainer = ShardedTrainer(path, on(2, context_ranks=context_ranks))
     for samples in learned_from[:2]:
         trainer.step(samples)
         trainer.save(tmp_path, cursor=0, keep=2)
@@ -58,7 +59,7 @@ def test_a_rank_killed_in_mid_step_ends_all_and_the_last_checkpoint_goes_on_to_t
     assert asked >= 3
     trainer.close()
     assert victim.poll() == -signal.SIGKILL
-    again = ShardedTrainer(path, on(2))
+    again = ShardedTrainer(path, on(2, context_ranks=context_ranks))
     assert again.resume(tmp_path)
     assert again.step_count == 2
     again.step(learned_from[2])
@@ -82,17 +83,19 @@ def test_a_rank_that_cannot_start_is_told(tmp_path: Path):
 
 @pytest.mark.examination
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("ranks", "context_ranks"), [(2, 1), (4, 1), (4, 2), (4, 4)])
 def test_loss_gradient_and_bits_at_every_number_of_ranks(
-    path: Path, learned_from: list[list[Sample]], tmp_path: Path, ranks: int, compute: str
+    path: Path, learned_from: list[list[Sample]], tmp_path: Path, ranks: int, context_ranks: int, compute: str
 ):
     config = CONFIG.model_copy(update={"compute": compute})
+    if context_ranks > 1:
+        learned_from = episodes(path, config, steps=2)
     one = PolicyTrainer(path, config)
     first = one.step(learned_from[0])
     one.save(tmp_path / "one", cursor=0, keep=1)
     ended = []
     for run in range(2):
-        trainer = ShardedTrainer(path, on(ranks, config))
+        trainer = ShardedTrainer(path, on(ranks, config, context_ranks=context_ranks))
         learned = trainer.step(learned_from[0])
         assert learned.metrics["loss"] == first.metrics["loss"]
         trainer.save(tmp_path / f"run{run}", cursor=0, keep=1)
@@ -106,10 +109,14 @@ def test_loss_gradient_and_bits_at_every_number_of_ranks(
 
 
 @pytest.mark.examination
-def test_a_checkpoint_goes_on_over_any_number_of_ranks(path: Path, learned_from: list[list[Sample]], tmp_path: Path):
+@pytest.mark.parametrize("settings", [((2, 1), (4, 1), (1, 1)), ((2, 2), (2, 1), (4, 2), (1, 1))])
+def test_a_checkpoint_goes_on_over_any_number_of_ranks(
+    path: Path, learned_from: list[list[Sample]], tmp_path: Path, settings: tuple[tuple[int, int], ...]
+):
     before = None
-    for number, ranks in enumerate((2, 4, 1)):
-        trainer = ShardedTrainer(path, on(ranks)) if ranks > 1 else PolicyTrainer(path, CONFIG)
+    for number, (ranks, context_ranks) in enumerate(settings):
+        config = on(ranks, context_ranks=context_ranks)
+        trainer = ShardedTrainer(path, config) if ranks > 1 else PolicyTrainer(path, CONFIG)
         assert trainer.resume(tmp_path) is (number > 0)
         assert trainer.step_count == number
         if before is not None:
@@ -121,7 +128,7 @@ def test_a_checkpoint_goes_on_over_any_number_of_ranks(path: Path, learned_from:
             trainer.close()
     held = masters(tmp_path)
     alone = PolicyTrainer(path, CONFIG)
-    for samples in learned_from[:3]:
+    for samples in learned_from[: len(settings)]:
         alone.step(samples)
     alone.save(tmp_path / "alone", cursor=0, keep=1)
     assert difference(masters(tmp_path / "alone"), held) < 1e-2

@@ -1,4 +1,5 @@
-"""A trainer over two processes against one process: the same loss and gradient, and refusals by all or none.
+"""A trainer over two processes against one process: the same loss and gradient, and refusals by all or none; each with its own
+micro-batches, or both with their own tokens of every one.
 
 The ranks are real processes. Each test begins at the same checkpoint of step 0, written by one process.
 """
@@ -46,9 +47,9 @@ def on(ranks: int, config: TrainConfig = CONFIG) -> TrainConfig:
     return config.model_copy(update={"ranks": ranks})
 
 
-@pytest.fixture(scope="module")
-def started(path: Path) -> Iterator[ShardedTrainer]:
-    trainer = ShardedTrainer(path, on(2))
+@pytest.fixture(scope="module", params=[1, 2], ids=["micro-batches", "tokens"])
+def started(path: Path, request: pytest.FixtureRequest) -> Iterator[ShardedTrainer]:
+    trainer = ShardedTrainer(path, on(2, CONFIG.model_copy(update={"context_ranks": request.param})))
     yield trainer
     trainer.close()
 

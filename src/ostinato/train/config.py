@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 
 class TrainConfig(BaseModel, frozen=True, extra="forbid"):
@@ -53,8 +53,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
     recompute_tokens: int = Field(
         default=2048,
         ge=0,
-        description="A micro-batch of more tokens keeps only each layer's input for the backward pass and computes the rest again: "
-        "a fraction of the memory, 1.3x the time. 0: every one.",
+        description="A micro-batch of more tokens on a rank keeps only each layer's input for the backward pass and computes the rest "
+        "again: a fraction of the memory, 1.3x the time. 0: every one.",
     )
     turn_tokens: int = Field(
         default=64,
@@ -139,6 +139,28 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         le=64,
         description="Processes of this machine that train together, each with its rows of the masters, gradients and moments.",
     )
+    context_ranks: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Ranks that compute each micro-batch together, each its own tokens of it: for episodes whose activations one rank "
+        "has no memory for. Divides `ranks`.",
+    )
     seed: int = Field(
         default=0, description="Seeds torch at the start, for models that draw; later the checkpoint holds the RNG."
     )
+
+    @model_validator(mode="after")
+    def _contexts(self) -> TrainConfig:
+        if self.context_ranks > 1 and self.ranks == 1:
+            raise ValueError(
+                f"train.context_ranks is {self.context_ranks}, and train.ranks is 1: one process has nobody to share a micro-batch's "
+                f"tokens with; set train.ranks to {self.context_ranks} or a multiple of it, or train.context_ranks to 1"
+            )
+        if self.ranks % self.context_ranks:
+            fitting = [str(each) for each in range(1, self.ranks + 1) if self.ranks % each == 0]
+            raise ValueError(
+                f"train.context_ranks is {self.context_ranks}, which does not divide train.ranks = {self.ranks}; "
+                f"set train.context_ranks to one of {', '.join(fitting)}, or train.ranks to a multiple of {self.context_ranks}"
+            )
+        return self

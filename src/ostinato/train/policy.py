@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ostinato.model.attention import hidden, logits
+from ostinato.model.attention import Attend, hidden, logits
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.logit_edits import Edits
@@ -57,14 +57,21 @@ class Policy:
 
         `edits`: what the sampler did to the logits of some of the tokens.
         """
+        return self._compute(packed, attend, temperatures_M, edits)
+
+    def _compute(self, packed: Packed, attend: Attend, temperatures_M: Tensor, edits: Edits | None) -> Tensor:
         ids_N, positions_N = torch.from_numpy(packed.ids_N), torch.from_numpy(packed.positions_N)
         for layer in self._layers:
-            layer.training = packed.tokens > self._recompute_tokens
+            layer.training = self._recomputes(packed.tokens)
         states_ND = hidden(self.model, ids_N, positions_N, attend, rows=self._rows)
         rows_MD = states_ND.index_select(0, torch.from_numpy(packed.rows_M))
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
         targets_M = torch.from_numpy(packed.targets_M)
         return token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep)
+
+    def _recomputes(self, tokens: int) -> bool:
+        """Whether activations of so many tokens are computed again in the backward pass."""
+        return tokens > self._recompute_tokens
 
 
 def served_dtypes(

@@ -2,7 +2,8 @@
 of, and a checkpoint that changes hands.
 
 ``python -m tests.examinations.sharding.run --model smollm2 --out DIR`` (SmolLM2-135M; 8 GiB for four ranks).
-Every run is a process of its own, so that its peak is its own.
+With ``--episode 4096`` it is another question: what one episode of so many tokens takes on ranks that share its tokens and on ranks
+that do not, on a wide model of four layers (`episode.py`; 6 GiB). Every run is a process of its own, so that its peak is its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from tests.e2e.sharded_runs import difference, gradients, masters
+from tests.examinations.sharding import episode as long
 
 from ostinato.core.records import PolicyVersion, Span
 from ostinato.core.samples import Sample
@@ -184,10 +186,18 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="bf16 needs a CPU that has it")
+    parser.add_argument("--episode", type=int, metavar="TOKENS", help="one long episode instead")
     parser.add_argument("--run", help=argparse.SUPPRESS)
+    parser.add_argument("--one-episode", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    path = resolve(asked.model, asked.cache)
     asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.one_episode:
+        print(json.dumps(long.one(asked.out, **json.loads(asked.one_episode))))
+        return
+    if asked.episode:
+        long.examine(asked.out, asked.episode)
+        return
+    path = resolve(asked.model, asked.cache)
     config = CONFIG.model_copy(update={"compute": asked.compute})
     if asked.run == "score":
         score(path, config, asked.turns, asked.out)

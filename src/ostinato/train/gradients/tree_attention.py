@@ -6,7 +6,9 @@ pass goes through the same blocks again. Memory is a few numbers per token: noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,16 @@ class Layout:
         )
         self.reads = Reads(self._entries, BLOCK)
 
+    def part(self, queries: Ints, keys: Ints) -> Layout:
+        """The same tree for some of its tokens' queries: ``q[i]`` is that of token `queries[i]`, which ascend; the key and the value of
+        token n are ``k[keys[n]]`` and ``v[keys[n]]``.
+        """
+        part = copy(self)
+        part._entries = _cut(self._entries, queries)
+        part.reads = Reads(part._entries, BLOCK)
+        part.places = Places(keys[self.places.tokens], self.places.blocks, self.places.offsets)
+        return part
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
         """[N, H, D] and the log-sum-exp [N, H]."""
         held = Blocks(self.blocks, k.shape[1], BLOCK, k.shape[2], k.dtype)
@@ -101,12 +113,23 @@ class Layout:
             size = entry.end - entry.start
             found += [(first + at, min(queries, size - at)) for at in range(0, size, queries)]
             first += size
-        return np.array(found, np.int64)
+        return np.array(found, np.int64).reshape(-1, 2)
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, grads: tuple[Tensor, Tensor], scale: float, window: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lse: Tensor,
+        grads: tuple[Tensor, Tensor],
+        scale: float,
+        window: int,
+        sums: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v; `grads` are the output's gradient [N, H, D] and its inner product with the output [N, H]."""
+        """The gradients of q, k and v; `grads` are the output's gradient [N, H, D] and its inner product with the output [N, H].
+
+        `sums`: the dtype of the gradients of k and v, None for their own.
+        """
         kv, dim, share = k.shape[1], k.shape[2], q.shape[1] // k.shape[1]
         run, tiles = attention_gradient(dim, BLOCK, share), self.tiles(queries_per_tile(share))
         reads = self.reads
@@ -128,17 +151,32 @@ class Layout:
                 run(head, qs, dos, *paged, *paths, *where, dq.numpy(), dk[part], dv[part])
 
         split(kv * _PARTS, work)
-        return dq.to(q.dtype), self._gather(dk, k), self._gather(dv, v)
+        return dq.to(q.dtype), self._gather(dk, k, sums), self._gather(dv, v, sums)
 
     def _spread(self, x: Tensor, put: Callable[..., None], form: tuple[int, int]) -> NDArray[np.float32]:
         out, at = np.zeros((self.blocks, x.shape[1], *form), np.float32), self.places
         put(array(x.contiguous()), at.tokens, at.blocks, at.offsets, out)
         return out
 
-    def _gather(self, parts: NDArray[np.float32], like: Tensor) -> Tensor:
-        out, at = torch.empty(like.shape, dtype=like.dtype), self.places
+    def _gather(self, parts: NDArray[np.float32], like: Tensor, dtype: torch.dtype | None) -> Tensor:
+        out, at = torch.empty(like.shape, dtype=dtype or like.dtype), self.places
         gather(parts, at.tokens, at.blocks, at.offsets, np.zeros(like.shape, np.float32), array(out))
         return out
+
+
+def _cut(entries: Sequence[Entry], tokens: Ints) -> list[Entry]:
+    """The runs of `tokens`, which count through all entries and ascend, each with the blocks of its path."""
+    firsts = np.cumsum([0] + [entry.end - entry.start for entry in entries])
+    owners = np.searchsorted(firsts, tokens, side="right") - 1
+    starts = np.flatnonzero((np.diff(tokens, prepend=-2) != 1) | (np.diff(owners, prepend=-1) != 0))
+    found: list[Entry] = []
+    for a, b in pairwise([*starts.tolist(), len(tokens)]):
+        owner = int(owners[a])
+        entry = entries[owner]
+        start = entry.start + int(tokens[a] - firsts[owner])
+        end = start + b - a
+        found.append(Entry(start=start, end=end, blocks=entry.blocks[: -(-end // BLOCK)]))
+    return found
 
 
 class _Tree(torch.autograd.Function):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ostinato.train.batch.microbatch import Microbatch, idle_microbatch
 from ostinato.train.sharding.balance import balanced, rounds
+from ostinato.train.sharding.context import Context
 
 _PATIENCE = timedelta(hours=1)  # of one collective: longer than any rank computes between two
 
@@ -22,22 +24,30 @@ _PATIENCE = timedelta(hours=1)  # of one collective: longer than any rank comput
 class RankGroup:
     """This process's place among the ranks, and the loop's `Ranks` over them.
 
+    `context`: the neighbours that compute each micro-batch together with this one. Weights are divided over all ranks whatever the
+    contexts: a mesh of two dimensions would keep a copy of them, with gradients and moments, for each rank of a context.
+
     Example::
 
-        group = RankGroup.join(rank=1, count=2, port=29500)
+        group = RankGroup.join(rank=1, count=4, store=store, context_ranks=2)  # with rank 0; 2 and 3 are the other context
         group.any(False)  # whether it is so on any rank
         group.close()
     """
 
-    def __init__(self, rank: int, count: int) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int, count: int, context: Context) -> None:
+        self.rank, self.count, self.context = rank, count, context
 
     @classmethod
-    def join(cls, *, rank: int, count: int, store: dist.TCPStore) -> RankGroup:
+    def join(cls, *, rank: int, count: int, store: dist.TCPStore, context_ranks: int = 1) -> RankGroup:
         """Become a rank of this process's group; blocks until all are there. A process is in one group at a time."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
         dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=_PATIENCE)
-        return cls(rank, count)
+        own: dist.ProcessGroup | None = None
+        for first in range(0, count if context_ranks > 1 else 0, context_ranks):  # all ranks make all groups
+            neighbours = list(range(first, first + context_ranks))
+            made = cast("dist.ProcessGroup", dist.new_group(neighbours, timeout=_PATIENCE))
+            own = made if rank in neighbours else own
+        return cls(rank, count, Context(rank % context_ranks, context_ranks, own))
 
     def close(self) -> None:
         """Leave."""
@@ -46,13 +56,13 @@ class RankGroup:
     # ------------------------------------------------------------ a step's work
 
     def shares(self, work: Sequence[Microbatch]) -> list[list[int]]:
-        """Each rank's micro-batches by number, of about as many tokens."""
-        return balanced([item.packed.tokens for item in work], self.count)
+        """Each context's micro-batches by number, of about as many tokens."""
+        return balanced([item.packed.tokens for item in work], self.count // self.context.count)
 
     def share(self, work: Sequence[Microbatch]) -> list[Microbatch]:
-        """This rank's, and as many that teach nothing as make it the number that the busiest has."""
+        """Those of this rank's context, and as many that teach nothing as make it the number that the busiest has."""
         shares = self.shares(work)
-        mine = [work[index] for index in shares[self.rank]]
+        mine = [work[index] for index in shares[self._own_share]]
         return mine + [idle_microbatch() for _ in range(rounds(shares) - len(mine))]
 
     def any(self, mine: bool) -> bool:
@@ -64,19 +74,22 @@ class RankGroup:
     def exchange(
         self, work: Sequence[Microbatch], mine: Sequence[Tensor], *, each: int, extra: int = 0
     ) -> list[Tensor]:
-        """One tensor of fp32 for each micro-batch, from the rank that computed it."""
-        shares = self.shares(work)
+        """One tensor of fp32 for each micro-batch, from the rank that computed it, or the first of those: they have the same."""
         found: list[Tensor] = [torch.empty(0)] * len(work)
-        for rank, share in enumerate(shares):
+        for number, share in enumerate(self.shares(work)):
             if not share:
                 continue
             sizes = [each * len(work[index].turns_M) + extra for index in share]
-            flat = torch.cat([tensor.float() for tensor in mine[: len(share)]]) if rank == self.rank else None
+            flat = torch.cat([tensor.float() for tensor in mine[: len(share)]]) if number == self._own_share else None
             block = torch.empty(sum(sizes)) if flat is None else flat
-            dist.broadcast(block, rank)
+            dist.broadcast(block, number * self.context.count)
             for index, values in zip(share, block.split(sizes), strict=True):
                 found[index] = values
         return found
+
+    @property
+    def _own_share(self) -> int:
+        return self.rank // self.context.count
 
     # ------------------------------------------------------------ numbers, bytes, rows
 

@@ -31,11 +31,12 @@ from ostinato.train.gradients.products import is_plain_embedding, looked_up
 from ostinato.train.gradients.tree_attention import TreeAttention
 from ostinato.train.policy import Policy, served_dtypes
 from ostinato.train.sharding.balance import rows_of
+from ostinato.train.sharding.context import ContextAttention, Share
 from ostinato.train.sharding.group import RankGroup
 
 
 class ShardedPolicy(Policy):
-    """A `Policy` whose every pass all ranks take together, each over its own tokens.
+    """A `Policy` whose every pass all ranks take together, each over its own micro-batch, or its own tokens of its context's.
 
     The parameters are fp32 DTensors, divided by rows; a pass computes in `dtype`, of which it gathers a layer at a time.
 
@@ -55,6 +56,7 @@ class ShardedPolicy(Policy):
             raise BadConfig(
                 f"train.ranks: this model keeps weights in {sorted(map(str, kinds))}: it trains on one rank only"
             )
+        self._context = group.context
         model = empty_model(path, torch.float32)
         _drop_memory(model)
         self._run(model, served, config, rows)
@@ -71,8 +73,14 @@ class ShardedPolicy(Policy):
     def logprobs(
         self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
-        """As `Policy.logprobs`. Every rank must call it as often."""
-        return self._whole(lambda: super(ShardedPolicy, self).logprobs(packed, attend, temperatures_M, edits))
+        """As `Policy.logprobs`, on every rank of a context all of them. Every rank must call it as often."""
+        context = self._context
+        if context.count == 1:
+            return self._whole(lambda: self._compute(packed, attend, temperatures_M, edits))
+        share = Share.of(packed, context.rank, context.count, self._rows)
+        own = ContextAttention(attend.layout, share, context, keep=self._recomputes(share.rows))
+        rest = share.temperatures(temperatures_M), edits and share.edits(edits)
+        return share.together(context, self._whole(lambda: self._compute(share.part(packed), own, *rest)))
 
 
 class _Whole(nn.Module):

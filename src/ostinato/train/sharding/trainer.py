@@ -78,7 +78,7 @@ class ShardedTrainer:
         self._group: RankGroup | None = None
         try:
             self._await_all(store)
-            group = self._together(lambda: RankGroup.join(rank=0, count=config.ranks, store=store))
+            group = self._together(lambda: _join(0, config, store))
             self._group = group
             self._own = self._together(lambda: PolicyTrainer(model, config, contract, group))
         except BaseException:
@@ -206,6 +206,10 @@ def _meeting_place(ranks: int) -> dist.TCPStore:
     )
 
 
+def _join(rank: int, config: TrainConfig, store: dist.TCPStore) -> RankGroup:
+    return RankGroup.join(rank=rank, count=config.ranks, store=store, context_ranks=config.context_ranks)
+
+
 def _here(rank: int) -> str:
     return f"rank {rank} is here"
 
@@ -231,7 +235,7 @@ def take_part(task: RankTask, calls: IO[bytes], on_learned: Callable[[Learned], 
     torch.set_num_threads(task.config.threads)
     store = dist.TCPStore("127.0.0.1", task.port, task.config.ranks, is_master=False)
     store.set(_here(task.rank), "")
-    group = RankGroup.join(rank=task.rank, count=task.config.ranks, store=store)
+    group = _join(task.rank, task.config, store)
     trainer = PolicyTrainer(task.model, task.config, task.contract, group)
     for line in calls:
         try:

@@ -1,0 +1,204 @@
+"""One micro-batch over several ranks: each computes its own tokens, and its queries against the keys and values of all.
+
+Everything but attention is one token's own affair, so a rank runs the whole model on its tokens alone. In each layer keys and values are
+gathered, as in Llama 3's training (2407.21783, 3.3.2), and the gradients of all ranks' queries come back added up. A ring, which
+would pass them on piece by piece, would have to put partial softmaxes together, with other roundings than the engine's; what it saves is
+memory for the keys and values of one layer, of which grouped queries have few. Until the backward pass a rank holds its own ones only.
+
+Data flow: packed tree -> `Share` (whose token is whose) -> its part as a `Packed`, run as any other with `ContextAttention` -> its
+log-probabilities -> those of all, in the order of the whole, on every rank. So every rank computes the same loss, to the bit, and what
+autograd brings back to a rank is its own tokens' part of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from ostinato.model.logit_edits import Edit, Edits
+from ostinato.train.batch.packing import Ints, Packed
+from ostinato.train.gradients.tree_attention import Layout
+from ostinato.train.sharding.balance import dealt
+
+
+class Context:
+    """The ranks that compute a micro-batch together; `rank` counts among these. `group` None: this one alone."""
+
+    def __init__(self, rank: int, count: int, group: dist.ProcessGroup | None) -> None:
+        self.rank, self.count, self._group = rank, count, group
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """[R, ...] of each rank -> [count * R, ...] in the order of the ranks, bit for bit."""
+        found = torch.empty((self.count * len(mine), *mine.shape[1:]), dtype=mine.dtype)
+        dist.all_gather(list(_bytes(found).chunk(self.count)), _bytes(mine.contiguous()), self._group)
+        return found
+
+    def own_sum(self, parts: Tensor) -> Tensor:
+        """The sum over the ranks of [count * R, ...], of which this rank gets its own [R, ...]; added up in the order of the ranks."""
+        found = torch.empty_like(parts)
+        dist.all_to_all_single(_bytes(found), _bytes(parts), group=self._group)
+        first, *others = found.chunk(self.count)
+        for other in others:
+            first += other
+        return first.clone()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Whose token is whose in a micro-batch of N tokens and M predictions, as one rank sees it.
+
+    `own_N`: its tokens, ascending, of `rows` rows that each rank computes, padding included. `places_N`: each token's row when the
+    rows of all ranks stand one after another. `own_M`: the predictions made from its tokens, ascending, of `predictions` that each
+    rank gives out, padding included; `places_M`: each prediction's place when all stand one after another.
+
+    Example: 3 tokens of which the last two predict, on 2 ranks with a row rule of 4: ``rows=4``, ``predictions=1``; the first rank
+    has ``own_N=[0, 2]``, ``own_M=[1]``; both have ``places_N=[0, 4, 1]``, ``places_M=[1, 0]``.
+    """
+
+    own_N: Ints
+    places_N: Ints
+    rows: int
+    own_M: Ints
+    places_M: Ints
+    predictions: int
+
+    @classmethod
+    def of(cls, packed: Packed, rank: int, count: int, row_rule: int) -> Share:
+        """The same division on every rank, by what each token's attention reads."""
+        tokens = dealt(packed.positions_N + 1, count)
+        owners_N = np.empty(packed.tokens, np.int64)
+        for owner, own in enumerate(tokens):
+            owners_N[own] = owner
+        predicted = [np.flatnonzero(owners_N[packed.rows_M] == owner) for owner in range(count)]
+        rows = -(-max(1, *map(len, tokens)) // row_rule) * row_rule
+        predictions = max(1, *map(len, predicted))
+        return cls(
+            own_N=tokens[rank],
+            places_N=_places(tokens, rows),
+            rows=rows,
+            own_M=predicted[rank],
+            places_M=_places(predicted, predictions),
+            predictions=predictions,
+        )
+
+    def part(self, packed: Packed) -> Packed:
+        """This rank's rows and predictions, for who looks at ids, positions and targets; a rank without a prediction makes one of nothing,
+        so that its backward pass meets those of the others.
+        """
+        padding = (0, self.rows - len(self.own_N))
+        rows_M = np.searchsorted(self.own_N, packed.rows_M[self.own_M])
+        alone = (0, 0 if len(rows_M) else 1)
+        return replace(
+            packed,
+            ids_N=np.pad(packed.ids_N[self.own_N], padding),
+            positions_N=np.pad(packed.positions_N[self.own_N], padding),
+            ends_N=np.pad(packed.ends_N[self.own_N], padding),  # in the numbering of the whole
+            rows_M=np.pad(rows_M, alone),
+            targets_M=np.pad(packed.targets_M[self.own_M], alone),
+            turns_M=np.pad(packed.turns_M[self.own_M], alone),
+        )
+
+    def temperatures(self, temperatures_M: Tensor) -> Tensor:
+        """Those of its predictions."""
+        return temperatures_M[torch.from_numpy(self.own_M)] if len(self.own_M) else torch.ones(1)
+
+    def edits(self, edits: Edits) -> Edits:
+        """Those of its predictions, by their numbers among these."""
+
+        def own(start: int, stop: int) -> Mapping[int, Edit]:
+            chosen = self.own_M[start:stop]
+            if not len(chosen):
+                return {}
+            # asked for once over all between the first and the last: a turn is replayed from its start each time
+            found = edits(int(chosen[0]), int(chosen[-1]) + 1)
+            return {at: found[where] for at, where in enumerate(chosen.tolist(), start) if where in found}
+
+        return own
+
+    def together(self, context: Context, own: Tensor) -> Tensor:
+        """This rank's log-probabilities -> all [M], under autograd."""
+        return _Together.apply(own, self, context)  # pyright: ignore[reportReturnType]
+
+
+def _places(parts: list[Ints], size: int) -> Ints:
+    """Where each item stands when the parts, each padded to `size`, stand one after another."""
+    places = np.empty(sum(map(len, parts)), np.int64)
+    for number, part in enumerate(parts):
+        places[part] = number * size + np.arange(len(part))
+    return places
+
+
+class _Together(torch.autograd.Function):
+    """All ranks compute the same loss from all log-probabilities: each takes the gradient of its own, and none is sent."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, share: Share, context: Context) -> Tensor:
+        ctx.share, ctx.size = share, len(own)
+        return context.gather(F.pad(own, (0, share.predictions - len(own))))[torch.from_numpy(share.places_M)]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        mine = grads[0][torch.from_numpy(ctx.share.own_M)]
+        return F.pad(mine, (0, ctx.size - len(mine))), None, None
+
+
+class ContextAttention:
+    """The model's `attend` for this rank's rows of a micro-batch, as `TreeAttention` for all; every rank must call it as often.
+
+    `keep`: hold what was gathered until the backward pass, where that comes at once because activations are computed again.
+    """
+
+    def __init__(self, layout: Layout, share: Share, context: Context, *, keep: bool) -> None:
+        self._layout = layout.part(share.own_N, share.places_N)
+        self._context, self._keep = context, keep
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """[R, H, D] of this rank's rows -> [R, H, D]."""
+        del layer
+        return _Gathered.apply(q, k, v, scale, window, self._layout, self._context, self._keep)  # pyright: ignore[reportReturnType]
+
+
+class _Gathered(torch.autograd.Function):
+    """Attention of this rank's queries over the keys and values of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int,
+        layout: Layout,
+        context: Context,
+        keep: bool,
+    ) -> Tensor:
+        all_k, all_v = context.gather(k), context.gather(v)
+        out, lse = layout.forward(q, all_k, all_v, scale, window)
+        ctx.save_for_backward(q, *((all_k, all_v) if keep else (k, v)), out, lse)
+        ctx.rest = scale, window, layout, context, keep
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, out, lse = ctx.saved_tensors
+        scale, window, layout, context, keep = ctx.rest
+        dtype = k.dtype
+        if not keep:
+            k, v = context.gather(k), context.gather(v)
+        delta = (grads[0].float() * out.float()).sum(-1)
+        # added up in fp32 over all ranks, and rounded once, as in one process
+        dq, dk, dv = layout.backward(q, k, v, lse, (grads[0], delta), scale, window, torch.float32)
+        dk, dv = (context.own_sum(x).to(dtype) for x in (dk, dv))
+        return dq, dk, dv, None, None, None, None, None
