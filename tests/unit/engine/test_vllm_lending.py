@@ -119,7 +119,8 @@ async def test_what_ends_in_time_is_not_cut_off_and_then_people_are_answered_the
     async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
         fake, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=40)
         engine.loans.give_back(1, end_s=5.0)
-        assert engine.loans.standing() == Standing(serving=1, lent=0, returning=1)
+        standing = engine.loans.standing()
+        assert (standing.serving, standing.lent, standing.returning, standing.open) == (1, 0, 1, 8)
         before = len(fake.requests)
         late = await collect(engine, prompt("world late", slot="world", max_tokens=2))
         assert (runs(late), len(fake.requests)) == ([WORLD], before), "nothing new goes there"

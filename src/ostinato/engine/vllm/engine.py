@@ -276,11 +276,11 @@ class VllmEngine:
         if running + request.n > self._config.max_waiting:
             raise Unavailable(f"{running} samples are open, the limit is {self._config.max_waiting}; try again later.")
 
-    def _running(self) -> Counter[Replica]:
-        """Open samples by replica."""
+    def _running(self, slot: str = "") -> Counter[Replica]:
+        """Open samples by replica, of one slot or of all."""
         counts = Counter[Replica]()
         for stream in self._streams:
-            counts[stream.replica] += stream.samples
+            counts[stream.replica] += stream.samples if slot in ("", stream.slot) else 0
         return counts
 
     def _replica_for(

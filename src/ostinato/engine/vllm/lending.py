@@ -22,14 +22,16 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back.
+    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back; and how many samples of the slot that
+    they are lent to are open.
 
-    Example: ``Standing(serving=2, lent=1, returning=0)``
+    Example: ``Standing(serving=2, lent=1, returning=0, open=8)``
     """
 
     serving: int
     lent: int
     returning: int
+    open: int = 0
 
 
 class Loans:
@@ -38,7 +40,7 @@ class Loans:
     Args:
         fleet: the servers; it brings versions to them.
         home, to: the slots.
-        running: counts the open samples of each replica.
+        running: counts the open samples of each replica, of one slot or of all ("").
         cut: ends what is open at a replica so that no token of it can come any more; returns how many samples that were.
         clock: seconds.
 
@@ -54,7 +56,7 @@ class Loans:
         home: str,
         to: str,
         *,
-        running: Callable[[], Counter[Replica]],
+        running: Callable[[str], Counter[Replica]],
         cut: Callable[[Replica], int],
         clock: Callable[[], float],
     ) -> None:
@@ -70,7 +72,10 @@ class Loans:
         stages = Counter(each.loan.stage for each in self._fleet.replicas if each.loan is not None)
         serving = sum(self._home in each.slots and each.usable for each in self._fleet.replicas)
         return Standing(
-            serving=serving, lent=stages["leaving"] + stages["lent"], returning=stages["ending"] + stages["back"]
+            serving=serving,
+            lent=stages["leaving"] + stages["lent"],
+            returning=stages["ending"] + stages["back"],
+            open=self._running(self._to).total(),
         )
 
     @property
@@ -87,7 +92,7 @@ class Loans:
         if self._to not in self._fleet.slots:
             return 0
         own = [each for each in self._fleet.replicas if self._home in each.slots and each.usable and not each.swapping]
-        running = self._running()
+        running = self._running("")
         free = sorted((each for each in own if each.slots == {self._home}), key=lambda each: running[each])
         going = free[: max(0, min(count, len(own) - 1))]
         for replica in going:
@@ -102,7 +107,7 @@ class Loans:
 
         What is open there has `end_s` seconds to end; then it is cut off.
         """
-        running = self._running()
+        running = self._running("")
         lent = [
             each for each in self._fleet.replicas if each.loan is not None and each.loan.stage in ("leaving", "lent")
         ]
@@ -153,7 +158,7 @@ class Loans:
         self._bring_back(replica)
 
     async def _ended(self, replica: Replica) -> None:
-        while self._running()[replica]:
+        while self._running("")[replica]:
             await asyncio.sleep(_LOOK_S)
 
     def _bring_back(self, replica: Replica) -> None:
