@@ -57,4 +57,25 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
 class ComputeConfig(BaseModel, frozen=True, extra="forbid"):
     """Compute that moves; everything is off by default."""
 
+    share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Sampling's share of all operations, which `up --on ray` holds by the number of rollout workers; 0: "
+        "`ray.rollouts` and `ostinato scale` alone say how many there are.",
+    )
+    least_workers: int = Field(default=1, ge=1, description="With `share`, the fewest rollout workers.")
+    most_workers: int = Field(default=8, ge=1, le=1000, description="With `share`, the most rollout workers.")
+    every_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="With `share`, seconds between two looks; without an optimizer step one is left out.",
+    )
+
     lend: LendConfig = Field(default_factory=LendConfig, description="People's vLLM servers sample rollouts.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.least_workers > self.most_workers:
+            raise ValueError("least_workers is above most_workers; lower the first or raise the second")
+        return self

@@ -15,8 +15,8 @@ from ostinato.app.storage import home, model_path, open_log
 from ostinato.compute.ledger import OperationLedger
 from ostinato.compute.work import TokenWork, decoder_of
 from ostinato.config import Config
-from ostinato.core.records import Arm, Batch, Turn
 from ostinato.core.seams import Log
+from ostinato.launch.commands.computing.filling import Filling
 from ostinato.launch.views.progress import Lines
 
 RESTS_ON = (
@@ -63,28 +63,6 @@ def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
     """The ledger of a whole log. What people's turns of a model outside took is not ours, and turns that were erased have no lengths."""
-    ledger, lengths = OperationLedger(), dict[str, tuple[int, int, str | None]]()
-    async for _, row in log.read(0, {Turn, Batch}):
-        if isinstance(row, Turn):
-            if row.arm is Arm.OUTSIDE or row.redacted:
-                continue
-            prompt, answer = len(row.prompt_ids), len(row.sampled_ids)
-            before = lengths.get(row.parent or "")
-            cached = 0 if before is None else min(prompt - 1, before[0] + before[1])
-            lengths[row.id] = (prompt, answer, row.parent)
-            ledger = ledger.served(work, prompt, max(0, cached), answer, evaluation=row.arm is Arm.EVAL)
-        elif isinstance(row, Batch):
-            inside = set(row.turns)
-            taken = [lengths[turn] for turn in row.turns if turn in lengths]
-            ledger = ledger.stepped(
-                work,
-                [
-                    (
-                        prompt,
-                        min(prompt, sum(lengths[parent][:2])) if parent in inside and parent in lengths else 0,
-                        answer,
-                    )
-                    for prompt, answer, parent in taken
-                ],
-            )
-    return ledger
+    filling = Filling(work)
+    await filling.catch_up(log)
+    return filling.ledger
