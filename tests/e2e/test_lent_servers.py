@@ -88,10 +88,10 @@ async def publish_worlds(config) -> tuple[str, str]:
     with open_run(config) as run:
         await prepare(run, lambda _: None)
         live = await run.follower.resolve("live")
-        snapshot = await run.follower.fetch(live)
+        weights = await run.follower.fetch(live)
         changed = {
             name: WeightArray(each.dtype, each.shape, (each.data ^ 1).astype(each.data.dtype))
-            for name, each in snapshot.weights.items()
+            for name, each in weights.items()
         }
         done = await VersionPublisher(run.store, run.config.publish).publish(
             1, changed, run=run.home.name, base=live, ref=Arm.WORLD.value
