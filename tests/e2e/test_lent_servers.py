@@ -162,7 +162,7 @@ async def waves(directory, quick_settings, *more: str) -> dict:
         "wait_p90": waits[int(0.9 * len(waits))],
         "wait_max": waits[-1],
         "rollouts": ended,
-        "cut_turns": len(worlds) - ended,
+        "ended_early": len(worlds) - ended,  # cut off, or open when the run was stopped
         "lent_tokens": after["ostinato_engine_lent_tokens"],
         "lent_seconds": after["ostinato_engine_lent_seconds"],
         "lent_cut": after["ostinato_engine_lent_cut"],

@@ -169,6 +169,7 @@ async def test_a_rollout_without_a_token_yet_is_asked_of_another_server_under_th
             (Finish.LENGTH, 5, WORLD)
         }
         assert engine.stats()["retries"] > 0
+        assert engine.stats()["lent_cut"] == 0, "nothing was lost"
         seeds = {}
         for each in fakes:
             for body in each.requests:

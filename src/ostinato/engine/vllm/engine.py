@@ -43,13 +43,14 @@ Event = tuple[WireChoice, PolicyVersion] | Finish | OstinatoError
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """An open request, at one replica. `samples` are those that have not ended; `lent`: the replica was lent to its slot."""
+    """An open request, at one replica. `samples` are those that have not ended; `said`: some have a token; `lent`: the replica was lent."""
 
     slot: str
     samples: int
     replica: Replica
     policy: PolicyVersion
     lent: bool
+    said: bool = False
     pump: asyncio.Task[None] | None = None
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue[Event])
 
@@ -367,6 +368,7 @@ class VllmEngine:
                         stream.policy = self._fleet.policy_of(replica, stream.slot)
                     replica.failures = 0
                     self._counts["steps"] += 1
+                    stream.said = stream.said or choice.says_something
                     stream.events.put_nowait((choice, stream.policy))
             failure = Unavailable(f"{replica.server.url} closed the stream before its end")
         except OstinatoError as error:
@@ -389,7 +391,7 @@ class VllmEngine:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():
                 stream.pump.cancel()
                 stream.events.put_nowait(Unavailable(f"{replica.server.url} was wanted back for people; ask again."))
-                cut += stream.samples
+                cut += stream.samples if stream.said else 0
         return cut
 
     def _end_at(self, replica: Replica) -> None:

@@ -41,7 +41,7 @@ class Loans:
         fleet: the servers; it brings versions to them.
         home, to: the slots.
         running: counts the open samples of each replica, of one slot or of all ("").
-        cut: ends what is open at a replica so that no token of it can come any more; returns how many samples that were.
+        cut: ends what is open at a replica so that no token of it can come any more; returns how many samples of those had tokens.
         clock: seconds.
 
     Example::
