@@ -239,3 +239,27 @@ async def test_a_canary_takes_no_replica_that_is_lent_or_on_its_way():
         await engine.load("canary", version(3))
         await arrived(replica, "world")
         assert sorted(fake.label for fake in fakes) == ["hash1", "hash3", "hash7", "hash7"]
+
+
+@pytest.mark.parametrize("error", [KeyError("results"), TimeoutError()])
+async def test_a_server_that_answers_nonsense_while_it_goes_or_comes_back_is_not_left_on_its_way(error):
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        left = {"world": 1, "live": 1}
+        for server in engine._servers:
+
+            async def stage(policy, honest=server.driver.stage):
+                slot = "live" if policy.number == LIVE else "world"
+                left[slot] -= 1
+                if left[slot] == 0:
+                    raise error
+                return await honest(policy)
+
+            server.driver.stage = stage
+        engine.loans.lend(1)
+        _, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        engine.loans.give_back(1, end_s=0.0)
+        await arrived(replica, "live")
+        assert max(left.values()) < 1, "both were refused once"

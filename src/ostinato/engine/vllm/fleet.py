@@ -82,8 +82,10 @@ class Fleet:
         async with self._loading:
             policy = self.slots.get(slot)
             if policy is not None and not replica.ended_with(policy.hash):
-                with contextlib.suppress(OstinatoError):
+                try:
                     await replica.server.driver.stage(policy)
+                except Exception as error:  # noqa: BLE001 (whatever a server answers, it is not left on its way)
+                    _LOG.warning("%s does not fetch %s yet: %r", replica.server.url, policy, error)
 
     def unload(self, slot: str) -> None:
         """Nobody stands for the slot any more; the servers keep their weights."""
@@ -272,7 +274,8 @@ class Fleet:
 
     def _wanted(self, slot: str) -> int:
         """How many servers of its own a slot wants now: those that it lent are not missed."""
-        return self._want.get(slot, 1) - sum(each.loan is not None and each.loan.home == slot for each in self.replicas)
+        away = sum(each.loan is not None and each.loan.home == slot for each in self.replicas)
+        return max(1, self._want.get(slot, 1) - away)
 
     def _leave_surplus(self, replica: Replica) -> None:
         """A slot that found another server while this one was away has enough of them."""
