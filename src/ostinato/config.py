@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from ostinato.compute.config import ComputeConfig
 from ostinato.core.errors import BadConfig, StorageFull
 from ostinato.engine.config import EngineConfig
 from ostinato.evaluate.config import BarConfig, GateConfig, RunnerConfig
@@ -133,6 +134,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="The gate's suite and statistics.")
     release: ReleaseConfig = Field(default_factory=ReleaseConfig, description="Canary, guard, rollback.")
     worlds: WorldsConfig = Field(default_factory=WorldsConfig, description="Rollouts in simulated worlds.")
+    compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Compute that moves.")
     sandbox: SandboxConfig = Field(default_factory=SandboxConfig, description="Limits of generated code.")
 
 

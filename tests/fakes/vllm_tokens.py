@@ -49,7 +49,8 @@ class TokenVllm(FakeVllm):
     """Answers every prompt with `script`'s bytes and `STOP_ID`.
 
     `requests` are the bodies seen, `open` the requests under way, `cached` the prompts that were found in the prefix cache, `slow_s`
-    the time of a token. `cut_after = k` breaks each stream's connection after k events, `twice` sends each stream's events once more.
+    the time of a token, `seats` how many requests get tokens at once while the others wait. `cut_after = k` breaks each stream's
+    connection after k events, `twice` sends each stream's events once more.
     `logits` gives the row of logits at each place of an answer, from which log-probabilities are made as vLLM processes them. `lie`
     names another version in the account of versions, `forget()` is a restart: the weights are the ones it was started with.
 
@@ -68,6 +69,7 @@ class TokenVllm(FakeVllm):
         self.requests: list[dict[str, Any]] = []
         self.logits: Callable[[int], NDArray[np.float32]] | None = None
         self.open = 0
+        self.seats: asyncio.Semaphore | None = None
         self.cached: list[tuple[int, ...]] = []
         self._prefixes: set[tuple[str | None, tuple[int, ...]]] = set()
         self.device = "cuda"
@@ -115,7 +117,11 @@ class TokenVllm(FakeVllm):
         sampling = body["sampling_params"]
         events = 0
         self.open += 1
+        seats = None
         try:
+            if self.seats is not None:
+                await self.seats.acquire()
+                seats = self.seats
             for _ in range(2 if self.twice else 1):
                 samples = [_Sample(index, sampling, self.logits) for index in range(sampling.get("n", 1))]
                 for token in [*encode(self.script), STOP_ID]:
@@ -130,6 +136,8 @@ class TokenVllm(FakeVllm):
                             yield f"data: {json.dumps(sample.step(token, self.label, self.lie))}\n\n"
             yield "data: [DONE]\n\n"
         finally:
+            if seats is not None:
+                seats.release()
             self.open -= 1
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from ostinato.app.draining import read_draining
+from ostinato.app.lending import Lending, Lent, check_lending
 from ostinato.app.numerics import engine_contract, stamp, threads_agree
 from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
 from ostinato.config import Config
@@ -27,22 +28,31 @@ if TYPE_CHECKING:  # a process that serves imports it on a thread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What serves: an engine that is not started yet, the gateway over it, who fetches its weights, and who draws for Auto."""
+    """What serves: an engine that is not started yet, the gateway over it, who fetches its weights, who draws for Auto, and who lends
+    servers to rollouts.
+    """
 
     engine: Engine
     gateway: GatewayApp
     follower: Follower
     router: FoldedRouter | None
+    lending: Lending | None = None
 
 
-async def open_serving(run: Run, model: Path, page: Callable[[Renderer], Page] | None = None) -> Serving:
+async def open_serving(
+    run: Run,
+    model: Path,
+    page: Callable[[Renderer], Page] | None = None,
+    lent: Callable[[Lent], None] = lambda _: None,
+) -> Serving:
     """Build the engine and the gateway of a run, and write down the engine's contract. Raises BadConfig, Unavailable.
 
-    `page`: makes what people see of the run in a browser, behind the gateway's keys; None: nothing.
+    `page`: makes what people see of the run in a browser, behind the gateway's keys; None: nothing. `lent`: told what is lent to rollouts.
     """
     from ostinato.model.renderer import HFRenderer
 
     config = run.config
+    check_lending(config)
     renderer = await asyncio.to_thread(HFRenderer, model)  # in a thread: the worker hears that it should end
     run.log.derive_text(spelling(renderer))
     engine = await _vllm(run, renderer) if config.engine.kind == "vllm" else await _embedded(config, model, renderer)
@@ -63,7 +73,26 @@ async def open_serving(run: Run, model: Path, page: Callable[[Renderer], Page] |
         dealer=None if router is None else router.router,
         page=None if page is None else page(renderer),
     )
-    return Serving(engine=engine, gateway=gateway, follower=open_cached_follower(config), router=router)
+    lending = _lending(config, engine, gateway, lent)
+    follower = open_cached_follower(config)
+    return Serving(engine=engine, gateway=gateway, follower=follower, router=router, lending=lending)
+
+
+def _lending(config: Config, engine: Engine, gateway: GatewayApp, lent: Callable[[Lent], None]) -> Lending | None:
+    """Who lends servers to rollouts, where that is wanted."""
+    if not config.compute.lend.most:
+        return None
+    from ostinato.engine.vllm.engine import VllmEngine
+
+    assert isinstance(engine, VllmEngine), "checked before"
+    return Lending(
+        engine.loans,
+        gateway.state.waits,
+        config.compute.lend,
+        lambda: engine.stats()["lent_tokens"],
+        lent,
+        wall_clock,
+    )
 
 
 def _router(run: Run) -> FoldedRouter | None:

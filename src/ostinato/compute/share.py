@@ -1,4 +1,4 @@
-"""Which workers sample and which train, so that sampling gets a set share of compute. Pure."""
+"""Which workers sample and which train, and how many make rollouts, so that sampling gets a set share of compute. Pure."""
 
 from __future__ import annotations
 
@@ -34,3 +34,20 @@ def moved(rules: ShareRules, workers: int, sampling: int, borrowed: float, obser
     if abs(gap) < rules.slack:
         return 0
     return max(-rules.moves, min(rules.moves, round(gap)))
+
+
+def rollout_workers(rules: ShareRules, workers: int, least: int, most: int, observed: float) -> int:
+    """How many rollout workers there should be, where there are `workers` and sampling had the share `observed` of all operations.
+
+    Rollout workers come and go beside a trainer that stays, so operations of sampling are taken to grow with them, and those of training
+    not to: wanted are as many as bring sampling's odds to those of the share. Where something else bounds sampling (what lies ready for the
+    trainer, or the engine), they end at `most` or `least`.
+
+    Example: ``rollout_workers(ShareRules(share=0.5), 2, 1, 8, observed=1 / 3) == 4``
+    """
+    seen = min(max(observed, 1e-3), 1 - 1e-3)
+    wanted = max(1, workers) * (rules.share / (1 - rules.share)) / (seen / (1 - seen))
+    gap = min(float(most), max(float(least), wanted)) - workers
+    if abs(gap) < rules.slack and least <= workers <= most:
+        return workers
+    return min(most, max(least, workers + max(-rules.moves, min(rules.moves, round(gap)))))

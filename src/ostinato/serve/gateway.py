@@ -68,7 +68,8 @@ def create_app(
     dealer: Dealer | None = None,
     page: Page | None = None,
 ) -> GatewayApp:
-    """The gateway as an ASGI app. `app.state.metrics` is where swaps are reported (`metrics.swapped`).
+    """The gateway as an ASGI app. `app.state.metrics` is where swaps are reported (`metrics.swapped`), `app.state.waits` knows
+    how long people wait.
 
     Args:
         engine: makes tokens; started and stopped by the caller.
@@ -140,6 +141,7 @@ class GatewayApp(Starlette):
             lifespan=self._life,
         )
         self.state.metrics = parts.metrics
+        self.state.waits = parts.people.waits
 
     def deal(self, dealing: Dealing | None) -> None:
         """Deal users to the arms of a trial from now on; None: there is none."""

@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from ostinato.serve.waits import Waits
+
 _LATELY_S = 10.0
 _EACH_S = 1.0
 _LATE_SHARE = 0.1
@@ -45,6 +47,8 @@ class PeopleFirst:
         tell: told how many calls wait, whenever that changes.
         clock: seconds.
 
+    `waits` counts people whether or not anybody gives way to them.
+
     Example::
 
         with people.person() as person:
@@ -65,6 +69,7 @@ class PeopleFirst:
         self._longest_s, self._least = longest_s or math.inf, least
         self._off = not (longest_s or least)
         self._patience_s, self._tell, self._clock = patience_s, tell, clock
+        self.waits = Waits(clock)
         self._numbers = itertools.count()
         self._asking: dict[int, float] = {}  # people without a first token: when they came
         self._lately: deque[tuple[float, bool]] = deque()  # what people got: when, and whether it was too slow
@@ -74,10 +79,15 @@ class PeopleFirst:
         self._open = self._waiting = 0
 
     @contextmanager
-    def person(self) -> Generator[Person]:
-        """A person's call."""
+    def person(self, answers: int = 1) -> Generator[Person]:
+        """A person's call for so many answers."""
+        with self.waits.asked(answers) as waited, self._person(waited) as person:
+            yield person
+
+    @contextmanager
+    def _person(self, waited: Callable[[], None]) -> Generator[Person]:
         if self._off:
-            yield Person()
+            yield Person(waited)
             return
         number, came = next(self._numbers), self._clock()
         self._asking[number] = came
@@ -85,6 +95,7 @@ class PeopleFirst:
 
         def first() -> None:
             nonlocal began
+            waited()
             began = self._clock()
             del self._asking[number]
             self._lately.append((began, began - came > self._longest_s))

@@ -12,7 +12,7 @@ class GuardRules:
 
     Lent is while the highest rate of the last `window_s` loads the rest to at most `lend_below`, `most` at once, and not for `hold_s`
     after something was given back, which bounds how often rollouts are cut off. Given back is as many as bring the load of the present
-    rate to `return_above`, and everything once a request waits longer than `guard_s`.
+    rate to `return_above`, and everything once a request waits longer than `guard_s` or nobody serves.
 
     Example: ``GuardRules(guard_s=0.2)``
     """
@@ -48,7 +48,7 @@ def lending(rules: GuardRules, seen: FleetView, wanted: int) -> int:
 
     Example: with the view above ``lending(GuardRules(), seen, wanted=12) == 2``
     """
-    if seen.delay_s > rules.guard_s:
+    if seen.delay_s > rules.guard_s or not seen.serving:
         return -seen.lent
     short = math.ceil(seen.rate / (seen.carries * rules.return_above)) - seen.serving - seen.returning
     back = max(short, seen.lent - wanted)

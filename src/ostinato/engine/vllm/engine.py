@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from ostinato.core.errors import BadRequest, NotFound, OstinatoError, TooLarge, Unavailable
 from ostinato.core.generation import Capabilities, Chunk, Generate
 from ostinato.core.numerics import Contract
-from ostinato.core.records import Finish, PolicyVersion
+from ostinato.core.records import Arm, Finish, PolicyVersion
 from ostinato.core.seams import Renderer
 from ostinato.core.weights import Snapshot, Swap
 from ostinato.engine.admission import check_request
@@ -25,6 +26,7 @@ from ostinato.engine.prefix import prefix_key
 from ostinato.engine.vllm.answer import OpenAnswer
 from ostinato.engine.vllm.asking import token_request
 from ostinato.engine.vllm.fleet import Fleet
+from ostinato.engine.vllm.lending import Loans
 from ostinato.engine.vllm.replica import Replica
 from ostinato.engine.vllm.routing import Trails, links, route
 from ostinato.engine.vllm.server import ServerClient, WeightDriver
@@ -41,12 +43,15 @@ Event = tuple[WireChoice, PolicyVersion] | Finish | OstinatoError
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """An open request, at one replica at a time. `samples` are those that have not ended."""
+    """An open request, at one replica. `samples` are those that have not ended; `said`: some have a token; `lent`: the replica was lent."""
 
     slot: str
     samples: int
     replica: Replica
     policy: PolicyVersion
+    lent: bool
+    said: bool = False
+    pump: asyncio.Task[None] | None = None
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue[Event])
 
 
@@ -74,6 +79,8 @@ async def open_vllm(
 class VllmEngine:
     """Makes tokens by vLLM servers. `context` is the servers' own limit. Made by `open_vllm`.
 
+    `loans` lends replicas of people's newest release to rollouts, where somebody asks for it.
+
     Slots that hold the same version share servers. A slot that leaves a shared server leaves its open streams there: they end
     under the version that they began with.
 
@@ -100,7 +107,9 @@ class VllmEngine:
         self._stack = contextlib.AsyncExitStack()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
-        self._counts = {"tokens": 0, "steps": 0, "retries": 0}
+        self._counts = {"tokens": 0, "steps": 0, "retries": 0, "lent_tokens": 0}
+        lends = Arm.LIVE.value, Arm.WORLD.value
+        self.loans = Loans(self._fleet, *lends, running=self._running, cut=self._cut, clock=time.monotonic)
 
     async def start(self) -> None:
         """Begin to watch what the servers serve. Slots are empty until `load`."""
@@ -113,6 +122,7 @@ class VllmEngine:
     async def close(self) -> None:
         """End open streams with `Finish.ABORT` and let go of the servers, which go on running. Idempotent."""
         self._closed = True
+        self.loans.close()
         self._end(Finish.ABORT, self._streams)
         if self._watch is not None:
             self._watch.cancel()
@@ -149,6 +159,7 @@ class VllmEngine:
                         begun = True
                         stream.samples -= chunk.finish is not None
                         self._counts["tokens"] += len(chunk.ids)
+                        self._counts["lent_tokens"] += len(chunk.ids) * stream.lent
                         yield chunk
                 if not answer.missing:
                     return
@@ -221,10 +232,11 @@ class VllmEngine:
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start. `steps` counts the servers' events; `retries` requests that were asked of a second
         server; `servers_well` those that can be asked, `servers_draining` those that get nothing new, and `draining_open` samples that
-        are open on these. Raises Unavailable when closed.
+        are open on these. `servers_lent` are lent to rollouts, `servers_returning` on their way back; `lent_seconds` and `lent_tokens` are
+        what rollouts had of them, `lent_cut` the samples that were cut off. Raises Unavailable when closed.
         """
         self._check_running()
-        pauses, replicas = self._fleet.pauses, self._fleet.replicas
+        pauses, replicas, loans = self._fleet.pauses, self._fleet.replicas, self.loans.standing()
         ordered, running = sorted(pauses), self._running()
         return {
             **self._counts,
@@ -238,6 +250,11 @@ class VllmEngine:
             "servers_well": sum(each.well for each in replicas),
             "servers_draining": sum(each.draining for each in replicas),
             "draining_open": sum(running[each] for each in replicas if each.draining),
+            "servers_lent": loans.lent,
+            "servers_returning": loans.returning,
+            "lent_seconds": self.loans.seconds,
+            "lent_tokens": self._counts["lent_tokens"],
+            "lent_cut": self.loans.cut_off,
         }
 
     # ---- within
@@ -260,11 +277,11 @@ class VllmEngine:
         if running + request.n > self._config.max_waiting:
             raise Unavailable(f"{running} samples are open, the limit is {self._config.max_waiting}; try again later.")
 
-    def _running(self) -> Counter[Replica]:
-        """Open samples by replica."""
+    def _running(self, slot: str = "") -> Counter[Replica]:
+        """Open samples by replica, of one slot or of all."""
         counts = Counter[Replica]()
         for stream in self._streams:
-            counts[stream.replica] += stream.samples
+            counts[stream.replica] += stream.samples if slot in ("", stream.slot) else 0
         return counts
 
     def _replica_for(
@@ -304,7 +321,8 @@ class VllmEngine:
                 self._counts["retries"] += 1
                 _LOG.warning("request %s is asked of %s: %s", request.id, replica.server.url, failure)
             tried.append(replica)
-            stream = _Stream(request.slot, request.n, replica, self._fleet.policy_of(replica, request.slot))
+            policy, lent = self._fleet.policy_of(replica, request.slot), replica.loan is not None
+            stream = _Stream(request.slot, request.n, replica, policy, lent)
             async with contextlib.aclosing(self._asked(stream, request, seed, key, until)) as events:
                 received = False
                 async for event in events:
@@ -322,7 +340,7 @@ class VllmEngine:
         """What one server says of a request, by the loop's time `until`. Nothing of it can come any more once this is closed."""
         loop = asyncio.get_running_loop()
         late = None if until is None else loop.call_at(until, self._end, Finish.DEADLINE, (stream,))
-        pump = asyncio.create_task(
+        pump = stream.pump = asyncio.create_task(
             self._pump(stream, token_request(request, seed, self._renderer.stop_ids(), key.hex()))
         )
         self._streams.add(stream)
@@ -350,6 +368,7 @@ class VllmEngine:
                         stream.policy = self._fleet.policy_of(replica, stream.slot)
                     replica.failures = 0
                     self._counts["steps"] += 1
+                    stream.said = stream.said or choice.says_something
                     stream.events.put_nowait((choice, stream.policy))
             failure = Unavailable(f"{replica.server.url} closed the stream before its end")
         except OstinatoError as error:
@@ -364,6 +383,16 @@ class VllmEngine:
     def _end(self, finish: Finish, streams: Iterable[_Stream]) -> None:
         for stream in streams:
             stream.events.put_nowait(finish)
+
+    def _cut(self, replica: Replica) -> int:
+        """No token of what is open there can come any more. What had none yet is asked of another server."""
+        cut = 0
+        for stream in self._streams:
+            if stream.replica is replica and stream.pump is not None and not stream.pump.done():
+                stream.pump.cancel()
+                stream.events.put_nowait(Unavailable(f"{replica.server.url} was wanted back for people; ask again."))
+                cut += stream.samples if stream.said else 0
+        return cut
 
     def _end_at(self, replica: Replica) -> None:
         """Nobody knows what makes its tokens."""

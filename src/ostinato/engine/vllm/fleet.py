@@ -68,7 +68,7 @@ class Fleet:
         """
         async with self._loading:
             self._read_draining()
-            found = chosen(slot, policy.hash, self.replicas, self._want.get(slot, 1), self._running())
+            found = chosen(slot, policy.hash, self.replicas, self._wanted(slot), self._running())
             if not found:
                 raise Unavailable(
                     f"each of the {len(self.replicas)} vLLM servers holds another slot's version or drains; add one to engine.urls for "
@@ -76,6 +76,16 @@ class Fleet:
                 )
             pause_s = await self._roll(slot, policy, found)
         return pause_s, found
+
+    async def fetch(self, replica: Replica, slot: str) -> None:
+        """Have a server fetch a slot's version beside its serving. What fails is tried again when it is brought there."""
+        async with self._loading:
+            policy = self.slots.get(slot)
+            if policy is not None and not replica.ended_with(policy.hash):
+                try:
+                    await replica.server.driver.stage(policy)
+                except Exception as error:  # noqa: BLE001 (whatever a server answers, it is not left on its way)
+                    _LOG.warning("%s does not fetch %s yet: %r", replica.server.url, policy, error)
 
     def unload(self, slot: str) -> None:
         """Nobody stands for the slot any more; the servers keep their weights."""
@@ -98,9 +108,11 @@ class Fleet:
         pause_s = 0.0
         while waiting:
             replica = waiting.pop(0)
+            if not replica.may_stand_for(slot):
+                continue  # it was given back meanwhile
 
             def arrived(replica: Replica = replica) -> None:
-                replica.slots.add(slot)
+                replica.stand_for(slot)
                 if not waiting:  # the last one: from here on nobody is answered by another version
                     self._moved(slot, policy, found)
 
@@ -114,10 +126,10 @@ class Fleet:
         if failed is not None and not ready:
             raise failed
         for replica in ready:
-            replica.slots.add(slot)
+            replica.stand_for(slot)
         self._moved(slot, policy, found)
-        if len(ready) < self._want.get(slot, 1):
-            _LOG.warning("%s is served by %d of %d servers", slot, len(ready), self._want.get(slot, 1))
+        if len(ready) < self._wanted(slot):
+            _LOG.warning("%s is served by %d of %d servers", slot, len(ready), self._wanted(slot))
         return pause_s
 
     def _moved(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> None:
@@ -191,8 +203,9 @@ class Fleet:
         said, missed = "", 0
         while True:
             if replica.well:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(replica.woken.wait(), _LOOK_S)
+                with contextlib.suppress(TimeoutError):  # wait_for may lose a cancellation that comes with the event
+                    async with asyncio.timeout(_LOOK_S):
+                        await replica.woken.wait()
             replica.woken.clear()
             if not replica.well:
                 await asyncio.sleep(replica.patience(_LOOK_S))
@@ -227,17 +240,25 @@ class Fleet:
         if replica.ended_with(policy.hash) and served == policy.hash:
             if (self._due(replica), replica.state) == (held, seen):
                 replica.well = True
-                replica.slots.add(slot)
+                replica.stand_for(slot)
             return
         async with self._loading:
             if (self._due(replica), replica.state) != (held, seen):
                 return  # it was given something meanwhile: what it said is old
-            why = f"serves {served}" if served != policy.hash else "did not end its last swap well"
-            _LOG.warning("%s %s: it is given %s again", replica.server.url, why, policy)
-            await self._swap(replica, policy, lambda: replica.slots.add(slot))
+            if replica.loan is not None:
+                _LOG.info("%s goes to %s (%s)", replica.server.url, slot, policy)
+            else:
+                why = f"serves {served}" if served != policy.hash else "did not end its last swap well"
+                _LOG.warning("%s %s: it is given %s again", replica.server.url, why, policy)
+            await self._swap(replica, policy, lambda: replica.stand_for(slot))
 
     def _due(self, replica: Replica) -> tuple[str, PolicyVersion] | None:
         """A slot, and the version of it that the server should serve; None if it stands for nothing and is not needed."""
+        if replica.loan is not None:
+            slot = replica.loan.slot
+            if slot is None or slot not in self.slots or (replica.draining and slot not in replica.slots):
+                return None
+            return slot, self.slots[slot]
         for slot, policy in self.slots.items():
             if slot in replica.slots:
                 return slot, policy
@@ -246,18 +267,21 @@ class Fleet:
         return next(((slot, policy) for slot, policy in self.slots.items() if self._short(slot)), None)
 
     def _short(self, slot: str) -> bool:
-        return len(self._usable(slot)) < self._want.get(slot, 1)
+        return len(self._usable(slot)) < self._wanted(slot)
 
     def _usable(self, slot: str) -> list[Replica]:
-        return [each for each in self.replicas if slot in each.slots and each.usable]
+        return [each for each in self.replicas if slot in each.slots and each.usable and each.loan is None]
+
+    def _wanted(self, slot: str) -> int:
+        """How many servers of its own a slot wants now: those that it lent are not missed."""
+        away = sum(each.loan is not None and each.loan.home == slot for each in self.replicas)
+        return max(1, self._want.get(slot, 1) - away)
 
     def _leave_surplus(self, replica: Replica) -> None:
         """A slot that found another server while this one was away has enough of them."""
-        if not replica.usable:
+        if not replica.usable and replica.loan is None:
             replica.slots -= {
-                slot
-                for slot in replica.slots
-                if len(self._usable(slot)) >= self._want.get(slot, 1) and slot in self.slots
+                slot for slot in replica.slots if len(self._usable(slot)) >= self._wanted(slot) and slot in self.slots
             }
 
     async def _served(self, replica: Replica) -> str:

@@ -5,11 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ostinato.core.records import PolicyVersion
 from ostinato.engine.vllm.server import ServerClient
 
 _LONGEST_S = 60.0
+
+
+@dataclass(slots=True)
+class Loan:
+    """A replica of slot `home` is lent to slot `to`. While it is "leaving" or "ending", what is open there comes to its end, and it stands
+    for nobody.
+
+    Example: ``Loan(home="live", to="world").slot is None``
+    """
+
+    home: str
+    to: str
+    stage: Literal["leaving", "lent", "ending", "back"] = "leaving"
+
+    @property
+    def slot(self) -> str | None:
+        """The one slot that it may stand for now."""
+        return {"lent": self.to, "back": self.home}.get(self.stage)
 
 
 @dataclass(eq=False, slots=True)
@@ -18,7 +37,7 @@ class Replica:
 
     `policy`: what its tokens are made by, None before the first. `sure`: the last change of weights ended well. `well`: it may be asked;
     otherwise it was set aside, after `failures` in a row. `swapping`: it is being given a version. `draining`: it gets nothing new.
-    `woken`: there is something to look at.
+    `woken`: there is something to look at. `loan`: it is lent, or on its way.
 
     Example: ``Replica(ServerClient("http://10.0.0.5:8000", driver, silence_s=300.0))``
     """
@@ -32,6 +51,18 @@ class Replica:
     draining: bool = False
     failures: int = 0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    loan: Loan | None = None
+
+    def may_stand_for(self, slot: str) -> bool:
+        """Whether it is the slot's to use: of a replica that is lent, only where it is now."""
+        return self.loan is None or self.loan.slot == slot
+
+    def stand_for(self, slot: str) -> None:
+        """Requests for the slot may go there from now on, unless it was lent or given back meanwhile."""
+        if self.may_stand_for(slot):
+            self.slots.add(slot)
+            if self.loan is not None and self.loan.stage == "back":
+                self.loan = None
 
     @property
     def usable(self) -> bool:
@@ -79,15 +110,16 @@ def chosen(
     """The at most `want` replicas that a version of a slot should be served by, the best first.
 
     Those that serve it for other slots already, then the slot's own, then free ones, where least is open first; those that are set
-    aside come last, and those that drain never.
+    aside come last, and those that drain never. Beside them all that are lent to the slot, or on their way back to it.
     """
 
     def rank(replica: Replica) -> tuple[bool, int, int] | None:
-        if replica.draining:
+        if replica.draining or replica.loan is not None:
             return None
         if replica.slots - {slot}:
             return (False, 0, 0) if replica.holds(hash) else None
         return (not replica.well, 1 if replica.slots else 2, 0 if replica.slots else running[replica])
 
     ranked = [(found, at) for at, each in enumerate(replicas) if (found := rank(each)) is not None]
-    return [replicas[at] for _, at in sorted(ranked)[:want]]
+    lent = [each for each in replicas if each.loan is not None and each.loan.slot == slot]
+    return [*(replicas[at] for _, at in sorted(ranked)[:want]), *(each for each in lent if each.usable)]

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from ostinato.app.lending import check_lending
 from ostinato.app.proving import check_suite
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
@@ -22,6 +23,7 @@ async def check_start(config: Config) -> None:
     check_place(config)
     check_model(config)
     check_sandboxes(config)
+    check_lending(config)
     if config.evaluate.suite:
         await check_suite(config)
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, save
 from ostinato.launch.commands.checks import check_start
+from ostinato.launch.commands.computing.sharing import check_sharing
 from ostinato.launch.placing.address import read_address, remove_address
 from ostinato.launch.placing.board import Board
 from ostinato.launch.placing.judging import Limits
@@ -150,6 +151,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
     another one before anything was served.
     """
     await check_start(config)
+    check_sharing(config, on_ray=on == "ray")
 
     def say(worker: str, what: str) -> None:
         _show(console, Text.assemble((f"{worker:12}", "bold"), " ", what))

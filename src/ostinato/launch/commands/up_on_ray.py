@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ostinato.app.storage import Home, home
 from ostinato.config import Config, plain, save
 from ostinato.core.errors import BadConfig
+from ostinato.launch.commands.computing.sharing import Sharing, check_sharing
 from ostinato.launch.commands.scaling import read_wish, write_wish
 from ostinato.launch.commands.up import WORKERS, Launched, limits_of, supervised
 from ostinato.launch.placing.address import reachable, read_address, write_address
@@ -35,6 +36,7 @@ def check_placeable(config: Config) -> None:
         raise BadConfig("`--on ray` needs a log that all nodes reach: name a Postgres database in record.url")
     if not config.weights.url:
         raise BadConfig("`--on ray` needs a weight store that all nodes reach: name a bucket in weights.url")
+    check_sharing(config, on_ray=True)
     known = (*WORKERS, "rollout")
     for section, named in (("cpus", config.ray.cpus), ("resources", config.ray.resources)):
         if unknown := sorted(set(named) - set(known)):
@@ -75,12 +77,15 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
         supervisor = Supervisor(crew.workers, limits_of(config), say, front="serve")
         async with supervised(place, supervisor, "", lambda: crew.serving.url) as launched:
             write_wish(place.scale, config.ray.rollouts)
-            keeping = asyncio.create_task(crew.keep(supervisor))
+            keeping = {asyncio.create_task(crew.keep(supervisor))}
+            if config.compute.share:
+                keeping.add(asyncio.create_task(Sharing(config, say).keep()))
             try:
                 yield launched
             finally:
-                keeping.cancel()
-                await asyncio.wait({keeping})
+                for task in keeping:
+                    task.cancel()
+                await asyncio.wait(keeping)
     finally:
         place.scale.unlink(missing_ok=True)
         cluster.close()

@@ -17,7 +17,15 @@ from ostinato.evaluate.acceptance import share_of
 from ostinato.launch.placing.board import STALE_S, Shown, Standing
 from ostinato.launch.views.accounts import accounts
 from ostinato.launch.views.releasing import releasing
-from ostinato.launch.views.screen import ArmRow, arms_table, published_line, release_line, step_line, swap_line
+from ostinato.launch.views.screen import (
+    ArmRow,
+    arms_table,
+    lent_line,
+    published_line,
+    release_line,
+    step_line,
+    swap_line,
+)
 from ostinato.launch.views.spans import ago
 from ostinato.launch.views.summary import Summary
 from ostinato.release.config import ReleaseConfig
@@ -144,6 +152,7 @@ def _learning(run: Overview) -> list[RenderableType]:
     parts += [published_line(line) for line in train if line["kind"] == "published"][-1:]
     parts += [f"after step {line['step']}: refused: {line['why']}" for line in train if line["kind"] == "refused"][-1:]
     parts += [swap_line(line) for line in serve if line["kind"] == "swapped" and line["slot"] == "live"][-1:]
+    parts += [lent_line(line, run.now) for line in serve if line["kind"] == "lent"][-1:]
     return [Text(part, "dim") for part in parts]
 
 

@@ -15,6 +15,7 @@ from ostinato.core.clock import wall_clock
 from ostinato.core.weights import Learned, Swap
 
 if TYPE_CHECKING:
+    from ostinato.app.lending import Lent
     from ostinato.release.pace.budget import Pace
     from ostinato.weights.publish.publisher import Published
 
@@ -80,6 +81,12 @@ class Progress:
             changed=done.changed,
             seconds=done.seconds,
         )
+
+    def lent(self, lent: Lent) -> None:
+        """What of people's serving is lent to rollouts."""
+        if lent.why:
+            logger.info("to rollouts: %s", lent.why)
+        self.write("lent", **asdict(lent))
 
     def swapped(self, swap: Swap) -> None:
         """What a hot swap cost."""

@@ -14,6 +14,7 @@ from ostinato.core.records import Arm
 from ostinato.core.report import headline
 from ostinato.evaluate.acceptance import Acceptance, by_arm
 from ostinato.launch.views.observe import Observed
+from ostinato.launch.views.spans import ago
 
 WIDTH = 30
 RECENT_S = 120.0
@@ -93,6 +94,14 @@ def published_line(line: dict[str, Any]) -> str:
 def swap_line(line: dict[str, Any]) -> str:
     """The last hot swap of the live slot."""
     return f"last swap: v{line['number']}, pause {1e3 * line['pause_s']:.2f} ms, {line['streams']} streams"
+
+
+def lent_line(line: dict[str, Any], now: float) -> str:
+    """What of people's servers is lent to rollouts."""
+    given = f"; {line['tokens']:.0f} tokens in {line['seconds'] / 3600:.2f} server-hours, {line['cut']} answers cut off"
+    back = f", {line['returning']} on the way back" if line["returning"] else ""
+    why = f"; {ago(now - line['at'])} ago {line['why']}" if line["why"] else ""
+    return f"lent to rollouts: {line['lent']}{back}, {line['serving']} with people{given}{why}"
 
 
 def recent_acceptance(seen: Observed, now: float) -> Table:

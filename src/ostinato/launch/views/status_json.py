@@ -37,6 +37,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "releases": [asdict(line) for line in seen.releases],
         **releasing_json(run.ledger, run.lines.get("release", ())),
         "refs": dict(run.refs),
+        "lent": next((line for line in reversed(run.lines.get("serve", ())) if line["kind"] == "lent"), None),
         "turns": asdict(run.accounting) | {"balanced": run.accounting.balanced},
         "disk": {**run.disk, "free": run.free},
     }

@@ -59,11 +59,14 @@ async def serve(config: Config, life: Life) -> None:
         path = await unless(life.stopping, prepare(run, life.starting(config)))
         life.starting(config)("loading the model")
         page = stack.enter_context(open_page(run)) if config.serve.page else None
-        serving = await unless(life.stopping, open_serving(run, path, page and page.routes))
-        await _run(run, serving, listener, life, page)
+        progress = Progress(run.home.progress("serve"), kept_bytes(run.config))
+        serving = await unless(life.stopping, open_serving(run, path, page and page.routes, progress.lent))
+        await _run(run, serving, listener, life, page, progress)
 
 
-async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None) -> None:
+async def _run(
+    run: Run, serving: Serving, listener: socket.socket, life: Life, page: RunPage | None, progress: Progress
+) -> None:
     engine, address = serving.engine, run.home.address
     contract = engine.contract()
     if contract is not None:
@@ -84,16 +87,13 @@ async def _run(run: Run, serving: Serving, listener: socket.socket, life: Life, 
     try:
         async with asyncio.TaskGroup() as group:
             beside = [
-                group.create_task(
-                    follow(
-                        serving, served_refs(run.config), Progress(run.home.progress("serve"), kept_bytes(run.config))
-                    )
-                ),
+                group.create_task(follow(serving, served_refs(run.config), progress)),
                 group.create_task(attend(engine, run.config.supervise.engine_s)),
                 group.create_task(watch_alarms(run.log, numbers.alarms)),
                 group.create_task(watch_learning(run.log, run.folds, ledger, learning)),
                 group.create_task(follow_trial(ledger, serving.gateway, run.config.release.verified_share)),
                 *([] if page is None else [group.create_task(page.keep(life.stopping))]),
+                *([] if serving.lending is None else [group.create_task(serving.lending.run())]),
             ]
             if serving.router is not None:
                 beside.append(group.create_task(serving.router.run()))

@@ -168,7 +168,7 @@ class Calls:
         request = route.parse(body)
         caller = self._senders.caller(exchange, who, request.asker)
         if caller.slot is None:
-            with self._parts.people.person() as person:
+            with self._parts.people.person(request.n or 1) as person:
                 await self._placed(route, exchange, body, request, caller, person)
             return
         left_s = None if caller.until is None else caller.until - time.monotonic()

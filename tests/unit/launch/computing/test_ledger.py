@@ -12,7 +12,7 @@ from ostinato.compute.ledger import OperationLedger
 from ostinato.compute.work import TokenWork
 from ostinato.config import load
 from ostinato.core.records import Arm, Batch
-from ostinato.launch.commands.computing.ledger import fill, show_compute
+from ostinato.launch.commands.computing.ledger import fill, lent_of, show_compute
 from ostinato.testing.log import MemoryLog
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny import tiny_model
@@ -71,3 +71,14 @@ async def test_the_command_reads_a_run_and_its_model(tmp_path):
         (found["prefill"] + found["decode"]) / (1.5 * found["backward"])
     )
     assert f"{found['sampling_per_training']:.3f} for each operation of training" in text.getvalue()
+
+
+def test_what_people_lent_is_added_up_over_the_gateways_starts():
+    lines = [
+        {"kind": "swapped"},
+        {"kind": "lent", "since": 1.0, "seconds": 5.0, "tokens": 10, "cut": 0},
+        {"kind": "lent", "since": 1.0, "seconds": 9.0, "tokens": 30, "cut": 1},
+        {"kind": "lent", "since": 7.0, "seconds": 2.0, "tokens": 4, "cut": 2},
+    ]
+    assert lent_of(lines) == {"seconds": 11.0, "tokens": 34, "cut": 3}
+    assert lent_of([]) == {"seconds": 0, "tokens": 0, "cut": 0}

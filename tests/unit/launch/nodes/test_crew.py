@@ -11,8 +11,10 @@ from tests.fakes.nodes import LIMITS, PROGRAM, Nodes, until
 
 from ostinato.app.draining import read_draining
 from ostinato.app.storage import home
+from ostinato.compute.ledger import OperationLedger
 from ostinato.config import load
 from ostinato.launch.commands import up_on_ray
+from ostinato.launch.commands.computing.sharing import Sharing
 from ostinato.launch.commands.scaling import write_wish
 from ostinato.launch.commands.up_on_ray import Crew
 from ostinato.launch.placing.address import read_address
@@ -189,3 +191,20 @@ async def test_a_worker_leaves_a_node_that_is_taken_away_before_it_is_gone(tmp_p
         assert {each.name for each in run.crew.workers if each.pid != others[each.name]} == {"release"}
         watched = next(each for each in run.supervisor.watched if each.worker is worker)
         assert watched.reason == "was killed by SIGTERM", "it was told to end, and not cut off"
+
+
+async def test_sampling_that_has_too_little_gets_workers_and_too_much_loses_them(tmp_path):
+    spent = iter([OperationLedger(decode=1, backward=2), OperationLedger(decode=6, backward=2)])
+    async with running(tmp_path) as run:
+        compute = run.config.compute.model_copy(update={"share": 0.5, "most_workers": 3})
+        sharing = Sharing(run.config.model_copy(update={"compute": compute}), lambda *_: None, spent.__next__)
+        write_wish(run.place.scale, 1)
+        await until(lambda: rollouts(run) == {"rollout"})
+        assert await sharing.look() == 2
+        await until(lambda: rollouts(run) == {"rollout", "rollout-2"} and run.worker("rollout-2").was_ready)
+        assert await sharing.look() == 1
+        await until(lambda: rollouts(run) == {"rollout"})
+
+
+def rollouts(run):
+    return {worker.name for worker in run.crew.workers if worker.name.startswith("rollout")}

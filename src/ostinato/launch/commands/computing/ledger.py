@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ostinato.app.storage import model_path, open_log
+from ostinato.app.storage import home, model_path, open_log
 from ostinato.compute.ledger import OperationLedger
 from ostinato.compute.work import TokenWork, decoder_of
 from ostinato.config import Config
-from ostinato.core.records import Arm, Batch, Turn
 from ostinato.core.seams import Log
+from ostinato.launch.commands.computing.filling import Filling
+from ostinato.launch.views.progress import Lines
 
 RESTS_ON = (
     "counted from lengths in the log, not measured: matrix products and attention, forward once and backward twice",
@@ -28,9 +31,10 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
     shape = json.loads((model_path(config) / "config.json").read_text(encoding="utf-8"))
     with open_log(config) as log:
         found = await fill(log, decoder_of(shape).token_work())
+    lent = lent_of(Lines(home(config).progress("serve")).new())
     if machine:
         said = {**asdict(found), "sampling_of_all": found.of_all, "sampling_per_training": found.per_training}
-        console.out(json.dumps({**said, "rests_on": RESTS_ON}), highlight=False)
+        console.out(json.dumps({**said, "lent": lent, "rests_on": RESTS_ON}), highlight=False)
         return
     table = Table("phase", "operations", "share", box=None, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
@@ -41,34 +45,24 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
     console.print(
         f"on sampling: {100 * found.of_all:.1f}% of all; {per} (a third was published in both senses)", highlight=False
     )
+    if lent["seconds"]:
+        console.print(
+            f"of it on servers that people lent: {lent['tokens']:.0f} tokens in {lent['seconds'] / 3600:.2f} server-hours; "
+            f"{lent['cut']:.0f} answers were cut off",
+            highlight=False,
+        )
     for line in RESTS_ON:
         console.print(Text(line, "dim"), soft_wrap=True)
 
 
+def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """What rollouts had of people's servers, added up over the gateway's starts, from its progress lines."""
+    last = {line["since"]: line for line in lines if line["kind"] == "lent"}
+    return {name: sum(line[name] for line in last.values()) for name in ("seconds", "tokens", "cut")}
+
+
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
     """The ledger of a whole log. What people's turns of a model outside took is not ours, and turns that were erased have no lengths."""
-    ledger, lengths = OperationLedger(), dict[str, tuple[int, int, str | None]]()
-    async for _, row in log.read(0, {Turn, Batch}):
-        if isinstance(row, Turn):
-            if row.arm is Arm.OUTSIDE or row.redacted:
-                continue
-            prompt, answer = len(row.prompt_ids), len(row.sampled_ids)
-            before = lengths.get(row.parent or "")
-            cached = 0 if before is None else min(prompt - 1, before[0] + before[1])
-            lengths[row.id] = (prompt, answer, row.parent)
-            ledger = ledger.served(work, prompt, max(0, cached), answer, evaluation=row.arm is Arm.EVAL)
-        elif isinstance(row, Batch):
-            inside = set(row.turns)
-            taken = [lengths[turn] for turn in row.turns if turn in lengths]
-            ledger = ledger.stepped(
-                work,
-                [
-                    (
-                        prompt,
-                        min(prompt, sum(lengths[parent][:2])) if parent in inside and parent in lengths else 0,
-                        answer,
-                    )
-                    for prompt, answer, parent in taken
-                ],
-            )
-    return ledger
+    filling = Filling(work)
+    await filling.catch_up(log)
+    return filling.ledger

@@ -1,0 +1,150 @@
+"""Servers of the live slot that sample rollouts while people ask for little: looks at the gateway, asks the guard, tells the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ostinato.compute.borrowing.guard import FleetView, GuardRules, lending
+from ostinato.compute.borrowing.meter import Meter
+from ostinato.compute.config import LendConfig
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig
+from ostinato.core.records import Arm
+
+if TYPE_CHECKING:  # whoever only checks loads no engine
+    from ostinato.engine.vllm.lending import Loans
+    from ostinato.serve.waits import Waits
+
+_LOOK_S = 0.5
+_TELL_S = 30.0
+_USED_S = 60.0  # rollouts that ask nothing for so long have no use for what is lent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """What is lent, for people. `since`: when this gateway began, Unix seconds; `seconds`, `tokens` and `cut` are counted from then on.
+
+    `why` says what was changed, and is empty for a mere count.
+    """
+
+    since: float
+    lent: int
+    returning: int
+    serving: int
+    seconds: float
+    tokens: float
+    cut: int
+    why: str
+
+
+def check_lending(config: Config) -> None:
+    """Raise BadConfig for a run whose servers cannot be lent."""
+    lend = config.compute.lend
+    if not lend.most:
+        return
+    if config.engine.kind != "vllm":
+        raise BadConfig("compute.lend.most lends vLLM servers; set engine.kind and engine.urls, or most = 0")
+    own = config.engine.replicas.get(Arm.LIVE.value, 1)
+    if own <= lend.most:
+        raise BadConfig(
+            f"compute.lend.most is {lend.most}, and people's slot has {own} servers: raise engine.replicas.live, or lend at most {own - 1}"
+        )
+    if config.learn.source == "people":
+        raise BadConfig('compute.lend.most: learn.source is "people", so there are no rollouts to lend to')
+    if config.record.url and not lend.only_gateway:
+        raise BadConfig(
+            "compute.lend.most: with record.url several gateways may ask the same servers, and another one would answer people with "
+            "rollouts' weights; if this one alone asks them, set compute.lend.only_gateway = true"
+        )
+
+
+class Lending:
+    """Decides about every half second. Each change is told with its reason, and what came of it now and then.
+
+    Args:
+        loans: the engine's.
+        waits: the gateway's people.
+        config: when to lend.
+        tokens: how many were sampled on lent servers.
+        tell: told.
+        wall: Unix seconds.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        loans: Loans,
+        waits: Waits,
+        config: LendConfig,
+        tokens: Callable[[], float],
+        tell: Callable[[Lent], None],
+        wall: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._loans, self._waits, self._config, self._tokens = loans, waits, config, tokens
+        self._tell, self._clock = tell, clock
+        self._rules = GuardRules(
+            lend_below=config.lend_below,
+            return_above=config.return_above,
+            guard_s=config.guard_s,
+            window_s=config.window_s,
+            hold_s=config.hold_s,
+            most=config.step,
+        )
+        self._meter = Meter(config.window_s)
+        self._began = wall()
+        self._returned = clock()  # after a start nothing is known of the traffic
+        self._used = self._told = -_USED_S - _TELL_S
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> int:
+        """One decision. Returns how many servers were lent; negative: wanted back."""
+        now, standing = self._clock(), self._loans.standing()
+        rate, highest = self._meter.note(now, self._waits.answers)
+        if standing.open:
+            self._used = now
+        seen = FleetView(
+            serving=standing.serving,
+            returning=standing.returning,
+            lent=standing.lent,
+            rate=rate,
+            highest=highest,
+            delay_s=self._waits.delay_s(),
+            carries=self._config.carries,
+            since_s=now - self._returned,
+        )
+        wanted = self._config.most if now - self._used < _USED_S else 0
+        change = lending(self._rules, seen, wanted)
+        if change > 0:
+            change = self._loans.lend(change)
+        elif change < 0:
+            self._returned = now
+            self._loans.give_back(-change, self._config.end_s)
+        if change or (standing.lent + standing.returning and now - self._told >= _TELL_S):
+            self._told = now
+            self._tell(self._lent(change, seen))
+        return change
+
+    def _lent(self, change: int, seen: FleetView) -> Lent:
+        why = f"{abs(change)} {'lent' if change > 0 else 'wanted back'}: {seen.rate:.2f} answers a second"
+        why += f", at most {seen.highest:.2f} lately, {seen.serving} servers, first tokens within {seen.delay_s:.2f} s"
+        standing = self._loans.standing()
+        return Lent(
+            since=self._began,
+            lent=standing.lent,
+            returning=standing.returning,
+            serving=standing.serving,
+            seconds=round(self._loans.seconds, 1),
+            tokens=self._tokens(),
+            cut=self._loans.cut_off,
+            why=why if change else "",
+        )

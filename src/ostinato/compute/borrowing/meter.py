@@ -1,0 +1,34 @@
+"""Rates of requests out of a count that only grows: now, and the highest lately. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Meter:
+    """Rates are over `over_s` seconds; the highest is that of the last `window_s`.
+
+    Example::
+
+        meter = Meter(window_s=1800.0)
+        rate, highest = meter.note(now=0.0, count=0)
+    """
+
+    def __init__(self, window_s: float, over_s: float = 10.0) -> None:
+        self._window_s, self._over_s = window_s, over_s
+        self._counts: deque[tuple[float, int]] = deque()
+        self._rates: deque[tuple[float, float]] = deque()  # falling: the first is the highest
+
+    def note(self, now: float, count: int) -> tuple[float, float]:
+        """Requests a second now and at most lately, after so many requests in all. Times do not fall."""
+        while len(self._counts) > 1 and self._counts[1][0] <= now - self._over_s:
+            self._counts.popleft()
+        self._counts.append((now, count))
+        began, before = self._counts[0]
+        rate = (count - before) / max(now - began, 1.0)
+        while self._rates and self._rates[-1][1] <= rate:
+            self._rates.pop()
+        self._rates.append((now, rate))
+        while self._rates[0][0] < now - self._window_s:
+            self._rates.popleft()
+        return rate, self._rates[0][1]

@@ -1,0 +1,172 @@
+"""Replicas of one slot that stand for another one for a while, each with that slot's version, and come back.
+
+Nobody is ever answered by another slot's version: a replica changes over only when nothing of the slot that it leaves is open there. Those
+whom it is lent by are never cut off for it; those whom it is lent to are, when it is wanted back and they have not ended in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.engine.vllm.fleet import Fleet
+from ostinato.engine.vllm.replica import Loan, Replica
+
+_LOG = logging.getLogger(__name__)
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back; and how many samples of the slot that
+    they are lent to are open.
+
+    Example: ``Standing(serving=2, lent=1, returning=0, open=8)``
+    """
+
+    serving: int
+    lent: int
+    returning: int
+    open: int = 0
+
+
+class Loans:
+    """Lends replicas of slot `home` to slot `to`.
+
+    Args:
+        fleet: the servers; it brings versions to them.
+        home, to: the slots.
+        running: counts the open samples of each replica, of one slot or of all ("").
+        cut: ends what is open at a replica so that no token of it can come any more; returns how many samples of those had tokens.
+        clock: seconds.
+
+    Example::
+
+        loans.lend(1)
+        loans.give_back(1, end_s=10.0)
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        home: str,
+        to: str,
+        *,
+        running: Callable[[str], Counter[Replica]],
+        cut: Callable[[Replica], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet, self._home, self._to = fleet, home, to
+        self._running, self._cut, self._clock = running, cut, clock
+        self._ending: dict[Replica, asyncio.Task[None]] = {}
+        self._since: dict[Replica, float] = {}
+        self._seconds = 0.0
+        self.lent = self.returned = self.cut_off = 0
+
+    def standing(self) -> Standing:
+        """As it is now."""
+        stages = Counter(each.loan.stage for each in self._fleet.replicas if each.loan is not None)
+        serving = sum(self._home in each.slots and each.usable for each in self._fleet.replicas)
+        return Standing(
+            serving=serving,
+            lent=stages["leaving"] + stages["lent"],
+            returning=stages["ending"] + stages["back"],
+            open=self._running(self._to).total(),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that replicas were lent, summed over them."""
+        now = self._clock()
+        return self._seconds + sum(now - since for since in self._since.values())
+
+    def lend(self, count: int) -> int:
+        """Lend so many, those with the least to do; at least one stays, and none goes that stands for another slot too. Returns how many.
+
+        Each gets nothing new, ends what is open, and is then brought the other slot's version.
+        """
+        if self._to not in self._fleet.slots:
+            return 0
+        own = [each for each in self._fleet.replicas if self._home in each.slots and each.usable and not each.swapping]
+        running = self._running("")
+        free = sorted((each for each in own if each.slots == {self._home}), key=lambda each: running[each])
+        going = free[: max(0, min(count, len(own) - 1))]
+        for replica in going:
+            replica.loan = Loan(home=self._home, to=self._to)
+            replica.slots.clear()
+            self._begin(replica, self._leave(replica))
+            self.lent += 1
+        return len(going)
+
+    def give_back(self, count: int, end_s: float) -> int:
+        """Take so many back, those first that have not gone yet, then those with the least to do. Returns how many.
+
+        What is open there has `end_s` seconds to end; then it is cut off.
+        """
+        running = self._running("")
+        lent = [
+            each for each in self._fleet.replicas if each.loan is not None and each.loan.stage in ("leaving", "lent")
+        ]
+        lent.sort(key=lambda each: (each.loan is not None and each.loan.stage == "lent", running[each]))
+        for replica in lent[:count]:
+            assert replica.loan is not None
+            self.returned += 1
+            if replica.loan.stage == "leaving":  # it holds its own version still: those that are open there stay
+                self._stop(replica)
+                self._bring_back(replica)
+            else:
+                replica.loan.stage = "ending"
+                replica.slots.discard(self._to)
+                self._seconds += self._clock() - self._since.pop(replica)
+                self._begin(replica, self._return(replica, end_s))
+        return min(count, len(lent))
+
+    def close(self) -> None:
+        """Leave everything as it is."""
+        for task in self._ending.values():
+            task.cancel()
+
+    # ---- within
+
+    def _begin(self, replica: Replica, work: Coroutine[Any, Any, None]) -> None:
+        task = self._ending[replica] = asyncio.create_task(work)
+        task.add_done_callback(
+            lambda done: self._ending.pop(replica, None) if self._ending.get(replica) is done else None
+        )
+
+    async def _leave(self, replica: Replica) -> None:
+        await asyncio.gather(self._fleet.fetch(replica, self._to), self._ended(replica))
+        assert replica.loan is not None
+        replica.loan.stage = "lent"
+        self._since[replica] = self._clock()
+        replica.woken.set()
+
+    async def _return(self, replica: Replica, end_s: float) -> None:
+        fetching = asyncio.create_task(self._fleet.fetch(replica, self._home))
+        try:
+            async with asyncio.timeout(end_s):
+                await self._ended(replica)
+        except TimeoutError:
+            cut = self._cut(replica)
+            self.cut_off += cut
+            _LOG.info("%s is wanted back: %d samples are cut off", replica.server.url, cut)
+        await fetching
+        self._bring_back(replica)
+
+    async def _ended(self, replica: Replica) -> None:
+        while self._running("")[replica]:
+            await asyncio.sleep(_LOOK_S)
+
+    def _bring_back(self, replica: Replica) -> None:
+        assert replica.loan is not None
+        replica.loan.stage = "back"
+        replica.woken.set()
+
+    def _stop(self, replica: Replica) -> None:
+        task = self._ending.pop(replica, None)
+        if task is not None:
+            task.cancel()

@@ -1,0 +1,105 @@
+"""Holds sampling's share of a run's operations by the number of rollout workers, through the same wish as `ostinato scale`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from ostinato.app.storage import home, model_path, open_log
+from ostinato.compute.ledger import OperationLedger
+from ostinato.compute.share import ShareRules, rollout_workers
+from ostinato.compute.work import decoder_of
+from ostinato.config import Config
+from ostinato.core.errors import BadConfig, OstinatoError
+from ostinato.core.records import Turn
+from ostinato.launch.commands.computing.filling import Filling
+from ostinato.launch.commands.scaling import read_wish, write_wish
+from ostinato.launch.placing.supervision import Event
+
+_KEPT = 100_000  # turns whose lengths are remembered: what a step takes is newer
+
+
+def check_sharing(config: Config, *, on_ray: bool) -> None:
+    """Raise BadConfig for a run whose rollout workers cannot be more or fewer."""
+    if not config.compute.share:
+        return
+    if not on_ray:
+        raise BadConfig(
+            "compute.share moves rollout workers, and a run on one machine has one; start it with `ostinato up --on ray`, or leave it out"
+        )
+    if config.learn.source == "people":
+        raise BadConfig('compute.share: learn.source is "people", so there are no rollout workers')
+
+
+class Sharing:
+    """Looks at the log each `compute.every_s` seconds; decides over the time in which at least one optimizer step was taken.
+
+    Args:
+        config: the run's.
+        say: told of each change, and once of what fails.
+        spent: what operations were spent on since it was asked last; None: read from the log.
+    """
+
+    def __init__(self, config: Config, say: Event, spent: Callable[[], OperationLedger] | None = None) -> None:
+        self._config, self._say = config, say
+        self._spent = spent or self._read
+        self._filling: Filling | None = None
+        self._period = OperationLedger()
+        self._failing = ""
+
+    async def keep(self) -> None:
+        """Until cancelled. What fails is said once and tried again."""
+        while True:
+            try:
+                await self.look()
+                self._failing = ""
+            except (OstinatoError, OSError, ValueError) as error:
+                if self._failing != str(error):
+                    self._say("up", f"compute.share waits: {error}")
+                self._failing = str(error)
+            await asyncio.sleep(self._config.compute.every_s)
+
+    async def look(self) -> int | None:
+        """One look. Returns how many rollout workers are wanted from now on; None while it cannot be told."""
+        found = await asyncio.to_thread(self._spent)  # `up` hears its workers meanwhile
+        self._period = _sum(self._period, found)
+        place, settings = home(self._config), self._config.compute
+        now = read_wish(place.scale)
+        if now is None or not self._period.training:
+            return None
+        observed, self._period = self._period.of_all, OperationLedger()
+        rules = ShareRules(share=settings.share)
+        wanted = rollout_workers(rules, now, settings.least_workers, settings.most_workers, observed)
+        if wanted != now:
+            write_wish(place.scale, wanted)
+            why = f"sampling had {100 * observed:.1f}% of all operations, {100 * settings.share:.1f}% is wanted"
+            self._say("up", f"rollout workers: {now} before, {wanted} from now on; {why} (compute.share)")
+        return wanted
+
+    def _read(self) -> OperationLedger:
+        """On a thread: a log is long."""
+        return asyncio.run(self._catch_up())
+
+    async def _catch_up(self) -> OperationLedger:
+        with open_log(self._config) as log:
+            if self._filling is None:
+                shape = json.loads((model_path(self._config) / "config.json").read_text(encoding="utf-8"))
+                filling = Filling(decoder_of(shape).token_work(), after=await log.before_last(_KEPT, Turn), kept=_KEPT)
+                await filling.catch_up(log)
+                filling.ledger = OperationLedger()  # what was before is none of this period
+                self._filling = filling
+                return filling.ledger
+            await self._filling.catch_up(log)
+        found, self._filling.ledger = self._filling.ledger, OperationLedger()
+        return found
+
+
+def _sum(one: OperationLedger, other: OperationLedger) -> OperationLedger:
+    return OperationLedger(
+        prefill=one.prefill + other.prefill,
+        decode=one.decode + other.decode,
+        forward=one.forward + other.forward,
+        backward=one.backward + other.backward,
+        evaluation=one.evaluation + other.evaluation,
+    )

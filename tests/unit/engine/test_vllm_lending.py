@@ -1,0 +1,265 @@
+"""Replicas of the live slot that sample rollouts for a while: nobody is answered by another slot's version, and nothing is lost."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.fakes.vllm_engine import vllm_engine
+from tests.fakes.vllm_tokens import TokenVllm
+from tests.unit.engine.test_vllm import SCRIPT, ask, collect, runs, until_well, version
+from tests.unit.engine.test_vllm_servers import quick_looks, until  # noqa: F401 (a fixture)
+
+from ostinato.core.records import Finish
+from ostinato.engine.vllm.lending import Standing
+
+pytestmark = pytest.mark.usefixtures("quick_looks")
+LIVE, WORLD = 1, 7
+
+
+def prompt(text, **rest):
+    return replace(ask(**rest), prompt_ids=tuple(text.encode()))
+
+
+def fleet(count, slow_s=0.0):
+    fakes = [TokenVllm(SCRIPT) for _ in range(count)]
+    for fake in fakes:
+        fake.slow_s = slow_s
+    return fakes
+
+
+async def loaded(engine):
+    await engine.load("live", version(LIVE))
+    await engine.load("world", version(WORLD))
+
+
+def lender(engine, fakes):
+    """The fake behind the replica that is lent."""
+    (at,) = (at for at, each in enumerate(engine._fleet.replicas) if each.loan is not None)
+    return fakes[at], engine._fleet.replicas[at]
+
+
+async def arrived(replica, slot):
+    await until(lambda: replica.slots == {slot} and not replica.swapping)
+
+
+async def many(engine, slot, count, **rest):
+    return await asyncio.gather(*(collect(engine, prompt(f"{slot} {i}", slot=slot, **rest)) for i in range(count)))
+
+
+async def test_a_lent_replica_samples_rollouts_with_their_version_and_people_stay_with_theirs():
+    fakes = fleet(4, slow_s=0.002)
+    async with vllm_engine(*fakes, replicas={"live": 3}) as engine:
+        await loaded(engine)
+        assert engine.loans.lend(1) == 1
+        await until(lambda: sum(fake.label == f"hash{WORLD}" for fake in fakes) == 2)
+        fake, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        assert engine.loans.standing() == Standing(serving=2, lent=1, returning=0)
+        before = len(fake.requests)
+        people, rollouts = await asyncio.gather(
+            many(engine, "live", 12, max_tokens=8), many(engine, "world", 12, max_tokens=8)
+        )
+        assert [runs(each) for each in people] == [[LIVE]] * 12
+        assert [runs(each) for each in rollouts] == [[WORLD]] * 12
+        worlds = {bytes(body["token_ids"])[:5] for body in fake.requests[before:]}
+        assert worlds == {b"world"}, "no person's request goes there"
+        stats = engine.stats()
+        assert 0 < stats["lent_tokens"] < 96
+        assert (stats["servers_lent"], stats["lent_seconds"] > 0, stats["lent_cut"]) == (1, True, 0)
+
+
+async def test_it_goes_only_once_what_people_have_open_there_has_ended():
+    fakes = fleet(3, slow_s=0.01)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        open_ones = [asyncio.create_task(collect(engine, prompt(f"live {i}", max_tokens=60))) for i in range(6)]
+        await until(lambda: sum(fake.open for fake in fakes) == 6)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        assert fake.open > 0
+        while fake.open > 1:  # the last one ends between two looks
+            assert fake.label == f"hash{LIVE}"
+            assert not replica.slots
+            await asyncio.sleep(0.005)
+        answers = await asyncio.gather(*open_ones)
+        assert {(each[-1].finish, *runs(each)) for each in answers} == {(Finish.LENGTH, LIVE)}
+        await arrived(replica, "world")
+
+
+async def test_one_that_has_not_gone_yet_is_back_at_once_with_what_is_open_there():
+    fakes = fleet(3, slow_s=0.01)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        open_ones = [asyncio.create_task(collect(engine, prompt(f"live {i}", max_tokens=60))) for i in range(6)]
+        await until(lambda: sum(fake.open for fake in fakes) == 6)
+        swaps = [fake.calls.count("update_weights") for fake in fakes]
+        engine.loans.lend(1)
+        assert engine.loans.standing() == Standing(serving=1, lent=1, returning=0)
+        assert engine.loans.give_back(5, end_s=0.0) == 1
+        await until(lambda: engine.loans.standing() == Standing(serving=2, lent=0, returning=0))
+        assert sum(fake.open for fake in fakes) == 6
+        answers = await asyncio.gather(*open_ones)
+        assert {each[-1].finish for each in answers} == {Finish.LENGTH}
+        assert [fake.calls.count("update_weights") for fake in fakes] == swaps
+
+
+async def lent_with_rollouts(engine, fakes, count=8, **rest):
+    """Rollouts open on a lent replica and on their own one."""
+    await loaded(engine)
+    engine.loans.lend(1)
+    fake, replica = lender(engine, fakes)
+    await arrived(replica, "world")
+    tasks = [asyncio.create_task(collect(engine, prompt(f"world {i}", slot="world", **rest))) for i in range(count)]
+    await until(lambda: fake.open > 1)
+    return fake, replica, tasks
+
+
+async def test_what_ends_in_time_is_not_cut_off_and_then_people_are_answered_there_again():
+    fakes = fleet(3, slow_s=0.005)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        fake, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=40)
+        engine.loans.give_back(1, end_s=5.0)
+        standing = engine.loans.standing()
+        assert (standing.serving, standing.lent, standing.returning, standing.open) == (1, 0, 1, 8)
+        before = len(fake.requests)
+        late = await collect(engine, prompt("world late", slot="world", max_tokens=2))
+        assert (runs(late), len(fake.requests)) == ([WORLD], before), "nothing new goes there"
+        answers = await asyncio.gather(*tasks)
+        assert {(each[-1].finish, *runs(each)) for each in answers} == {(Finish.LENGTH, WORLD)}
+        await arrived(replica, "live")
+        assert (fake.label, replica.loan, engine.stats()["lent_cut"]) == (f"hash{LIVE}", None, 0)
+        answers = await many(engine, "live", 12, max_tokens=8)
+        assert [runs(each) for each in answers] == [[LIVE]] * 12
+        assert len(fake.requests) > before
+
+
+async def test_what_does_not_end_in_time_is_cut_off_and_no_token_of_it_is_of_another_version():
+    fakes = fleet(3, slow_s=0.01)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        fake, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=110)
+        await until(lambda: engine.stats()["lent_tokens"] > 20)
+        there, began = fake.open, asyncio.get_running_loop().time()
+        engine.loans.give_back(1, end_s=0.1)
+        await arrived(replica, "live")
+        assert asyncio.get_running_loop().time() - began < 1.0, "110 tokens would have taken 1.1 s"
+        answers = await asyncio.gather(*tasks)
+        ends = [each[-1].finish for each in answers]
+        assert (ends.count(Finish.ERROR), ends.count(Finish.LENGTH)) == (there, 8 - there)
+        assert {number for each in answers for number in runs(each)} == {WORLD}
+        assert engine.stats()["lent_cut"] == there
+        assert engine.stats()["servers_well"] == 3, "it did not fail"
+
+
+async def test_a_rollout_without_a_token_yet_is_asked_of_another_server_under_the_same_seed():
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        fake.slow_s = 0.5  # no token for a while
+        tasks = [
+            asyncio.create_task(collect(engine, prompt(f"world {i}", slot="world", max_tokens=5))) for i in range(4)
+        ]
+        await until(lambda: fake.open > 0)
+        engine.loans.give_back(1, end_s=0.0)
+        await until(lambda: fake.open == 0)
+        answers = await asyncio.gather(*tasks)
+        assert {(each[-1].finish, sum(len(chunk.ids) for chunk in each), *runs(each)) for each in answers} == {
+            (Finish.LENGTH, 5, WORLD)
+        }
+        assert engine.stats()["retries"] > 0
+        assert engine.stats()["lent_cut"] == 0, "nothing was lost"
+        seeds = {}
+        for each in fakes:
+            for body in each.requests:
+                seeds.setdefault(bytes(body["token_ids"]), set()).add(body["sampling_params"]["seed"])
+        assert all(len(of) == 1 for of in seeds.values())
+
+
+async def test_new_versions_come_to_the_lent_one_of_its_slot_only_and_it_comes_back_to_the_newest():
+    fakes = fleet(4)
+    async with vllm_engine(*fakes, replicas={"live": 3}) as engine:
+        await loaded(engine)
+        engine.loans.lend(2)
+        for each in engine._fleet.replicas:
+            if each.loan is not None:
+                await arrived(each, "world")
+        await engine.load("world", version(8))
+        await engine.load("live", version(2))
+        assert sorted(fake.label for fake in fakes) == ["hash2", "hash8", "hash8", "hash8"]
+        assert engine.loans.give_back(1, end_s=0.0) == 1
+        await until(lambda: sorted(fake.label for fake in fakes) == ["hash2", "hash2", "hash8", "hash8"])
+        await engine.load("live", version(8))  # rollouts' own version is shipped: the lent one is still not people's
+        lent = next(each for each in engine._fleet.replicas if each.loan is not None and each.loan.stage == "lent")
+        assert lent.slots == {"world"}
+        engine.loans.give_back(1, end_s=0.0)
+        await until(lambda: engine.loans.standing().returning == 0)
+        assert [runs(each) for each in await many(engine, "live", 9, max_tokens=2)] == [[8]] * 9
+
+
+async def test_the_last_replica_stays_and_nobody_is_lent_to_rollouts_that_have_no_weights():
+    fakes = fleet(4)
+    async with vllm_engine(*fakes, replicas={"live": 3}) as engine:
+        await engine.load("live", version(LIVE))
+        assert engine.loans.lend(3) == 0
+        await engine.load("world", version(WORLD))
+        assert engine.loans.lend(9) == 2
+        assert engine.loans.lend(1) == 0
+        assert engine.loans.give_back(9, end_s=0.0) == 2
+        assert engine.loans.give_back(9, end_s=0.0) == 0
+
+
+async def test_a_lent_server_that_is_started_again_gets_its_slots_version_and_one_that_is_away_comes_back_later():
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        fake.forget()
+        await until(lambda: fake.label == f"hash{WORLD}")
+        fake.down = True
+        await until(lambda: not replica.well)
+        engine.loans.give_back(1, end_s=0.0)
+        assert [runs(each) for each in await many(engine, "live", 4, max_tokens=2)] == [[LIVE]] * 4
+        assert engine.loans.standing() == Standing(serving=1, lent=0, returning=1)
+        fake.down = False
+        await arrived(replica, "live")
+        await until_well(engine)
+        assert fake.label == f"hash{LIVE}"
+
+
+async def test_a_canary_takes_no_replica_that_is_lent_or_on_its_way():
+    fakes = fleet(4)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        engine.loans.lend(1)
+        _, replica = lender(engine, fakes)
+        await engine.load("canary", version(3))
+        await arrived(replica, "world")
+        assert sorted(fake.label for fake in fakes) == ["hash1", "hash3", "hash7", "hash7"]
+
+
+@pytest.mark.parametrize("error", [KeyError("results"), TimeoutError()])
+async def test_a_server_that_answers_nonsense_while_it_goes_or_comes_back_is_not_left_on_its_way(error):
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        left = {"world": 1, "live": 1}
+        for server in engine._servers:
+
+            async def stage(policy, honest=server.driver.stage):
+                slot = "live" if policy.number == LIVE else "world"
+                left[slot] -= 1
+                if left[slot] == 0:
+                    raise error
+                return await honest(policy)
+
+            server.driver.stage = stage
+        engine.loans.lend(1)
+        _, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        engine.loans.give_back(1, end_s=0.0)
+        await arrived(replica, "live")
+        assert max(left.values()) < 1, "both were refused once"
