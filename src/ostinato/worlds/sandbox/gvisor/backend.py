@@ -13,7 +13,7 @@ from typing import Any
 from ostinato.core.errors import BadConfig, BadRequest, SandboxRefused, Unavailable
 from ostinato.core.sandboxing import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
-from ostinato.worlds.sandbox.gvisor.box import GVisorBox
+from ostinato.worlds.sandbox.gvisor.box import PANIC, GVisorBox
 from ostinato.worlds.sandbox.gvisor.bundle import configuration, layers_owner, whom_programs_are
 from ostinato.worlds.sandbox.gvisor.ground import Ground
 from ostinato.worlds.sandbox.gvisor.line import Line
@@ -132,6 +132,7 @@ class GVisorBoxes:
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
         options += ["--overlay2=root:memory"]  # mount points are made in memory
+        options += [f"--panic-log={place / PANIC}"]
         options += ["--file-access-mounts=exclusive", *(["--rootless"] if os.getuid() else [])]
         return [
             self._runsc,
