@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run a command with secrets that lie in files: in the configuration, which has no place for a file's name, or in the environment.
+"""Run a command with secrets that lie in files: in the configuration, where that has no place for a file's name, or in the environment.
 
 Nothing secret stands on a command line, where other users of the machine would see it. The configuration with the secrets in it is written
 to a directory that only its owner can enter, and the command gets ``--config`` with its name; without --lines and --text the file stays
@@ -7,7 +7,7 @@ as it is. Directories of commands that have ended are removed by the next one.
 
 Example::
 
-    with-secrets --config ostinato.toml --lines serve.api_keys=/run/secrets/api_keys --text serve.admin_key=/run/secrets/admin_key \
+    with-secrets --config ostinato.toml --lines serve.user_keys=/run/secrets/user_keys --text serve.admin_key=/run/secrets/admin_key \
         --env OSTINATO_LOG_PASSWORD=/run/secrets/log_password -- ostinato up
 """
 

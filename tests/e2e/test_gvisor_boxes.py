@@ -23,6 +23,7 @@ from ostinato.launch.commands.doctor import CHECKS
 from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import Boxes, SandboxConfig
 from ostinato.worlds.sandbox.gvisor import GVisorBoxes, RunsInBoxes
+from ostinato.worlds.sandbox.gvisor.box import GVisorBox
 
 needs_runsc = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
 SMALL = Limits(memory_mb=128, disk_mb=8, processes=16)
@@ -171,6 +172,96 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+class Faulty(GVisorBoxes):
+    """Sandboxes whose kernel meets a fault when it is told to: Go's runtime ends it, as for a mistake of its own."""
+
+    def _command(self, ground, place):
+        runsc, *rest = super()._command(ground, place)
+        return [runsc, f"--panic-signal={signal.SIGUSR2.value}", *rest]
+
+
+@pytest.fixture
+async def faulty(boxes):
+    made = Faulty()
+    yield made
+    await made.close()
+
+
+async def kernel_meets(box, number):
+    """Send the kernel a signal while a program runs; what was said of the program, and of the sandbox to who asks next."""
+    running = asyncio.create_task(sh(box, "echo on; sleep 60"))
+    await asyncio.sleep(0.5)
+    signal.pidfd_send_signal(box._found()[1], number)
+    (result,) = await asyncio.gather(running, return_exceptions=True)
+    with pytest.raises(Unavailable) as gone:
+        await box.read("a")
+    return result, gone.value
+
+
+@needs_runsc
+async def test_a_fault_of_its_kernel_is_its_programs_doing_and_an_end_from_outside_is_not(faulty):
+    box = await faulty.start(SandboxSpec())
+    result, gone = await kernel_meets(box, signal.SIGUSR2)
+    assert (result.code, result.killed_reason) == (-9, "memory")
+    assert type(gone) is SandboxBroken
+    assert "its kernel met a fault while it served the programs (panic: Signal-induced panic" in str(gone)
+    await box.stop()
+    box = await faulty.start(SandboxSpec())
+    result, gone = await kernel_meets(box, signal.SIGKILL)
+    assert type(result) is type(gone) is Unavailable
+    await box.stop()
+
+
+@needs_runsc
+async def test_a_fault_before_any_program_ran_is_nobodys_doing(faulty):
+    box = await faulty.start(SandboxSpec(files={"a": b"1"}))
+    assert await box.read("a") == b"1"
+    signal.pidfd_send_signal(box._found()[1], signal.SIGUSR2)
+    found = b"1"
+    while isinstance(found, bytes):
+        (found,) = await asyncio.gather(box.read("a"), return_exceptions=True)
+    assert type(found) is Unavailable
+    await box.stop()
+
+
+@needs_runsc
+async def test_a_graded_program_that_ends_its_kernel_is_worth_nothing_and_not_asked_for_ever(faulty, monkeypatch):
+    started, start = [], faulty.start
+
+    async def starting(spec, *, alone=False):
+        started.append(await start(spec, alone=alone))
+        return started[-1]
+
+    monkeypatch.setattr(faulty, "start", starting)
+    running = asyncio.create_task(RunsInBoxes(faulty, SandboxConfig()).run("import time; time.sleep(60)", timeout=90.0))
+    while not (started and started[0]._ran):
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
+    signal.pidfd_send_signal(started[0]._found()[1], signal.SIGUSR2)
+    assert (await running).killed_reason == "memory"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "fatal error: runtime: out of memory\n",
+        "runtime: failed to create new OS thread (have 9 already; errno=11)\nfatal error: newosproc\n",
+        "fatal error: runtime: cannot allocate memory\n",
+        "",
+        "what nobody knows\n",
+    ],
+)
+def test_what_this_machine_has_too_little_of_is_nobodys_fault(report, tmp_path):
+    box = object.__new__(GVisorBox)
+    box._place, box._ran = tmp_path, True
+    (tmp_path / "panic").write_text(report)
+    assert box._fault() is None
+    (tmp_path / "panic").write_text("panic: runtime error: index out of range [3] with length 3\n")
+    assert "index out of range" in str(box._fault())
+    (tmp_path / "panic").unlink()
+    assert box._fault() is None
 
 
 @needs_runsc

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig, StorageFull
+from ostinato.core.errors import BadConfig, NotFound, StorageFull
 from ostinato.core.records import Arm
 from ostinato.core.seams import Cursor
 from ostinato.record.config import RecordConfig
@@ -21,6 +21,7 @@ from ostinato.record.lock import hold
 
 if TYPE_CHECKING:  # whoever only asks where things lie, such as the supervisor, must not load what opens them
     from ostinato.core.seams import Folds
+    from ostinato.record.patience import Patience
     from ostinato.record.postgres.log import PostgresLog
     from ostinato.record.roles import FencingToken, Tenure
     from ostinato.record.rowlog import RowLog
@@ -170,10 +171,10 @@ def home(config: Config) -> Home:
     return Home(place)
 
 
-def open_log(config: Config, token: FencingToken | None = None) -> RowLog:
+def open_log(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> RowLog:
     """The run's log: in its directory, or at `record.url`. Raises BadConfig for one that this version does not read.
 
-    `token` is shown with each write, for who has a role of the run.
+    `token` is shown with each write, for who has a role of the run. `patience`: for who waits, once it is open, for a server that is away.
 
     Where the log lies elsewhere the directory says so in a file, by which other commands find the run, and which keeps it from going
     on with another log.
@@ -182,7 +183,7 @@ def open_log(config: Config, token: FencingToken | None = None) -> RowLog:
 
     place = home(config)
     if config.record.url:
-        return _open_elsewhere(config, place, token)
+        return _open_elsewhere(config, place, token, patience)
     if place.elsewhere.exists():
         raise BadConfig(
             f"the log of the run in {place.root} lies in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
@@ -190,12 +191,12 @@ def open_log(config: Config, token: FencingToken | None = None) -> RowLog:
     return SqlLog.open(place.log, wall_clock, config.record)
 
 
-def _open_elsewhere(config: Config, place: Home, token: FencingToken | None) -> RowLog:
+def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, patience: Patience | None) -> RowLog:
     if any(place.log.glob("*.db")):
         raise BadConfig(
             f"the run in {place.root} has a log of its own in {place.log}; leave record.url empty, or move it with `ostinato log copy`"
         )
-    log = _postgres().open(config.record, wall_clock, token=token)
+    log = _postgres().open(config.record, wall_clock, token=token, patience=patience)
     try:
         place.log.mkdir(mode=0o700, parents=True, exist_ok=True)
         known = place.elsewhere.read_text().strip() if place.elsewhere.exists() else ""
@@ -212,6 +213,24 @@ def _open_elsewhere(config: Config, place: Home, token: FencingToken | None) -> 
         log.close()
         raise
     return log
+
+
+def check_elsewhere(config: Config) -> None:
+    """See that this host can work on a run of which it has nothing. Makes nothing.
+
+    Raises NotFound if there is no log at `record.url`; BadConfig if the run's weights are not to be had from here; Unavailable.
+    """
+    _postgres()
+    from ostinato.record.postgres.schema import has_log
+    from ostinato.record.postgres.server import Server
+
+    server = Server.of(config.record)
+    if not server.ask(lambda connection: has_log(connection, server)):
+        raise NotFound(f"no run's log at {server.name}; correct record.url or record.namespace")
+    if not config.weights.url:
+        raise BadConfig(
+            "record.url names the run's log, and nothing its weights, which are not here; name them in weights.url"
+        )
 
 
 LogPlace = Path | RecordConfig
@@ -255,8 +274,8 @@ def _postgres() -> type[PostgresLog]:
     return PostgresLog
 
 
-def open_folds(config: Config, token: FencingToken | None = None) -> Folds:
-    """What was folded from the run's log; it lies where the log lies. `token` as for `open_log`."""
+def open_folds(config: Config, token: FencingToken | None = None, patience: Patience | None = None) -> Folds:
+    """What was folded from the run's log; it lies where the log lies. `token` and `patience` as for `open_log`."""
     from ostinato.record.folds import FileFolds
 
     if not config.record.url:
@@ -264,7 +283,7 @@ def open_folds(config: Config, token: FencingToken | None = None) -> Folds:
     from ostinato.record.postgres.folds import PostgresFolds
     from ostinato.record.postgres.server import Server
 
-    return PostgresFolds(Server.of(config.record).fenced(token))
+    return PostgresFolds(Server.of(config.record).fenced(token), patience)
 
 
 def open_store(config: Config, tenure: Tenure | None = None) -> KeptStore:
@@ -322,18 +341,18 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: Config, tenure: Tenure | None = None) -> Generator[Run]:
-    """The run's log and weights. The log is closed at the end. `tenure`: the role that it is written in."""
+def open_run(config: Config, tenure: Tenure | None = None, patience: Patience | None = None) -> Generator[Run]:
+    """The run's log and weights. The log is closed at the end. `tenure`: the role that it is written in. `patience` as for `open_log`."""
     from ostinato.weights.follow.follower import Follower
 
     token = None if tenure is None else tenure.token
     place, store = home(config), open_store(config, tenure)
-    with open_log(config, token) as log:
+    with open_log(config, token, patience) as log:
         yield Run(
             config=config,
             home=place,
             log=log,
-            folds=open_folds(config, token),
+            folds=open_folds(config, token, patience),
             store=store,
             follower=Follower(store, config.follow),
         )

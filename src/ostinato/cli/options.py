@@ -39,7 +39,7 @@ class Common:
         """The checked configuration of a run that exists: the one that it was started with, where no file is named.
 
         Args:
-            directory: the run's; None: `run.directory`.
+            directory: the run's; None: `run.directory`, which need not be there where `record.url` names the run's log.
             more: overrides that give way to the user's.
 
         Raises:
@@ -49,7 +49,14 @@ class Common:
         from ostinato.config import load, load_saved
         from ostinato.core.errors import NotFound
 
-        directory = directory or self.load(*more).run.directory
+        if directory is None:
+            given = self.load(*more)
+            directory = given.run.directory
+            if given.record.url and not (directory / "log").exists():
+                from ostinato.app.storage import check_elsewhere
+
+                check_elsewhere(given)
+                return given
         if not (directory / "log").exists():
             raise NotFound(
                 f"no run in {directory}; name its directory with --set run.directory=..., or start one with `ostinato up`"

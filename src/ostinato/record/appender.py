@@ -59,7 +59,7 @@ class Appender:
             assign(rows, self._config.encrypt, self._ring, self._reader.owners)
 
     @contextmanager
-    def transaction(self) -> Generator[Head[Segment]]:
+    def transaction(self, rows: Sequence[Ready]) -> Generator[Head[Segment]]:
         """The open segment under the write lock; committed at the end, rolled back on an error. Closes segments that are full.
 
         A busy error (`sqlite.is_busy`) is raised only before anything was written.

@@ -49,6 +49,12 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         description="On Postgres: seconds without a sign of life after which another host's worker takes a role over.",
     )
+    away_s: float = Field(
+        default=3600.0,
+        ge=0,
+        description="On Postgres: seconds that a trainer, rollout or housekeeping worker waits for a server that is away; then it ends and "
+        "starts anew.",
+    )
     encrypt: Encrypt = Field(
         default=Encrypt.NONE,
         description="Encrypt text, tokens, comments and corrections at rest, under one key per 'tenant' or per 'user'.",

@@ -33,7 +33,21 @@ class Head(Generic[S]):
         self._training = Training()
         self._numbers: dict[PolicyVersion, int] = {}
         self._dictionaries = 0
+        self._sought: set[str] = set()  # parents that were looked for
         segment.read_all_pieces()
+
+    def foresee(self, rows: Sequence[Ready], token_text: TokenText | None) -> None:
+        """Ask, before the transaction, what these rows will need of the database: nobody waits meanwhile. May be left out."""
+        fresh: dict[int, str] = {}
+        for row in rows:
+            if row.turn is None:
+                continue
+            turn = cast("Turn", row.row)
+            self._recall(turn.parent, row.secret)
+            if turn.text and token_text is not None:
+                fresh.update(self._fresh(turn.text, turn.sampled_ids, token_text) or ())
+        if fresh:
+            self._learn(list(fresh.items()))
 
     def insert(self, rows: Sequence[tuple[Ready, int]], newest: Cursor, token_text: TokenText | None) -> None:
         """Write rows under their keys, in this order, after the newest. Raises the driver's error."""
@@ -43,6 +57,7 @@ class Head(Generic[S]):
             for seq, (row, _) in enumerate(rows, newest + 1)
         ]
         self.segment.put(rows, values)
+        self._sought.clear()
 
     # ------------------------------------------------------------ one row
 
@@ -82,8 +97,9 @@ class Head(Generic[S]):
 
     def _recall(self, parent: str | None, secret: int | None) -> None:
         """Have the parent's ids in memory, if it lies in this segment under the same key."""
-        if parent is None or parent in self._bases:
+        if parent is None or parent in self._bases or parent in self._sought:
             return
+        self._sought.add(parent)
         place = self.segment.locate(TURNS, (parent,))
         if place is not None:
             try:
@@ -101,13 +117,17 @@ class Head(Generic[S]):
         try:
             spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
         except KeyError:
-            spelt = None if token_text is None else self._learn(text, tokens, token_text)
+            rows = None if token_text is None else self._fresh(text, tokens, token_text)
+            spelt = None
+            if rows is not None:
+                self._learn(rows)
+                spelt = "".join(map(self.segment.pieces.__getitem__, tokens))
         if spelt is not None and spelt.startswith(text):
             return None if len(spelt) == len(text) else len(text)
         return self._shrunk(Use.TEXT, text.encode(), secret)
 
-    def _learn(self, text: str, tokens: Sequence[int], token_text: TokenText) -> str | None:
-        """What the tokens spell; the segment learns their texts if this is the text, or begins with it."""
+    def _fresh(self, text: str, tokens: Sequence[int], token_text: TokenText) -> list[tuple[int, str]] | None:
+        """The texts of those tokens that the segment has none of; None unless all of them together spell this text, or begin with it."""
         pieces, texts = self.segment.pieces, self._texts
         fresh = {token for token in tokens if token not in pieces}
         try:
@@ -118,17 +138,15 @@ class Head(Generic[S]):
                 piece.encode()
         except Exception:  # noqa: BLE001 - a tokenizer that does not know a token: the text is stored as it is
             return None
-        pieces.update(rows)
-        spelt = "".join(map(pieces.__getitem__, tokens))
-        if not spelt.startswith(text):
-            for token in fresh:
-                del pieces[token]
-            return None
+        spelt = "".join(texts[token] if token in fresh else pieces[token] for token in tokens)
+        return rows if spelt.startswith(text) else None
+
+    def _learn(self, rows: Sequence[tuple[int, str]]) -> None:
+        """Have the segment know the texts of tokens."""
+        self.segment.pieces.update(rows)
         added = self.segment.put_pieces(rows)
         if added < len(rows):  # another process was quicker with some of them, and may have had another tokenizer
             self.segment.read_all_pieces()
-            spelt = "".join(map(pieces.__getitem__, tokens))
-        return spelt
 
     def _number(self, policy: PolicyVersion) -> int:
         """What the segment calls a policy version."""

@@ -165,8 +165,8 @@ class Appending(Protocol[H]):
         """Say under which key each row's text is to lie. Before the transaction."""
         ...
 
-    def transaction(self) -> AbstractContextManager[H]:
-        """No other process writes inside it. Committed at the end, rolled back on an error."""
+    def transaction(self, rows: Sequence[Ready]) -> AbstractContextManager[H]:
+        """No other process writes inside it. Committed at the end, rolled back on an error. None but these rows are written in it."""
         ...
 
     def write(self, head: H, rows: Sequence[Ready]) -> Cursor:
@@ -294,8 +294,9 @@ class GroupWriter:
     def _try(self, jobs: list[_Job]) -> Answer | None:
         """One transaction for all of them; None if another process holds the lock."""
         try:
-            self._appender.assign_keys([row for job in jobs for row in job.ready])
-            with self._appender.transaction() as head:
+            offered = [row for job in jobs for row in job.ready]
+            self._appender.assign_keys(offered)
+            with self._appender.transaction(offered) as head:
                 rows = [row for job in jobs if job.begin() for row in job.ready]
                 return self._appender.write(head, rows)
         except Exception as error:  # noqa: BLE001 - the thread must outlive any one caller's rows

@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 import secrets
+import stat
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import SecretStr
 
@@ -41,19 +44,25 @@ class Keyring:
     Args:
         api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
         admin_keys: the operator's keys.
+        own: how many of `api_keys` stand in the configuration itself, for messages: the others come from the file. None: all.
 
     Raises:
         BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.
     """
 
-    def __init__(self, api_keys: Sequence[SecretStr] = (), admin_keys: Sequence[SecretStr] = ()) -> None:
+    def __init__(
+        self, api_keys: Sequence[SecretStr] = (), admin_keys: Sequence[SecretStr] = (), own: int | None = None
+    ) -> None:
         self._mask = secrets.token_bytes(32)
         self._tenants: dict[bytes, str] = {}
         for number, entry in enumerate(api_keys):
-            key, tenant = _split(entry.get_secret_value(), f"serve.api_keys[{number}]")
+            name = f"serve.api_keys[{number}]"
+            if own is not None and number >= own:
+                name = f"serve.api_keys_file, key {number - own + 1}"
+            key, tenant = _split(entry.get_secret_value(), name)
             digest = self._digest(key)
             if digest in self._tenants:
-                raise BadConfig(f"serve.api_keys[{number}] repeats an earlier key; give each client its own.")
+                raise BadConfig(f"{name} repeats an earlier key; give each client its own.")
             self._tenants[digest] = tenant
         self._admins = {self._digest(_strong(key.get_secret_value(), "serve.admin_key")) for key in admin_keys}
         if self._admins & self._tenants.keys():
@@ -80,6 +89,30 @@ class Keyring:
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._mask, digest_size=32).digest()
+
+
+def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[SecretStr, ...]:
+    """All keys of clients: those of the configuration, then those of the file, one a line. The file is read anew at each call.
+
+    Raises BadConfig, which holds no key, for a file that cannot be read, that everybody may read or write, or that has no key in it.
+    """
+    if file is None:
+        return tuple(api_keys)
+    try:
+        with file.expanduser().open(encoding="utf-8") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            lines = [line.strip() for line in opened]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise BadConfig(f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}") from None
+    if mode & 0o007:
+        raise BadConfig(
+            f"serve.api_keys_file: everybody may use {file} (mode {mode:03o}); take that away: chmod o= {file}"
+        )
+    keys = [SecretStr(line) for line in lines if line]
+    if not keys:
+        raise BadConfig(f"serve.api_keys_file: {file} holds no key; write one a line, as in acme:sk-...")
+    return (*api_keys, *keys)
 
 
 class UserKeys:
@@ -129,7 +162,7 @@ def check_bind(host: str, api_keys: Sequence[object]) -> None:
         return
     raise BadConfig(
         f"listen.host is {host!r} but serve.api_keys is empty: anyone who can reach it could use and teach the model. "
-        'Set a key, as in serve.api_keys = ["acme:sk-..."], or listen on 127.0.0.1.'
+        'Set a key, as in serve.api_keys = ["acme:sk-..."], name a file of keys in serve.api_keys_file, or listen on 127.0.0.1.'
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
@@ -72,6 +73,10 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     api_keys: tuple[SecretStr, ...] = Field(
         default=(),
         description="Keys that clients may use, each 'key' or 'tenant:key'. Empty: no authentication, loopback only.",
+    )
+    api_keys_file: Path | None = Field(
+        default=None,
+        description="A file with more such keys, one a line, that only its owner and group may read; read when the gateway starts.",
     )
     user_keys: tuple[SecretStr, ...] = Field(
         default=(), description="Secrets with which a tenant signs who its users are, each 'secret' or 'tenant:secret'."

@@ -25,7 +25,7 @@ from ostinato.core.seams import Clock, Dealer, Engine, Log, Renderer
 from ostinato.core.visitors import Visitors
 from ostinato.serve.about import About
 from ostinato.serve.arms import Arms
-from ostinato.serve.auth import Keyring
+from ostinato.serve.auth import Keyring, client_keys
 from ostinato.serve.auto.deals import Deals
 from ostinato.serve.calls.handlers import Calls
 from ostinato.serve.calls.routes import ROUTES
@@ -84,11 +84,13 @@ def create_app(
         page: makes the routes of the page, behind the same keys and checks of origin; None: there is none.
 
     Raises:
-        BadConfig: weak or repeated keys, shares above 1, an arm of Auto whose key is missing, Auto under the model's own name.
+        BadConfig: weak or repeated keys, a file of keys that cannot be used, shares above 1, an arm of Auto whose key is missing, Auto
+            under the model's own name.
     """
     metrics = metrics or Metrics(engine)
     own = [] if config.admin_key is None else [config.admin_key]
-    keys = Keyring(config.api_keys, [*own, *admin_keys])
+    clients = client_keys(config.api_keys, config.api_keys_file)
+    keys = Keyring(clients, [*own, *admin_keys], len(config.api_keys))
     parts = Parts(
         engine=engine,
         renderer=renderer,
@@ -105,7 +107,7 @@ def create_app(
         deals=_deals(config, model_name, dealer),
         tracing=Tracing(config.otlp, clock) if config.otlp.endpoint else None,
     )
-    visits = Visits(keys, config.api_keys, [*own, *admin_keys], clock)
+    visits = Visits(keys, clients, [*own, *admin_keys], clock)
     return GatewayApp(parts, () if page is None else page(visits))
 
 

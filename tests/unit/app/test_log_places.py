@@ -2,14 +2,19 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from tests.contract.test_log import ROWS, read
+from rich.console import Console
+from tests.contract.test_log import EVENT, ROWS, read
+from tests.unit.weights.test_transfer import published
 
-from ostinato.app.storage import home, open_folds, open_log
+from ostinato.app.storage import home, open_folds, open_log, open_run
 from ostinato.cli.commands import app
+from ostinato.cli.options import Common
 from ostinato.config import load
 from ostinato.core.errors import BadConfig, NotFound
+from ostinato.launch.commands.release import roll_back
 from ostinato.record.log import SqlLog
 from ostinato.record.postgres.log import PostgresLog
 
@@ -93,3 +98,36 @@ print("opened")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "pip install 'ostinato[postgres]'" in done.stdout
     assert "opened" in done.stdout
+
+
+# ---------------------------------------------------------------- a host that has nothing of the run
+
+
+@pytest.fixture
+def shared(elsewhere, tmp_path):
+    """The `--set` words of a run whose log and weights lie elsewhere, but for its directory."""
+    return [*elsewhere[1:], f"weights.url='{tmp_path / 'weights'}'"]
+
+
+async def test_a_person_decides_from_a_host_that_never_saw_the_run(shared, tmp_path):
+    here, there = [[f"run.directory='{tmp_path / name}'", *shared] for name in ("here", "there")]
+    with open_run(load(None, here)) as run:
+        _, (one, two) = await published(2, run.store)
+        await run.log.append(replace(EVENT, id="r0", policy=one), replace(EVENT, id="r1", policy=two, previous=one))
+    config = Common(overrides=tuple(there)).of_run()
+    assert not (tmp_path / "there").exists()
+    await roll_back(config, None, "by hand", "ann", Console())
+    with open_run(load(None, here)) as run:
+        assert await run.follower.resolve("live") == one
+        assert [row.action for _, row in await read(run.log)] == ["shipped", "shipped", "rolled_back"]
+
+
+def test_what_is_missing_is_named_and_nothing_is_made(shared, tmp_path):
+    there = f"run.directory='{tmp_path / 'there'}'"
+    with pytest.raises(NotFound, match=r"no run's log at .*record\.namespace"):
+        Common(overrides=(there, *shared)).of_run()
+    with open_log(load(None, [f"run.directory='{tmp_path / 'here'}'", *shared])):
+        pass
+    with pytest.raises(BadConfig, match=r"weights\.url"):
+        Common(overrides=(there, *shared[:-1])).of_run()
+    assert not (tmp_path / "there").exists()

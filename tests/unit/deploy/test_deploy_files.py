@@ -28,7 +28,7 @@ from tests.fakes.deploy_files import (
 
 from ostinato.config import Config, load
 from ostinato.core.errors import BadConfig
-from ostinato.serve.auth import check_bind
+from ostinato.serve.auth import check_bind, client_keys
 
 # ---------------------------------------------------------------- each file by itself
 
@@ -170,8 +170,15 @@ def test_the_configuration_of_compose_has_no_unknown_key():
 @pytest.mark.parametrize("text", [(DEPLOY / "ostinato.toml").read_text(), IN_CLUSTER], ids=["compose", "kuberay"])
 def test_a_gateway_that_others_reach_needs_the_keys_that_it_is_given(text, tmp_path):
     path, _ = separated(text, tmp_path)
+    config, keys = load(path), tmp_path / "api_keys"
+    assert not config.serve.api_keys
+    with pytest.raises(BadConfig, match=r"api_keys_file: /run/secrets/.*cannot be read"):
+        client_keys(config.serve.api_keys, config.serve.api_keys_file)
     with pytest.raises(BadConfig, match="api_keys"):
-        check_bind(load(path).listen.host, load(path).serve.api_keys)
+        check_bind(config.listen.host, ())
+    keys.write_text("acme:0123456789abcdef\n")
+    keys.chmod(0o440)
+    check_bind(config.listen.host, client_keys((), keys))
 
 
 # ---------------------------------------------------------------- compose
@@ -187,12 +194,9 @@ def test_what_compose_mounts_and_what_is_asked_for_is_there():
         assert set(service["networks"]) <= set(COMPOSE["networks"]), name
         volumes = {each.partition(":")[0] for each in service.get("volumes", ())}
         assert volumes <= set(COMPOSE["volumes"]), name
-        read = set(
-            re.findall(
-                r"/run/secrets/(\w+)",
-                json.dumps([service.get(key) for key in ("entrypoint", "command", "environment")]),
-            )
-        )
+        named = json.dumps([service.get(key) for key in ("entrypoint", "command", "environment")])
+        named += (DEPLOY / "ostinato.toml").read_text() if name == "ostinato" else ""
+        read = set(re.findall(r"/run/secrets/(\w+)", named))
         assert read <= set(service.get("secrets", ())), name
     assert {secret for each in COMPOSE["services"].values() for secret in each.get("secrets", ())} == set(
         COMPOSE["secrets"]

@@ -117,6 +117,25 @@ def test_mounts_and_selectors_name_what_there_is():
                 assert claim == of_kind("PersistentVolumeClaim")["metadata"]["name"]
 
 
+def test_whoever_reads_callers_keys_has_them_and_nobody_else():
+    """`up` on the head looks whether there are any before it starts anything; the gateway asks for them."""
+    (config,) = [line for line in IN_CLUSTER.splitlines() if "api_keys_file" in line]
+    place = config.split('"')[1]
+    having = set()
+    for group in GROUPS:
+        spec = group["template"]["spec"]
+        (container,) = spec["containers"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        for volume in spec["volumes"]:
+            if "secret" in volume:
+                keys = [item["key"] for item in volume["secret"].get("items", ())] or ["api_keys", "admin_key"]
+                assert f"{mounts[volume['name']]}/api_keys" == place
+                assert "api_keys" in keys
+                assert volume["secret"]["defaultMode"] & 0o007 == 0
+                having.add(group["template"]["metadata"]["labels"]["app.kubernetes.io/component"])
+    assert having == {"head", "gateway"}
+
+
 def test_a_run_is_not_given_up_for_failures_that_were_long_ago():
     """KubeRay counts the failures of a RayJob's whole life, and those of a submitter's output beside them."""
     job = of_kind("RayJob")["spec"]

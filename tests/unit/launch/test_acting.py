@@ -2,15 +2,17 @@
 
 import asyncio
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from tests.contract.test_log import BATCH, read
+from tests.fakes.postgres_server import started
 from tests.unit.record.postgres.test_leases import expire
 
 from ostinato.app.roles import open_roles
 from ostinato.app.storage import open_run
 from ostinato.config import load
-from ostinato.core.errors import Conflict, LeaseLost
+from ostinato.core.errors import Conflict, LeaseLost, Unavailable
 from ostinato.launch.workers.acting import act
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.pulse import Pulse
@@ -117,3 +119,72 @@ async def test_who_ends_lets_the_reserve_in_at_once(hosts):
     await stopped(one, lives[0])
     await second.began.wait()
     await stopped(two, lives[1])
+
+
+# ---------------------------------------------------------------- a server that is away
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """The settings of a run, and the server of its log, which the test may stop."""
+    with started() as server:
+        url = f"record.url='{server.url}'"
+        yield server, load(None, [f"run.directory='{tmp_path}'", url, "record.append_s=1", "record.lease_s=60"])
+
+
+class Counts:
+    """What a trainer does: it writes steps, and what it folded, one after the other."""
+
+    def __init__(self):
+        self.steps, self.step, self.starts = 0, asyncio.Event(), 0
+
+    async def __call__(self, run):
+        self.starts += 1
+        while True:
+            await run.log.append(replace(BATCH, step=self.steps + 1))
+            await run.folds.save("desk", self.steps + 1, {})
+            self.steps += 1
+            self.step.set()
+            await asyncio.sleep(0.05)
+
+    async def goes_on(self):
+        self.step.clear()
+        async with asyncio.timeout(30):
+            await self.step.wait()
+
+
+@pytest.mark.parametrize("role", ["train", "housekeeping"])
+async def test_a_worker_waits_for_a_server_that_is_away_for_longer_than_an_append_may_take(own_server, role):
+    server, config = own_server
+    work, at_work = Counts(), life()
+    task = asyncio.create_task(act(config, at_work, role, work))
+    await work.goes_on()
+    await asyncio.to_thread(server.stop)
+    await asyncio.sleep(4)
+    assert not task.done()
+    assert at_work.pulse.sign().doing.startswith("waiting for the log: ")
+    await asyncio.to_thread(server.start)
+    await work.goes_on()
+    assert not at_work.pulse.sign().doing.startswith("waiting for the log")
+    assert work.starts == 1
+    await stopped(task, at_work)
+    with open_run(config) as run:
+        rows = [row.step for _, row in await read(run.log)]
+    assert rows == list(range(1, len(rows) + 1))
+    assert len(rows) - work.steps in (0, 1)
+
+
+async def test_a_worker_waits_no_longer_than_it_may_and_one_without_patience_not_at_all(own_server):
+    server, config = own_server
+    hasty = config.model_copy(update={"record": config.record.model_copy(update={"away_s": 2.0})})
+    began = {"train": Counts(), "release": Counts()}
+    tasks = [
+        asyncio.create_task(act(hasty, life(), "train", began["train"])),
+        asyncio.create_task(act(config, life(), "release", began["release"], patient=False)),
+    ]
+    for each in began.values():
+        await each.goes_on()
+    await asyncio.to_thread(server.stop)
+    async with asyncio.timeout(30):
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, Unavailable)

@@ -329,10 +329,10 @@ async def test_callers_share_commits(log: SqlLog):
     begun = 0
     transaction = log._appender.transaction
 
-    def counted() -> Any:
+    def counted(rows: Any) -> Any:
         nonlocal begun
         begun += 1
-        return transaction()
+        return transaction(rows)
 
     log._appender.transaction = counted  # type: ignore[method-assign]
     await asyncio.gather(*[log.append(replace(SIGNAL, id=str(i))) for i in range(300)])

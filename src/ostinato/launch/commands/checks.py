@@ -12,14 +12,14 @@ from ostinato.app.proving import check_suite
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, StorageFull
-from ostinato.serve.auth import check_bind
+from ostinato.serve.auth import check_bind, client_keys
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 async def check_start(config: Config) -> None:
     """Raise what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Touches nothing; takes a second at most."""
-    check_bind(config.listen.host, config.serve.api_keys)
+    check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     check_place(config)
     check_model(config)
     check_sandboxes(config)

@@ -12,20 +12,36 @@ from ostinato.app.storage import Run, open_run
 from ostinato.config import Config
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.stopping import unless
+from ostinato.record.patience import Patience
 from ostinato.record.roles import Roles, Tenure
 
 _LOOK_S = 0.2
 _CLEANING_S = 5.0  # how long what was cancelled may take to put its things away
 
 
-async def act(config: Config, life: Life, role: str, work: Callable[[Run], Coroutine[Any, Any, None]]) -> None:
+async def act(
+    config: Config,
+    life: Life,
+    role: str,
+    work: Callable[[Run], Coroutine[Any, Any, None]],
+    *,
+    patient: bool = True,
+) -> None:
     """Do `work` on the run as the one process that has the role, until it is done. In a run on several hosts the others wait in reserve.
+
+    `patient`: what it asks of a log whose server is away waits, `record.away_s` at most, so that nothing is left half done. If not, the
+    work is told Unavailable, and goes on by itself.
 
     Raises Conflict if another process of this machine has the role; LeaseLost once one of another host took it over; Stopped.
     """
     tenure = await _taken(open_roles(config), role, life)
-    with closing(tenure), open_run(config, tenure) as run:
+    with closing(tenure), open_run(config, tenure, patience_of(config, life) if patient else None) as run:
         await _unless_lost(tenure, _claiming(run, role, tenure, work))
+
+
+def patience_of(config: Config, life: Life) -> Patience:
+    """Says what it waits for, instead of what the worker does."""
+    return Patience(config.record.away_s, life.pulse.during)
 
 
 async def _taken(roles: Roles, role: str, life: Life) -> Tenure:

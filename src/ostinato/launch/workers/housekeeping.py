@@ -67,7 +67,7 @@ async def _keep_house(run: Run, life: Life) -> None:
 async def _work(run: Run, life: Life) -> None:
     rounds = Rounds(run, life)
     life.pulse.begin("reading the log")
-    seen, read = await summary.summarise(run.log, run.folds, run.log.newest())
+    seen, read = await summary.summarise(run.log, run.folds, await run.log.append())
     if read:
         await rounds.attempt("the summary", lambda: _keep(run, seen))
     while True:

@@ -35,7 +35,7 @@ async def release(config: Config, life: Life) -> None:
 
     Raises as `act`, and BadConfig for a suite that cannot be graded.
     """
-    await act(config, life, "release", lambda run: _judge(run, life))
+    await act(config, life, "release", lambda run: _judge(run, life), patient=False)
 
 
 async def _judge(run: Run, life: Life) -> None:

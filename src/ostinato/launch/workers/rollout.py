@@ -15,6 +15,7 @@ from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.seams import Log
 from ostinato.launch.placing.port import bind
 from ostinato.launch.views.progress import Progress, kept_bytes
+from ostinato.launch.workers.acting import patience_of
 from ostinato.launch.workers.life import Life
 from ostinato.launch.workers.prepare import prepared
 from ostinato.launch.workers.release import gateway
@@ -37,7 +38,7 @@ async def rollout(config: Config, life: Life) -> None:
         if config.worlds.connect.url:
             await _work_afar(config, life)
             return
-        with open_run(config) as run:
+        with open_run(config, patience=patience_of(config, life)) as run:
             door = config.worlds.door
             tasks = await _read_tasks(config, life) if config.worlds.file or not door.host else None
             life.pulse.begin("waiting for the gateway")

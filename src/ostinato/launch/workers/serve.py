@@ -29,7 +29,7 @@ from ostinato.launch.workers.settling import settle
 from ostinato.launch.workers.stopping import unless
 from ostinato.record.lock import hold
 from ostinato.release.ledger import ReleaseLedger
-from ostinato.serve.auth import check_bind
+from ostinato.serve.auth import check_bind, client_keys
 from ostinato.serve.gateway import GatewayApp
 from ostinato.serve.wire.connections import Connections
 
@@ -51,7 +51,7 @@ async def serve(config: Config, life: Life) -> None:
     Raises BadConfig for an open address without keys or one that is taken, Conflict if the run is served already, EngineFailed if the
     engine died or hangs.
     """
-    check_bind(config.listen.host, config.serve.api_keys)
+    check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold(home(config).root, "serve"))
         listener = handed_down() or bind(config.listen.host, config.listen.port)

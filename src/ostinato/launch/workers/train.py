@@ -100,7 +100,7 @@ class TrainWorker:
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
                     await parts.stored.settle()  # what a checkpoint is past is never published again
-                    cursor, keep = self._run.log.newest(), self._settings.keep_checkpoints
+                    cursor, keep = await self._run.log.append(), self._settings.keep_checkpoints
                     await asyncio.to_thread(parts.trainer.save, self._run.home.checkpoints, cursor=cursor, keep=keep)
                 await parts.desk.save()
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import psycopg
 
 from ostinato.core.errors import Conflict, OstinatoError
-from ostinato.core.records import Row, Turn
+from ostinato.core.records import PolicyVersion, Row, Turn
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.codec.kinds import TURNS
 from ostinato.record.codec.rows import Ready
@@ -24,14 +24,17 @@ from ostinato.record.head import Head, TokenText
 from ostinato.record.keys import KeyRing
 from ostinato.record.owners import assign
 from ostinato.record.postgres.reader import PostgresReader
-from ostinato.record.postgres.schema import LAYOUT, add_segment, check_layout
+from ostinato.record.postgres.schema import LAYOUT, add_segment, check_layout, table_of
 from ostinato.record.postgres.segment import PostgresSegment
 from ostinato.record.postgres.server import Connection, Server, ask_at_once, digest_of, passes
 
 Open = Head[PostgresSegment]
 _LOOK: LiteralString = (
-    "BEGIN; SELECT pg_advisory_xact_lock({}); SELECT max(first), (SELECT layout FROM log) FROM segments; "
-    "SELECT max(id) FROM dictionaries WHERE segment = {}"
+    "BEGIN; SELECT pg_advisory_xact_lock({lock}); {fencing}; SELECT max(first), (SELECT layout FROM log) FROM segments; "
+    "SELECT coalesce(max(seq), {first} - 1), pg_total_relation_size({name}::regclass) FROM {rows}; "
+    "SELECT max(id) FROM dictionaries WHERE segment = {first}; "
+    "SELECT id, number, hash FROM policies WHERE segment = {first} AND id > {known}; "
+    "SELECT identity FROM identities WHERE identity = ANY({identities}::uuid[])"
 )
 
 
@@ -49,6 +52,7 @@ class PostgresAppender:
         self._connection: Connection | None = None
         self._head: Open | None = None
         self._texts: dict[int, str] = {}
+        self._there: set[UUID] = set()  # which of the rows of this transaction the log holds
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -61,12 +65,22 @@ class PostgresAppender:
             assign(rows, self._config.encrypt, self._ring, self._reader.owners)
 
     @contextmanager
-    def transaction(self) -> Generator[Open]:
-        """The open segment, under the log's lock; committed at the end, rolled back on an error. Closes segments that are full."""
+    def transaction(self, rows: Sequence[Ready]) -> Generator[Open]:
+        """The open segment, under the log's lock; committed at the end, rolled back on an error. Closes segments that are full.
+
+        Two round trips: one to get the lock and to see how things stand, one to write and to commit.
+        """
         try:
-            head = self._begin()
+            head = self._begin(rows)
+        except psycopg.errors.LockNotAvailable:
+            self._step_back()
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        try:
             yield head
-            head.segment.connection.execute("COMMIT")
+            head.segment.commit()
         except BaseException:
             self._leave()  # its connection, which rolls back, and what it remembers of rows that are not there
             raise
@@ -80,8 +94,7 @@ class PostgresAppender:
         asked: dict[UUID, Ready] = {}
         for row in rows:
             _refuse_other(asked.setdefault(digest_of(row.kind, row.identity), row).row, row.row)
-        query: LiteralString = "SELECT identity FROM identities WHERE identity = ANY(%s::uuid[])"
-        there = {identity for (identity,) in segment.ask(query, (list(asked),))} if asked else set[UUID]()
+        there = self._there
         fresh = [(row, digest.int) for digest, row in asked.items() if digest not in there]
         self._compare([row for digest, row in asked.items() if digest in there and row.turn is not None])
         newest = segment.newest
@@ -91,7 +104,7 @@ class PostgresAppender:
 
     def waits(self, error: Exception) -> bool:
         """True if the transaction may be tried again: nothing of it was kept, or what was will be known again."""
-        return passes(error)
+        return passes(error) or isinstance(error, psycopg.errors.UndefinedTable)  # the segment that we knew was dropped
 
     def refusal(self, error: Exception) -> OstinatoError:
         """The project's error for one that a transaction met."""
@@ -104,11 +117,13 @@ class PostgresAppender:
 
     # ------------------------------------------------------------ the open segment
 
-    def _begin(self) -> Open:
+    def _begin(self, rows: Sequence[Ready]) -> Open:
+        digests = [digest_of(row.kind, row.identity) for row in rows]
         while True:
             head = self._head or self._open_newest()
             segment = head.segment
-            if not self._look(segment):  # another process went on to the next
+            head.foresee(rows, self.token_text)
+            if not self._look(segment, digests):  # another process went on to the next
                 segment.connection.execute("ROLLBACK")
                 self._head = None
             elif self._is_full(head):
@@ -122,20 +137,34 @@ class PostgresAppender:
         head = self._head = Head(PostgresSegment(connection, self._server.name, first, self._ring), self._texts)
         return head
 
-    def _look(self, segment: PostgresSegment) -> bool:
-        """Take the log's lock, and see where the segment stands now; False if it is not the newest any more. One round trip.
+    def _look(self, segment: PostgresSegment, digests: Sequence[UUID]) -> bool:
+        """Take the log's lock, and see where the segment stands now and which rows are there; False if it is not the newest any more.
 
         Raises LeaseLost if this process writes in a role that another has by now, BadConfig if a newer Ostinato changed the tables.
         """
-        connection = segment.connection
-        _, _, (newest,), (dictionaries,) = ask_at_once(connection, _LOOK, (self._server.lock, segment.first))
-        self._server.fence(connection)
-        first, layout = newest
+        table = table_of(segment.first)
+        _, _, fence, newest, standing, dictionaries, policies, there = ask_at_once(
+            segment.connection,
+            _LOOK,
+            lock=self._server.lock,
+            fencing=self._server.fencing,
+            first=segment.first,
+            name=table.as_string(),
+            rows=table,
+            known=max(segment.policies, default=0),
+            identities=f"{{{','.join(map(str, digests))}}}",
+        )
+        self._server.check_fence(fence[0] if fence else None)
+        first, layout = newest[0]
         check_layout(self._server, LAYOUT if layout is None else layout)
         if first != segment.first:
             return False
-        segment.dictionaries = dictionaries[0] or 1
-        segment.newest, segment.size = segment.standing()
+        segment.newest, segment.size = standing[0]
+        segment.dictionaries = dictionaries[0][0] or 1
+        segment.policies |= {
+            place: PolicyVersion(number=number, hash=bytes(digest).decode()) for place, number, digest in policies
+        }
+        self._there = {identity for (identity,) in there}
         return True
 
     def _is_full(self, head: Open) -> bool:
@@ -157,6 +186,14 @@ class PostgresAppender:
         add_segment(connection, segment.newest + 1, now)
         connection.execute("COMMIT")
         self._head = None
+
+    def _step_back(self) -> None:
+        """Nothing was written yet: the connection, and what is remembered, may stay."""
+        try:
+            if self._connection is not None:
+                self._connection.execute("ROLLBACK")
+        except psycopg.Error:
+            self._leave()
 
     def _leave(self) -> None:
         self._head = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, LiteralString
 
 from ostinato.core.seams import Cursor
 from ostinato.record.folds import check_fold_name, pack_fold, unpack_fold
+from ostinato.record.patience import Patience
 from ostinato.record.postgres.server import Connection, Server
 
 logger = logging.getLogger(__name__)
@@ -20,24 +21,31 @@ class PostgresFolds:
     Example: ``await PostgresFolds(Server.of(config.record)).save("desk", 812, {"open": []})``
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, server: Server, patience: Patience | None = None) -> None:
+        """`patience`: for who waits for a server that is away."""
+        self._server, self._patience = server, patience
 
     async def save(self, name: str, cursor: Cursor, state: Mapping[str, Any]) -> None:
         """Durable when it returns. Raises StorageFull, Unavailable, LeaseLost; what was kept before stays."""
         check_fold_name(name)
         insert = "INSERT INTO folds VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
-        await asyncio.to_thread(self._asked, insert, (name, pack_fold(cursor, state)), writes=True)
+        await self._patiently(insert, (name, pack_fold(cursor, state)), writes=True)
 
     async def load(self, name: str) -> tuple[Cursor, dict[str, Any]] | None:
         """What was saved last. A damaged one, or one of another version, is reported and counts as none. Raises Unavailable."""
         check_fold_name(name)
-        found = await asyncio.to_thread(self._asked, "SELECT body FROM folds WHERE name = %s", (name,))
+        found = await self._patiently("SELECT body FROM folds WHERE name = %s", (name,))
         try:
             return unpack_fold(bytes(found[0][0])) if found else None
         except ValueError as error:
             logger.warning("fold %s in %s cannot be used, the log is read instead: %s", name, self._server.name, error)
             return None
+
+    async def _patiently(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
+        def ask() -> Awaitable[list[Any]]:
+            return asyncio.to_thread(self._asked, query, values, writes=writes)
+
+        return await (ask() if self._patience is None else self._patience.until_there(ask))
 
     def _asked(self, query: LiteralString, values: tuple[Any, ...], *, writes: bool = False) -> list[Any]:
         def ask(connection: Connection) -> list[Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Self
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self, TypeVar
 
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import BadConfig
+from ostinato.core.errors import BadConfig, Unavailable
 from ostinato.core.records import Row
 from ostinato.core.seams import Clock, Cursor
 from ostinato.record.config import Encrypt, RecordConfig
+from ostinato.record.patience import Patience
 from ostinato.record.postgres.appender import PostgresAppender
 from ostinato.record.postgres.reader import PostgresReader
 from ostinato.record.postgres.retention import drop_tables, keep_copied
@@ -18,6 +20,8 @@ from ostinato.record.postgres.schema import ready_schema
 from ostinato.record.postgres.server import Server
 from ostinato.record.roles import FencingToken
 from ostinato.record.rowlog import RowLog
+
+T = TypeVar("T")
 
 
 class PostgresLog(RowLog):
@@ -29,10 +33,13 @@ class PostgresLog(RowLog):
             await log.append(turn, signal)
     """
 
-    def __init__(self, server: Server, name: str, clock: Clock, config: RecordConfig) -> None:
+    def __init__(
+        self, server: Server, name: str, clock: Clock, config: RecordConfig, patience: Patience | None = None
+    ) -> None:
         self.name = name
-        self._server = server
-        super().__init__(PostgresReader(server, None), PostgresAppender(server, config, clock, None), None, config)
+        self._server, self._patience = server, patience
+        self._answers = PostgresReader(server, None)
+        super().__init__(self._answers, PostgresAppender(server, config, clock, None), None, config)
 
     @classmethod
     def open(
@@ -42,11 +49,13 @@ class PostgresLog(RowLog):
         *,
         first: Cursor = 1,
         token: FencingToken | None = None,
+        patience: Patience | None = None,
     ) -> Self:
         """Open or create the log at `record.url`, in the schema `record.namespace`. Waits `record.append_s` for a server that starts.
 
         `first`: the place of the first row of a log that is created. `token`: what is shown with each write, for who has a role; once
-        another process has that role, writes raise LeaseLost.
+        another process has that role, writes raise LeaseLost. `patience`: for who waits, once it is open, for a server that is away; None:
+        whoever asks is told within `record.append_s`.
 
         Raises:
             BadConfig: the URL is none, the server is too old or not durable, or the schema is another program's or version's.
@@ -58,7 +67,11 @@ class PostgresLog(RowLog):
             )
         server = Server.of(config).fenced(token)
         name = server.ask(lambda connection: ready_schema(connection, server, clock(), first))
-        return cls(server, name, clock, config)
+        return cls(server, name, clock, config, patience)
+
+    async def append(self, *rows: Row) -> Cursor:
+        append = super().append
+        return await self._patiently(lambda: append(*rows)) if rows else await append()
 
     async def keep(self, rows: Sequence[tuple[Cursor, Row]]) -> None:
         await asyncio.to_thread(keep_copied, self._server, rows)
@@ -69,3 +82,28 @@ class PostgresLog(RowLog):
             return 0
         await self._writer.submit(())
         return await asyncio.to_thread(drop_tables, self._server, now, days, keep_after)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        return await self._patiently(lambda: self._answered(question))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await (ask() if self._patience is None else self._patience.until_there(ask))
+
+    async def _answered(self, question: Callable[[], T]) -> T:
+        """Questions wait for each other. Who has waited for `record.append_s`, and the server was silent for as long, is told so.
+
+        A question that had not begun by then is not asked any more. Raises Unavailable.
+        """
+        asked, wait_s = time.monotonic(), self._config.append_s
+        answer = asyncio.get_running_loop().run_in_executor(self._asking, question)
+        try:
+            while not answer.done():
+                left = max(asked, self._answers.heard) + wait_s - time.monotonic()
+                if left <= 0:
+                    raise Unavailable(
+                        f"the log at {self._server.name} did not answer within {wait_s:g} s; see whether its server runs and try again"
+                    )
+                await asyncio.wait({answer}, timeout=left)
+            return answer.result()
+        finally:
+            answer.cancel()

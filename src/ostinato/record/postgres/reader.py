@@ -23,7 +23,7 @@ from ostinato.record.postgres.server import Connection, Server, ask_at_once, dig
 from ostinato.record.reader import PAGE, Found
 
 _OPEN = 6
-_STANDING: LiteralString = "SELECT max(first) FROM segments; SELECT coalesce(max(seq), {}) FROM {}"
+_STANDING: LiteralString = "SELECT max(first) FROM segments; SELECT coalesce(max(seq), {below}) FROM {rows}"
 _BEGIN: LiteralString = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT first FROM segments ORDER BY first"
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ class PostgresReader:
         self._ring = ring
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self.heard = 0.0  # when the server answered last, by the monotonic clock
         self._segments: OrderedDict[Cursor, PostgresSegment] = OrderedDict()
 
     def close(self) -> None:
@@ -53,7 +54,7 @@ class PostgresReader:
 
     def page(self, kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
         """The next rows above `after` of these kinds, in order, and how far they reach: no unread row lies up to there."""
-        return self._ask(lambda firsts: self._page(firsts, kinds, after, end))
+        return self._again(lambda: self._page(self._firsts(), kinds, after, end))
 
     def find(self, kind: Kind, identities: Sequence[Identity]) -> dict[Identity, Row]:
         """The rows with these identities, as far as there are any. One round trip where there are none: most calls and signals are new."""
@@ -90,7 +91,9 @@ class PostgresReader:
                 try:
                     if self._ring is not None:
                         self._ring.refresh()
-                    return ask()
+                    answer = ask()
+                    self._hear()
+                    return answer
                 except psycopg.Error as error:
                     self._leave()
                     dropped = isinstance(error, psycopg.errors.UndefinedTable)
@@ -122,18 +125,26 @@ class PostgresReader:
         """A segment that was the newest when its newest row was looked for holds the newest row of that moment."""
         connection, known = self._dialled(), max(self._segments, default=None)
         if known is not None:
-            ((newest,),), ((place,),) = ask_at_once(connection, _STANDING, (known - 1, table_of(known)))
+            ((newest,),), ((place,),) = ask_at_once(connection, _STANDING, below=known - 1, rows=table_of(known))
             if newest == known:
                 return place
-        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).standing()[0])
+        return self._in_snapshot(lambda firsts: self._segment(firsts[-1]).standing())
 
     def _asked(self, query: LiteralString, values: Sequence[Any]) -> list[Any]:
-        return self._dialled().execute(query, values, binary=True).fetchall()
+        found = self._dialled().execute(query, values, binary=True).fetchall()
+        self._hear()
+        return found
+
+    def _hear(self) -> None:
+        self.heard = time.monotonic()
+
+    def _firsts(self) -> list[Cursor]:
+        return [first for (first,) in self._asked("SELECT first FROM segments ORDER BY first", ())]
 
     def _segment(self, first: Cursor) -> PostgresSegment:
         assert self._connection is not None
         segment = self._segments.pop(first, None)
-        segment = segment or PostgresSegment(self._connection, self._server.name, first, self._ring)
+        segment = segment or PostgresSegment(self._connection, self._server.name, first, self._ring, self._hear)
         self._segments[first] = segment
         if len(self._segments) > _OPEN:
             self._segments.popitem(last=False)
@@ -144,6 +155,7 @@ class PostgresReader:
         return KeptRows(self._connection, self._server.name)
 
     def _page(self, firsts: list[Cursor], kinds: Collection[Kind], after: Cursor, end: Cursor) -> tuple[Found, Cursor]:
+        """Without a snapshot, as `_find`: what lies up to `end` lies in segments that are listed since."""
         index = bisect_right(firsts, after + 1) - 1
         if index < 0:
             upto = min(end, firsts[0] - 1)
@@ -170,7 +182,7 @@ class PostgresReader:
         places = self._places(kind, identities)
         if not places:
             return {}
-        firsts = [first for (first,) in self._asked("SELECT first FROM segments ORDER BY first", ())]
+        firsts = self._firsts()
         by_segment: dict[int, list[Cursor]] = defaultdict(list)
         for seq in sorted(places.values()):
             by_segment[bisect_right(firsts, seq) - 1].append(seq)

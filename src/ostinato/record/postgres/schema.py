@@ -6,6 +6,7 @@ dictionaries go with it; identities lie in one table for the whole log. Triggers
 
 from __future__ import annotations
 
+from typing import LiteralString
 from uuid import uuid4
 
 import psycopg
@@ -14,7 +15,7 @@ from psycopg import sql
 from ostinato.core.errors import BadConfig
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import KINDS, Kind
-from ostinato.record.postgres.server import Connection, Server, passes
+from ostinato.record.postgres.server import Connection, Server, ask_at_once, passes
 
 LAYOUT = 2
 """The version of these tables."""
@@ -58,15 +59,16 @@ _TABLES = (
     "$$BEGIN RAISE EXCEPTION 'the log is append-only'; END$$",
 )
 
-_SEGMENT = (
+_SEGMENT: LiteralString = (
     "CREATE TABLE {rows} (seq bigint PRIMARY KEY, kind smallint NOT NULL, identity uuid NOT NULL, secret bigint, "
-    "body bytea NOT NULL, said bytea, spelt int, tokens bytea, logprobs bytea, routes bytea)",
-    "CREATE INDEX ON {rows} (kind, seq)",
+    "body bytea NOT NULL, said bytea, spelt int, tokens bytea, logprobs bytea, routes bytea); "
+    "CREATE INDEX ON {rows} (kind, seq); "
     # they are packed already
     "ALTER TABLE {rows} ALTER body SET STORAGE EXTERNAL, ALTER said SET STORAGE EXTERNAL, ALTER tokens SET STORAGE EXTERNAL, "
-    "ALTER logprobs SET STORAGE EXTERNAL, ALTER routes SET STORAGE EXTERNAL",
-    "CREATE TRIGGER no_change BEFORE UPDATE OR DELETE ON {rows} FOR EACH ROW EXECUTE FUNCTION refuse()",
-    "CREATE TRIGGER no_emptying BEFORE TRUNCATE ON {rows} EXECUTE FUNCTION refuse()",
+    "ALTER logprobs SET STORAGE EXTERNAL, ALTER routes SET STORAGE EXTERNAL; "
+    "CREATE TRIGGER no_change BEFORE UPDATE OR DELETE ON {rows} FOR EACH ROW EXECUTE FUNCTION refuse(); "
+    "CREATE TRIGGER no_emptying BEFORE TRUNCATE ON {rows} EXECUTE FUNCTION refuse(); "
+    "INSERT INTO segments VALUES ({first}, {made_at})"
 )
 
 
@@ -77,9 +79,7 @@ def table_of(first: Cursor) -> sql.Identifier:
 
 def add_segment(connection: Connection, first: Cursor, made_at: float) -> None:
     """Make the segment whose first row has this place. Inside a transaction that holds the log's lock."""
-    for statement in _SEGMENT:
-        connection.execute(sql.SQL(statement).format(rows=table_of(first)))
-    connection.execute("INSERT INTO segments VALUES (%s, %s)", (first, made_at))
+    ask_at_once(connection, _SEGMENT, rows=table_of(first), first=first, made_at=made_at)
 
 
 def ready_schema(connection: Connection, server: Server, made_at: float, first: Cursor = 1) -> str:
@@ -112,6 +112,11 @@ def ready_schema(connection: Connection, server: Server, made_at: float, first: 
     layout, name = found
     check_layout(server, layout)
     return name
+
+
+def has_log(connection: Connection, server: Server) -> bool:
+    """True if a log is there. Makes nothing. Raises BadConfig for a schema that is another program's."""
+    return _layout(connection, server) is not None
 
 
 def check_layout(server: Server, layout: int) -> None:

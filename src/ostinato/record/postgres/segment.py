@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import sql
 
+from ostinato.core.errors import TooLarge
 from ostinato.core.records import Identity, PolicyVersion
 from ostinato.core.seams import Cursor
 from ostinato.record.codec.kinds import SIGNALS, TURNS, Kind
@@ -15,10 +17,11 @@ from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.keys import KeyRing
 from ostinato.record.postgres.schema import NUMBERED, NUMBERS, table_of
-from ostinato.record.postgres.server import Connection, digest_of
+from ostinato.record.postgres.server import Connection, ask_at_once, digest_of
 from ostinato.record.segments.packed import PackedRows
 
 _TURN = NUMBERS[TURNS.table]
+_LONGEST = 1_000_000_000  # bytes of one message: the server takes somewhat more
 COLUMNS: LiteralString = "seq, kind, body, secret, said, spelt, tokens, logprobs, routes"
 
 Stored = tuple[Kind, tuple[Any, ...]]
@@ -28,24 +31,35 @@ Stored = tuple[Kind, tuple[Any, ...]]
 class PostgresSegment(PackedRows):
     """A segment, over a connection that others hold. Used by one thread at a time. Raises psycopg's errors, Corrupt."""
 
-    def __init__(self, connection: Connection, name: str, first: Cursor, ring: KeyRing | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        first: Cursor,
+        ring: KeyRing | None,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_answer` is called whenever the server has answered."""
         self.connection = connection
+        self._on_answer = on_answer
         self.first = first
         self.newest = first - 1
         self.size = 0  # bytes
         self.dictionaries = 1
+        self.pending: list[str] = []  # statements that `commit` sends
         self._table = table_of(first)
         super().__init__(f"{name}, segment {first}", ring)
 
     def ask(self, query: LiteralString, values: Sequence[Any] = ()) -> list[Any]:
         """The answer to a query, in which `{rows}` is this segment's table."""
         composed = sql.SQL(query).format(rows=self._table)
-        return self.connection.execute(composed, values, binary=True).fetchall()
+        found = self.connection.execute(composed, values, binary=True).fetchall()
+        self._on_answer()
+        return found
 
-    def standing(self) -> tuple[Cursor, int]:
-        """The place of its newest row, the one before its first if it has none; and its bytes."""
-        query = "SELECT coalesce(max(seq), %s), pg_total_relation_size(%s::regclass) FROM {rows}"
-        return self.ask(query, (self.first - 1, self._table.as_string()))[0]
+    def standing(self) -> Cursor:
+        """The place of its newest row, the one before its first if it has none."""
+        return self.ask("SELECT coalesce(max(seq), %s) FROM {rows}", (self.first - 1,))[0][0]
 
     # ------------------------------------------------------------ rows
 
@@ -107,28 +121,41 @@ class PostgresSegment(PackedRows):
 
     def put(self, rows: Sequence[tuple[Ready, int]], values: Sequence[tuple[Any, ...]]) -> None:
         stored = [_as_columns(row.kind, value) for (row, _), value in zip(rows, values, strict=True)]
-        seqs, kinds, *columns = (list(column) for column in zip(*stored, strict=True))
         digests = [UUID(int=key) for _, key in rows]
-        insert = sql.SQL(
-            "WITH known AS (INSERT INTO identities SELECT * FROM unnest(%s::uuid[], %s::bigint[])) "
-            "INSERT INTO {rows} (seq, kind, body, secret, said, spelt, tokens, logprobs, routes, identity) SELECT * FROM "
-            "unnest(%s::bigint[], %s::smallint[], %s::bytea[], %s::bigint[], %s::bytea[], %s::int[], %s::bytea[], %s::bytea[], "
-            "%s::bytea[], %s::uuid[])"
-        ).format(rows=self._table)
-        self.connection.execute(insert, (digests, seqs, seqs, kinds, *columns, digests))
+        self.pending += [
+            "INSERT INTO identities VALUES "
+            + _listed((each, row[0]) for each, row in zip(digests, stored, strict=True)),
+            f"INSERT INTO {self._table.as_string()} (seq, kind, body, secret, said, spelt, tokens, logprobs, routes, identity) VALUES "
+            + _listed((*row, each) for each, row in zip(digests, stored, strict=True)),
+        ]
 
     def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
-        insert = "INSERT INTO pieces SELECT %s, * FROM unnest(%s::bigint[], %s::bytea[]) ON CONFLICT DO NOTHING RETURNING token"
+        """In the transaction, or before it."""
+        insert = (
+            "INSERT INTO pieces SELECT %s, * FROM unnest(%s::bigint[], %s::bytea[]) WHERE EXISTS "
+            "(SELECT 1 FROM segments WHERE first = %s) ON CONFLICT DO NOTHING RETURNING token"
+        )
         tokens, texts = [token for token, _ in rows], [text.encode() for _, text in rows]
-        return len(self.ask(insert, (self.first, tokens, texts)))
+        return len(self.ask(insert, (self.first, tokens, texts, self.first)))
 
     def put_policy(self, policy: PolicyVersion) -> int:
-        values = (self.first, policy.number, policy.hash.encode())
-        found = self.ask("SELECT id FROM policies WHERE segment = %s AND number = %s AND hash = %s", values)
-        if found:
-            return found[0][0]
-        insert = "INSERT INTO policies SELECT %s, 1 + coalesce((SELECT max(id) FROM policies WHERE segment = %s), 0), %s, %s RETURNING id"
-        return self.ask(insert, (self.first, *values))[0][0]
+        """`policies` has to hold all that the segment has."""
+        for number, known in self.policies.items():
+            if known == policy:
+                return number
+        number = 1 + max(self.policies, default=0)
+        self.policies[number] = policy
+        values = (self.first, number, policy.number, policy.hash.encode())
+        self.pending.append("INSERT INTO policies VALUES " + _listed([values]))
+        return number
+
+    def commit(self) -> None:
+        """Send what was put, and commit the transaction, in one round trip. Raises TooLarge."""
+        message = "; ".join([*self.pending, "COMMIT"]).encode()
+        self.pending.clear()
+        if len(message) > _LONGEST:
+            raise TooLarge(f"the rows are larger together than {self.name} can take at once; send fewer")
+        ask_at_once(self.connection, message)
 
     def newest_dictionary(self) -> int:
         return self.dictionaries
@@ -136,6 +163,19 @@ class PostgresSegment(PackedRows):
     def put_dictionary(self, number: int, use: Use, body: bytes) -> None:
         values = (self.first, number, use.value, body)
         self.connection.execute("INSERT INTO dictionaries VALUES (%s, %s, %s, %s)", values)
+
+
+def _listed(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as SQL says them. Every value is a number, bytes or a UUID, so nothing in the text is a stranger's."""
+    return ", ".join(f"({', '.join(map(_said, row))})" for row in rows)
+
+
+def _said(value: int | bytes | UUID | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f"decode('{b64encode(value).decode()}', 'base64')"
+    return f"'{value}'" if isinstance(value, UUID) else str(int(value))
 
 
 def as_stored(row: Sequence[Any]) -> Stored:

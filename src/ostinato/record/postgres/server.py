@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, LiteralString, TypeVar
@@ -118,9 +118,20 @@ class Server:
         """Inside a transaction that writes: nobody takes our role over before it ends. Raises LeaseLost if somebody has."""
         if self.token is None:
             return
-        query = "SELECT 1 FROM leases WHERE role = %s AND number = %s AND mark = %s FOR SHARE"
+        self.check_fence(connection.execute(self.fencing).fetchone())
+
+    @property
+    def fencing(self) -> sql.SQL | sql.Composed:
+        """The statement that `fence` sends, for who sends it with others; `check_fence` is to be told its answer."""
+        if self.token is None:
+            return sql.SQL("SELECT 1")
+        query = sql.SQL("SELECT 1 FROM leases WHERE role = {} AND number = {} AND mark = {} FOR SHARE")
+        return query.format(self.token.role, self.token.number, self.token.mark)
+
+    def check_fence(self, found: object) -> None:
+        """Raises LeaseLost unless the row of `fencing` was found."""
         token = self.token
-        if connection.execute(query, (token.role, token.number, token.mark)).fetchone() is None:
+        if token is not None and found is None:
             raise LeaseLost(
                 f"another process is the {token.role} process at {self.name} by now, and token {token.number} is refused: this one "
                 "paused, or was cut off, for longer than record.lease_s; nothing was written"
@@ -152,14 +163,15 @@ class Server:
 
 
 def ask_at_once(
-    connection: Connection, statements: LiteralString, values: Sequence[object] = ()
+    connection: Connection, statements: LiteralString | bytes, **values: object
 ) -> list[list[tuple[Any, ...]]]:
-    """What each of several statements answers, in one round trip. Values and names come into the text where it says {}: few, and short.
+    """What each of several statements answers, in one round trip. Values and names come into the text where it says {name}.
 
     Not with psycopg's pipeline: it sends a message more, after which the server no longer counts how long a transaction is idle, and a
     process that was cut off or lost its power would keep the log's lock for as long as TCP keeps the connection.
     """
-    cursor = connection.execute(sql.SQL(statements).format(*values), prepare=False)
+    composed = statements if isinstance(statements, bytes) else sql.SQL(statements).format(**values)
+    cursor = connection.execute(composed, prepare=False)
     answers = [cursor.fetchall() if cursor.description else []]
     while cursor.nextset():
         answers.append(cursor.fetchall() if cursor.description else [])

@@ -54,6 +54,7 @@ class Proxy:
         """Idempotent."""
         if self._server is not None:
             self._server.close()
+        self._listener.close()  # which no server may have taken up
         for task in self._tasks:
             task.cancel()
 

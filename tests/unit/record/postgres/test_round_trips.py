@@ -1,11 +1,16 @@
 """How often the usual questions go to the server and back: over a network each is waited for, and a process asks one after the other."""
 
+import asyncio
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from tests.contract.test_log import SIGNAL, TURN
+from tests.contract.test_log import SIGNAL, TURN, read
+from tests.fakes.distant_postgres import DistantPostgres
 
-from ostinato.core.records import Signal, Turn
+from ostinato.core.errors import Conflict
+from ostinato.core.records import PolicyVersion, Signal, Turn
+from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.server import Server
 
@@ -66,3 +71,109 @@ async def test_the_end_is_seen_although_others_began_and_dropped_segments(in_pos
         assert await other.drop_old(now[0], keep_after=7) == 3
         assert log.newest() == 7
         assert await log.find(Signal, [(SIGNAL.tenant, "s0"), (SIGNAL.tenant, "s6")]) == [replace(SIGNAL, id="s6")]
+
+
+@pytest.fixture
+def far(postgres_server):
+    with DistantPostgres(postgres_server.directory) as distant:
+        yield distant
+
+
+async def trips(far, work):
+    before = far.trips
+    await work
+    return far.trips - before
+
+
+def turns(count, **fields):
+    return [replace(TURN, id=f"t{number}:0", **fields) for number in range(count)]
+
+
+async def test_an_append_takes_two_however_much_it_writes(in_postgres, far):
+    first, *others = turns(40)
+    with PostgresLog.open(far.of(in_postgres())) as log:
+        await log.append(first)
+        assert await trips(far, log.append(others[0])) == 2
+        assert await trips(far, log.append(SIGNAL)) == 2
+        assert await trips(far, log.append(*others[1:])) == 2
+        assert await trips(far, log.append(SIGNAL)) == 2  # it is there
+        assert [row for _, row in await read(log)] == [first, others[0], SIGNAL, *others[1:]]
+
+
+async def test_an_append_in_a_role_takes_two_as_well(in_postgres, far):
+    config = far.of(in_postgres(lease_s=3600))
+    with closing(PostgresRoles(config).take("train")) as lease, PostgresLog.open(config, token=lease.token) as log:
+        await log.append(SIGNAL)
+        assert await trips(far, log.append(TURN)) == 2
+
+
+async def test_another_policy_costs_none_and_another_writer_none_either(in_postgres, far):
+    here, there = [replace(TURN.spans[0], policy=PolicyVersion(number=n, hash=f"{n:064x}")) for n in (8, 9)]
+    with PostgresLog.open(far.of(in_postgres())) as log, PostgresLog.open(in_postgres()) as other:
+        await log.append(TURN)
+        rows = [replace(TURN, id=f"p{n}", spans=(span,)) for n, span in enumerate((here, there, here, there))]
+        assert await trips(far, log.append(rows[0])) == 2
+        await other.append(rows[1])
+        assert await trips(far, log.append(rows[2], rows[3])) == 2
+        assert [row for _, row in await read(other)] == [TURN, *rows]
+
+
+async def test_what_a_turn_leans_on_and_new_tokens_are_asked_for_before_the_lock_is_taken(in_postgres, far):
+    config = in_postgres()
+    with PostgresLog.open(far.of(config)) as log, PostgresLog.open(config) as other:
+        for each in (log, other):
+            each.derive_text(lambda token: f"<{token}>")
+        await log.append(SIGNAL)
+        await other.append(TURN)
+        child = replace(TURN, id="child", parent=TURN.id, sampled_ids=(71, 72), text="<71><72>")
+        assert await trips(far, log.append(child)) == 5  # where its parent is, its parent's ids, the tokens' texts
+        again = replace(child, id="again", sampled_ids=(72, 71), text="<72><71>")
+        assert await trips(far, log.append(again)) == 2
+        assert [row for _, row in await read(other)] == [SIGNAL, TURN, child, again]
+
+
+async def test_a_lock_that_another_holds_for_long_costs_no_new_connection(in_postgres, far, postgres_server):
+    config = in_postgres()
+    with PostgresLog.open(far.of(config)) as log:
+        await log.append(SIGNAL)
+        with Server.of(config).dial() as holder:
+            holder.execute("BEGIN")
+            holder.execute("SELECT pg_advisory_xact_lock(%s)", (Server.of(config).lock,))
+            before, connections = far.trips, far.connections
+            waiting = asyncio.create_task(log.append(TURN))
+            await asyncio.sleep(1.5)  # one attempt waits a second
+            holder.execute("COMMIT")
+            assert await waiting == 2
+        assert far.connections == connections
+        assert far.trips - before in (4, 6, 8)  # it asked, stepped back, asked again, perhaps once more, and wrote
+
+
+async def test_a_page_takes_two_and_the_end_one(in_postgres, far):
+    with PostgresLog.open(far.of(in_postgres())) as log:
+        await log.append(*turns(3))
+        await read(log)
+        assert await trips(far, read(log)) == 3
+
+
+async def test_who_lost_the_race_for_a_name_writes_nothing_and_goes_on(in_postgres, far):
+    with PostgresLog.open(far.of(in_postgres())) as log, PostgresLog.open(in_postgres()) as other:
+        await log.append(SIGNAL)
+        await other.append(TURN)
+        with pytest.raises(Conflict):
+            await log.append(replace(TURN, sampled_ids=(5,), text="other"))
+        child = replace(TURN, id="next:0")
+        assert await log.append(child) == 3
+        assert [row for _, row in await read(other)] == [SIGNAL, TURN, child]
+
+
+async def test_a_writer_whose_segment_was_closed_and_dropped_meanwhile_goes_on(in_postgres):
+    now, day = [0.0], 86_400.0
+    config = in_postgres(segment_rows=2, retain_days=1)
+    with PostgresLog.open(config, lambda: now[0]) as idle, PostgresLog.open(config, lambda: now[0]) as other:
+        await idle.append(replace(SIGNAL, id="s0"))
+        for number in range(1, 6):
+            await other.append(replace(SIGNAL, id=f"s{number}"))
+        now[0] = 3 * day
+        await other.append(replace(SIGNAL, id="s6"))
+        assert await other.drop_old(now[0], keep_after=7) >= 2
+        assert await idle.append(replace(SIGNAL, id="s7")) == 8

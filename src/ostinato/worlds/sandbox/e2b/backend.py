@@ -16,7 +16,8 @@ from ostinato.worlds.sandbox.e2b.account import Account, Machine
 from ostinato.worlds.sandbox.e2b.box import E2BBox
 from ostinato.worlds.sandbox.e2b.parcel import helper, parcel, parts
 from ostinato.worlds.sandbox.gvisor.line import Line
-from ostinato.worlds.sandbox.proxy import PROXY_PORT, Proxy, check_hosts
+from ostinato.worlds.sandbox.places import Places
+from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
 from ostinato.worlds.sandbox.starting import (
     ENVIRONMENT,
     check_environment,
@@ -49,8 +50,7 @@ class E2BBoxes:
     def __init__(self, config: SandboxConfig | None = None, environment: Mapping[str, str] = os.environ) -> None:
         self.config = config or SandboxConfig()
         self._account = Account(self.config.template, environment)
-        self._turns = asyncio.Semaphore(self.config.boxes)
-        self._open: set[E2BBox] = set()
+        self._places = Places[E2BBox](self.config.boxes)
         self._counts: bool | None = None
 
     async def isolation(self) -> Isolation:
@@ -69,23 +69,7 @@ class E2BBoxes:
         check_environment(spec.env)
         check_hosts(spec.hosts)
         _check_directories(spec)
-        await self._turns.acquire()
-        try:
-            box = await self._launch(spec, alone)
-        except BaseException:
-            self._turns.release()
-            raise
-        self._open.add(box)
-        box.on_stop += [self._turns.release, lambda: self._open.discard(box)]
-        try:
-            if spec.hosts:
-                proxy = Proxy(await box.listen(PROXY_PORT), spec.hosts)
-                await proxy.start()
-                box.on_stop.append(proxy.close)
-        except BaseException:
-            await box.stop()
-            raise
-        return box
+        return await self._places.start(lambda: self._launch(spec, alone), spec.hosts)
 
     async def _launch(self, spec: SandboxSpec, alone: bool) -> E2BBox:
         """One machine that serves. Raises BadRequest for files that do not fit, BadConfig for a template that cannot serve, Unavailable."""
@@ -143,7 +127,7 @@ class E2BBoxes:
         return bool(said["counts"])
 
     async def close(self) -> None:
-        await asyncio.gather(*(box.stop() for box in list(self._open)))
+        await self._places.close()
 
 
 def _check_directories(spec: SandboxSpec) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 from ostinato.core.errors import BadConfig, BadRequest, SandboxRefused, Unavailable
 from ostinato.core.sandboxing import Isolation, SandboxSpec
 from ostinato.worlds.sandbox.config import SandboxConfig
-from ostinato.worlds.sandbox.gvisor.box import GVisorBox
+from ostinato.worlds.sandbox.gvisor.box import PANIC, GVisorBox
 from ostinato.worlds.sandbox.gvisor.bundle import configuration, layers_owner, whom_programs_are
 from ostinato.worlds.sandbox.gvisor.ground import Ground
 from ostinato.worlds.sandbox.gvisor.line import Line
 from ostinato.worlds.sandbox.gvisor.ports import Ports
 from ostinato.worlds.sandbox.launcher import system_call_filter
-from ostinato.worlds.sandbox.proxy import PROXY_PORT, Proxy, check_hosts
+from ostinato.worlds.sandbox.places import Places
+from ostinato.worlds.sandbox.proxy import Proxy, check_hosts
 from ostinato.worlds.sandbox.starting import (
     ENVIRONMENT,
     check_environment,
@@ -61,8 +62,7 @@ class GVisorBoxes:
             raise BadConfig(_INSTALL)
         self._runsc = runsc
         self._lock = asyncio.Lock()
-        self._turns = asyncio.Semaphore(self.config.boxes)
-        self._open: set[GVisorBox] = set()
+        self._places = Places[GVisorBox](self.config.boxes)
         self._ground: Ground | None = None
         self.platform = ""
         self._mended = False
@@ -124,27 +124,15 @@ class GVisorBoxes:
                     field="mounts",
                 )
         ground = await self._opened()
-        await self._turns.acquire()
-        try:
-            box, _ = await self._launch(spec, ground, alone=alone)
-        except BaseException:
-            self._turns.release()
-            raise
-        self._open.add(box)
-        box.on_stop += [self._turns.release, lambda: self._open.discard(box)]
-        try:
-            if spec.hosts:
-                proxy = Proxy(await box.listen(PROXY_PORT), spec.hosts)
-                await proxy.start()
-                box.on_stop.append(proxy.close)
-        except BaseException:
-            await box.stop()
-            raise
-        return box
+        return await self._places.start(lambda: self._placed(spec, ground, alone=alone), spec.hosts)
+
+    async def _placed(self, spec: SandboxSpec, ground: Ground, *, alone: bool) -> GVisorBox:
+        return (await self._launch(spec, ground, alone=alone))[0]
 
     def _command(self, ground: Ground, place: Path) -> list[str]:
         options = [f"--root={ground.state}", "--network=none", f"--platform={self.platform}", "--ignore-cgroups"]
         options += ["--overlay2=root:memory"]  # mount points are made in memory
+        options += [f"--panic-log={place / PANIC}"]
         options += ["--file-access-mounts=exclusive", *(["--rootless"] if os.getuid() else [])]
         return [
             self._runsc,
@@ -212,7 +200,7 @@ class GVisorBoxes:
         return said
 
     async def close(self) -> None:
-        await asyncio.gather(*(box.stop() for box in list(self._open)))
+        await self._places.close()
         async with self._lock:
             if self._ground is not None:
                 await asyncio.to_thread(self._ground.close)

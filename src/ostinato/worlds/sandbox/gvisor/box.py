@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,14 @@ from ostinato.worlds.sandbox.gvisor.calls import Calls
 from ostinato.worlds.sandbox.gvisor.line import Line
 from ostinato.worlds.sandbox.gvisor.ports import Ports
 
+PANIC = "panic"
+"""The file of a box in which Go's runtime says why gVisor's kernel ended by itself."""
+
+_REPORT = 1 << 16  # characters of a report that are looked at
+_FAULT = re.compile(r"^(panic|fatal error|SIG[A-Z]+): .*", re.MULTILINE)
+_SHORTAGE = re.compile(
+    r"out of memory|cannot allocate|newosproc|create new OS thread|pthread_create|too many open files"
+)
 _STOP_S = 5.0
 _WATCH_S = 1.0
 _KERNEL_MB = 256  # what gVisor's kernel itself may take beyond as much as the programs may
@@ -39,6 +48,7 @@ class GVisorBox(Calls):
         self._kernel: tuple[int, int] | None = (
             None  # gVisor's own process: its number, a descriptor that stands for it alone
         )
+        line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
         self.on_stop += [watching.cancel, self._let_go]
 
@@ -84,6 +94,22 @@ class GVisorBox(Calls):
             most = self.spec.limits.memory_mb + _KERNEL_MB
             if (kernel := self._found()) and _anonymous_mb(kernel[0]) > most:
                 await self._kill(SandboxBroken(f"the sandbox is gone: its kernel needed more than {most} MiB"))
+
+    def _fault(self) -> SandboxBroken | None:
+        """Why its kernel ended by itself, if it did once programs had run: what they asked of it brought that about, as nobody else asks.
+
+        Go's runtime writes the report, to a file that nothing within can write to. Whoever is killed from outside writes none, and one for
+        want of memory or threads says something of this machine.
+        """
+        report = ""
+        with contextlib.suppress(OSError), (self._place / PANIC).open(errors="replace") as file:
+            report = file.read(_REPORT)
+        found = _FAULT.search(report)
+        if not self._ran or found is None or _SHORTAGE.search(report):
+            return None
+        return SandboxBroken(
+            f"the sandbox is gone: its kernel met a fault while it served the programs ({found[0][:200]})"
+        )
 
     def _found(self) -> tuple[int, int] | None:
         """GVisor's kernel; None: there is none yet, or no more."""

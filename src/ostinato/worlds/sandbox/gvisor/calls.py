@@ -27,6 +27,7 @@ class Calls(ABC):
     def __init__(self, spec: SandboxSpec, line: Line, env: Mapping[str, str]) -> None:
         self.spec = spec
         self._line, self._env = line, dict(env)
+        self._ran = False  # a program was asked for
 
     @abstractmethod
     async def _kill(self, why: Unavailable) -> None:
@@ -50,7 +51,7 @@ class Calls(ABC):
         count, text = pack_program(tuple(argv), {**self._env, **(env or {})}, cwd or "")
         cap = self.spec.limits.output_bytes
         told = {"do": "exec", "count": count, "text": len(text), "cap": cap, "timeout": timeout}
-        begun = time.monotonic()
+        begun, self._ran = time.monotonic(), True
         number, ended = self._line.ask(told, text + stdin)
         try:
             async with asyncio.timeout(timeout + _GRACE_S):

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostinato.core.errors import Unavailable
@@ -35,6 +35,8 @@ class Line:
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self.open = True
+        self.at_end: Callable[[], Unavailable | None] = lambda: None
+        """Asked for the reason when the sandbox's end is gone and nobody here hung up; None: it cannot be told."""
         self._why = Unavailable("the sandbox is gone")
 
     async def sent(self) -> None:
@@ -57,7 +59,7 @@ class Line:
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             pass
         finally:
-            self.close()
+            self.close(self.at_end() if self.open else None)
 
     def ask(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, asyncio.Future[Frame]]:
         """Send one question: its number, and the answer to come. Raises Unavailable, and so does the answer if the sandbox ends."""

@@ -1,0 +1,118 @@
+"""Places for sandboxes: as many at once as are allowed, each given back once, and a proxy that ends with its sandbox."""
+
+import asyncio
+import socket
+
+import pytest
+
+from ostinato.core.errors import Unavailable
+from ostinato.worlds.sandbox.places import Places
+
+
+class FakeBox:
+    def __init__(self, refusal=None):
+        self.on_stop, self.ports, self.stops = [], [], 0
+        self.refusal, self.listener = refusal, None
+
+    async def listen(self, port):
+        self.ports.append(port)
+        if self.refusal is not None:
+            raise self.refusal
+        self.listener = socket.socket(socket.AF_INET)
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen()
+        return self.listener
+
+    async def stop(self):
+        self.stops += 1
+        on_stop, self.on_stop = self.on_stop, []
+        for call in on_stop:
+            call()
+
+
+def launching(box):
+    async def launch():
+        if isinstance(box, BaseException):
+            raise box
+        return box
+
+    return launch
+
+
+async def starts_at_once(places):
+    async with asyncio.timeout(1.0):
+        return await places.start(launching(FakeBox()), ())
+
+
+async def test_one_more_waits_until_a_place_is_given_back():
+    places = Places(2)
+    first, _ = [await places.start(launching(FakeBox()), ()) for _ in range(2)]
+    launched = asyncio.Event()
+
+    async def launch():
+        launched.set()
+        return FakeBox()
+
+    third = asyncio.create_task(places.start(launch, ()))
+    await asyncio.sleep(0.02)
+    assert not launched.is_set()
+    await first.stop()
+    await first.stop()
+    await third
+    with pytest.raises(TimeoutError):  # the second stop gave nothing back
+        await asyncio.wait_for(places.start(launching(FakeBox()), ()), 0.05)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no"), asyncio.CancelledError()])
+async def test_what_does_not_start_takes_no_place(error):
+    places = Places(1)
+    with pytest.raises(type(error)):
+        await places.start(launching(error), ())
+    await starts_at_once(places)
+
+
+async def test_a_way_out_that_cannot_be_had_ends_the_sandbox():
+    places, box = Places(1), FakeBox(refusal=Unavailable("port 3128"))
+    with pytest.raises(Unavailable, match="3128"):
+        await places.start(launching(box), ("pypi.org:443",))
+    assert box.stops == 1
+    await starts_at_once(places)
+
+
+async def test_a_proxy_that_cannot_start_leaves_no_socket_open(monkeypatch):
+    async def refuse(*_, **__):
+        raise OSError("no")
+
+    monkeypatch.setattr(asyncio, "start_server", refuse)
+    places, box = Places(1), FakeBox()
+    with pytest.raises(OSError, match="no"):
+        await places.start(launching(box), ("pypi.org:443",))
+    assert box.stops == 1
+    assert box.listener.fileno() == -1
+    await starts_at_once(places)
+
+
+async def test_the_proxy_answers_while_its_sandbox_lives():
+    places, box = Places(1), FakeBox()
+    await places.start(launching(box), ("pypi.org:443",))
+    address = box.listener.getsockname()
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"CONNECT example.org:443 HTTP/1.1\r\n\r\n")
+    assert b"403" in await reader.readline()
+    writer.close()
+    await box.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address)
+
+
+async def test_without_hosts_no_port_is_taken():
+    box = await Places(1).start(launching(FakeBox()), ())
+    assert box.ports == []
+
+
+async def test_closing_stops_all_that_are_open():
+    places = Places(3)
+    boxes = [await places.start(launching(FakeBox()), ()) for _ in range(3)]
+    await boxes[0].stop()
+    await places.close()
+    assert [box.stops for box in boxes] == [1, 1, 1]
