@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from ostinato.app.numerics import check_products
 from ostinato.app.proving import check_suite
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
@@ -21,6 +22,7 @@ async def check_start(config: Config) -> None:
     check_bind(config.listen.host, config.serve.api_keys)
     check_place(config)
     check_model(config)
+    check_products(config)
     check_sandboxes(config)
     if config.evaluate.suite:
         await check_suite(config)
