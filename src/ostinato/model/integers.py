@@ -43,7 +43,8 @@ class FbgemmMatrix(Matrix):
 
     def __init__(self, weight_OI: Tensor) -> None:
         ones, nothing = torch.ones(len(weight_OI), dtype=torch.float64), torch.zeros(len(weight_OI), dtype=torch.long)
-        quantised: Tensor = torch._make_per_channel_quantized_tensor(weight_OI, ones, nothing, 0)
+        make: Any = torch._make_per_channel_quantized_tensor  # pyright: ignore[reportPrivateUsage]
+        quantised: Tensor = make(weight_OI, ones, nothing, 0)
         before = torch.backends.quantized.engine
         if before not in ("fbgemm", "x86"):
             raise RuntimeError("torch's quantised engine is another one")

@@ -23,5 +23,5 @@ def prepack(model: nn.Module, rows: int = 1, integers: Integers | None = None) -
     """
     if not isinstance(model, PreTrainedModel):
         return prepack_linears(model)
-    taken = (condense(model, rows) or fuse(model, rows)) if integers is None else quantise(model, integers, rows)
+    taken = (condense(model, rows) or fuse(model, rows)) if integers is None else quantise(model, integers)
     return taken + prepack_linears(model)

@@ -27,6 +27,7 @@ from ostinato.model.paged import array
 from ostinato.model.threads import team
 
 _UNBIASED = np.empty((1, 0), np.float32)
+_ALIKE = 32  # rows at which fused layers are tried: by few the packed products choose other kernels, and these do not
 _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5
 
@@ -67,7 +68,7 @@ class Int8Linear(nn.Module):
 
 
 @torch.inference_mode()
-def quantise(model: PreTrainedModel, integers: Integers, rows: int = 1, *, head: bool = False) -> int:
+def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) -> int:
     """Exchange the linear layers of a dense model's decoder for those of whole numbers, in place; returns how many of the model's.
 
     The layers are fused where they can be (`forms.fused`). With `head` the output head is one of them. Raises BadConfig for a
@@ -80,7 +81,7 @@ def quantise(model: PreTrainedModel, integers: Integers, rows: int = 1, *, head:
     def make(layers: Sequence[nn.Linear]) -> nn.Module:
         return Int8Linear(layers, integers)
 
-    fuse(model, rows, make)
+    fuse(model, _ALIKE, make)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and child is not top:
