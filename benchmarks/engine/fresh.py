@@ -37,7 +37,7 @@ def measure_modes(
 
         turns = asyncio.run(sample(path, own, prompts, first, head=mode == "int8-head"))
         trainer = make_trainer(path, "exact" if own == "exact" else "fast")
-        trainer.go_back(first)
+        trainer.go_back(first.weights)
         scored = trainer.score(turns)
         d = [a - b for turn, ours in zip(turns, scored, strict=True) for a, b in zip(ours, turn.logprobs, strict=True)]
         theirs = torch.tensor([logprob for turn in turns for logprob in turn.logprobs])
