@@ -1,10 +1,14 @@
 """How far are the trainer's logprobs from the engine's, for stored turns, at the version that made them?
 
     python -m benchmarks.engine.mismatch [RUN_DIRECTORY] [--turns 1000]
+    python -m benchmarks.engine.mismatch --fresh exact fast int8 int8-head [--turns 64]
 
 RUN_DIRECTORY is what `ostinato demo` or `ostinato up` left behind (default: the newest in runs/).
 Turns are spread over the run; those that met a swap are left
 out. d = trainer - engine, per sampled token, in nats. Prints a table and writes benchmarks/results/mismatch.json.
+
+With --fresh no run is asked: an engine of each of these modes samples anew, and the default model's trainer scores it (int8: the decoder in
+whole numbers; int8-head: its output head too). Then benchmarks/results/mismatch_modes.json, with what a batch of such turns is worth.
 """
 
 from __future__ import annotations
@@ -18,12 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.contender import RESULTS
+from benchmarks.contender import RESULTS, machine
+from benchmarks.engine.fresh import MODES, measure_modes
 
 from ostinato.app.numerics import training
 from ostinato.app.storage import model_path, open_log, open_store
 from ostinato.config import load
 from ostinato.core.records import PolicyVersion, Turn
+from ostinato.model.load import resolve
 from ostinato.record.rowlog import RowLog
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.follow.follower import Follower
@@ -83,20 +89,36 @@ def summary(differences: list[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?")
-    parser.add_argument("--turns", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=None, help="1000 stored ones, or 64 fresh ones")
+    parser.add_argument("--fresh", nargs="+", choices=MODES, default=None)
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/ostinato"))
     args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.fresh:
+        made = measure_modes(resolve("smollm2", args.cache), args.fresh, args.turns or 64, summary)
+        table("mode", [{"mode": row["mode"], "turns": row["turns"]} | row for row in made])
+        _write(RESULTS / "mismatch_modes.json", {"modes": made, "torch": torch.__version__, "machine": machine()})
+        return
+    turns = args.turns or 1000
     runs = sorted(Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     if args.run is None and not runs:
         print("nothing to measure: no run in runs/; `make demo` leaves one")
         return
-    torch.set_num_threads(1)
-    result = asyncio.run(measure(args.run or runs[-1].parent, args.turns))
+    result = asyncio.run(measure(args.run or runs[-1].parent, turns))
+    table("version", [*result["versions"], {"version": "all", "turns": turns} | result["all"]])
+    _write(RESULT, result)
+
+
+def table(key: str, rows: list[dict[str, Any]]) -> None:
     columns = ("tokens", "equal_bits", "mean", "p50_abs", "p99_abs", "p99.9_abs", "max_abs", "k3")
-    print("version  turns  " + "  ".join(f"{name:>10}" for name in columns))
-    for row in [*result["versions"], {"version": "all", "turns": args.turns} | result["all"]]:
-        print(f"{row['version']!s:>7}  {row['turns']:>5}  " + "  ".join(f"{row[name]:>10.3g}" for name in columns))
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{key:>9}  turns  " + "  ".join(f"{name:>10}" for name in columns))
+    for row in rows:
+        print(f"{row[key]!s:>9}  {row['turns']:>5}  " + "  ".join(f"{row[name]:>10.3g}" for name in columns))
+
+
+def _write(place: Path, result: dict[str, Any]) -> None:
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

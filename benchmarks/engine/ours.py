@@ -4,44 +4,67 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import os
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from benchmarks.contender import THREADS, quiet_stdout, serve
+from torch import nn
+from transformers import PreTrainedModel
 
 import ostinato
 import ostinato.model.config
 from ostinato.core.generation import Generate
 from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion, Sampling
-from ostinato.core.weights import Snapshot
+from ostinato.core.weights import Snapshot, Weights
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
 from ostinato.engine.embedded.form import prepack
-from ostinato.model.load import build, load_model
+from ostinato.engine.embedded.forms.int8 import Int8Linear
+from ostinato.model.integers import Integers, find
+from ostinato.model.load import build, empty_model, load_model
 from ostinato.model.numerics import contract
 from ostinato.model.renderer import HFRenderer
-from ostinato.model.selftest import examine
+from ostinato.model.selftest import examine, shapes_of
 from ostinato.model.tensors import weights_of
 from ostinato.train.config import TrainConfig
 from ostinato.train.trainer import PolicyTrainer
 from ostinato.weights.version.content import weights_root
 
-Mode = Literal["exact", "fast"]
+Mode = Literal["exact", "fast", "int8"]
+"""int8: as fast, and the engine's decoder in whole numbers."""
 BLOCK = EngineConfig().block
 COMPUTE = ostinato.model.config.quick_dtype()  # as model.compute = "auto" has it; weights are in bf16
 
 
-def make_engine(path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stops: bool = True) -> TorchEngine:
-    """An engine of one mode for `rows` streams at once; without `stops` no token ends a stream."""
+def make_engine(
+    path: Path, mode: Mode, *, kv_tokens: int, rows: int = 128, stops: bool = True, head: bool = False
+) -> TorchEngine:
+    """An engine of one mode for `rows` streams at once; without `stops` no token ends a stream. `head`: in whole numbers, too."""
     renderer = HFRenderer(path)
     if not stops:
         renderer.stop_ids = frozenset  # type: ignore[method-assign] # every stream is to be of full length
     config = EngineConfig(threads=THREADS, max_batch=rows, kv_tokens=kv_tokens)
-    return TorchEngine(build(path, COMPUTE), renderer, config, contract=arithmetic(path, mode), wide=True)
+    integers, make = whole(path) if mode == "int8" else None, build(path, COMPUTE)
+    if integers is not None and head:
+        make = _with_head(make, integers)
+    return TorchEngine(make, renderer, config, integers=integers, contract=arithmetic(path, mode), wide=True)
+
+
+def _with_head(make: Callable[[Weights], PreTrainedModel], integers: Integers) -> Callable[[Weights], PreTrainedModel]:
+    def rounded(weights: Weights) -> PreTrainedModel:
+        model = make(weights)
+        head = cast("nn.Linear", model.get_output_embeddings())
+        model.set_output_embeddings(Int8Linear([head], integers))
+        return model
+
+    return rounded
 
 
 def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
@@ -54,18 +77,40 @@ def make_trainer(path: Path, mode: Mode, **settings: Any) -> PolicyTrainer:
 @cache
 def arithmetic(path: Path, mode: Mode) -> Contract:
     """Under what both compute; in exact mode the self-test finds the row rule, the same bits at one thread and at all."""
-    rows = 1
+    rows, quantisation = 1, whole(path).name if mode == "int8" else "none"
     if mode == "exact":
         found = examine(path, COMPUTE, (1, THREADS), prepack)
         if not found.exact:
             raise SystemExit(found.reason)
         rows = found.rows
-    return contract(COMPUTE, mode, 1, rows=rows, block=BLOCK)
+    promised = "exact" if mode == "exact" else "fast"
+    return contract(COMPUTE, promised, 1, rows=rows, block=BLOCK, quantisation=quantisation)
+
+
+@cache
+def whole(path: Path) -> Integers:
+    """What the engine multiplies by in whole numbers."""
+    return find(shape.inputs for shape in shapes_of(empty_model(path, torch.float32, shallow=True).base_model))
 
 
 def first_snapshot(path: Path) -> Snapshot:
     weights = weights_of(load_model(path, torch.bfloat16))
     return Snapshot(policy=PolicyVersion(number=0, hash=weights_root(weights)), weights=weights)
+
+
+def _load(loop: asyncio.AbstractEventLoop, engine: TorchEngine, first: Snapshot, number: int) -> float:
+    """Seconds of bringing these weights in as a version of their own: building, laying out, rounding, exchanging."""
+    version = Snapshot(policy=PolicyVersion(number=number, hash=f"{first.policy.hash}.{number}"), weights=first.weights)
+    began = time.perf_counter()
+    loop.run_until_complete(engine.load("live", version))
+    return time.perf_counter() - began
+
+
+def _resident_mb() -> float:
+    """This process's memory, with what it no longer needs and the allocator keeps."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 async def stream(engine: TorchEngine, request: Generate, started: float) -> tuple[float, int]:
@@ -93,7 +138,7 @@ def main() -> None:
     answers = quiet_stdout()
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("mode", choices=["exact", "fast"])
+    parser.add_argument("mode", choices=["exact", "fast", "int8"])
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--length", type=int, required=True, help="tokens of the longest stream, its prompt included")
     args = parser.parse_args()
@@ -101,8 +146,10 @@ def main() -> None:
     loop = asyncio.new_event_loop()
     engine = make_engine(args.model, args.mode, kv_tokens=kv_tokens, rows=args.streams, stops=False)
     loop.run_until_complete(engine.start())
-    loop.run_until_complete(engine.load("live", first_snapshot(args.model)))
-    about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": args.mode}
+    first = first_snapshot(args.model)
+    swaps = [_load(loop, engine, first, number) for number in range(2)]  # the first one tries forms of the model
+    about = {"version": ostinato.__version__, "torch": torch.__version__, "mode": args.mode, "load_s": swaps[-1]}
+    about["resident_mb"] = _resident_mb()
     serve(about, lambda command: loop.run_until_complete(run(engine, command)), answers)
     loop.run_until_complete(engine.close())
 

@@ -5,7 +5,9 @@
 
 All get the same prompts (about 64 tokens of real English, all different, new ones each round; with --group, that many samples of
 each), make the same number of tokens at temperature 1, and have the same two threads. Rounds alternate, A B C A B C, and whoever
-is not asked is stopped. Prints medians, and writes benchmarks/results/engine.json.
+is not asked is stopped. Prints medians, and writes benchmarks/results/engine.json. In whole numbers against the engine's usual forms:
+
+    python -m benchmarks.engine.throughput --contenders ours-exact ours-fast ours-int8 [vllm] --out benchmarks/results/engine_int8.json
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from benchmarks.contender import PEERS, RESULTS, THREADS, Contender, end_on_sigt
 from ostinato.model.load import resolve
 from ostinato.model.renderer import HFRenderer
 
-NAMES = ("ours-exact", "ours-fast", "generate", "vllm")
+NAMES = ("ours-exact", "ours-fast", "ours-int8", "generate", "vllm")
 CHARACTERS = 8  # more than a token of English has
 
 
@@ -120,18 +122,29 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
     for row in rows:
         peers = {other["contender"]: other for other in rows if other["streams"] == row["streams"]}
-        for peer in ("vllm", "generate"):
+        for peer in ("vllm", "generate", "ours-exact"):
             if peer in peers:
                 row[f"times_{peer}"] = row["tokens_per_second"] / peers[peer]["tokens_per_second"]
     return rows
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    columns = ("streams", "contender", "tokens/s", "spread", "x vLLM", "x generate", "first p50", "first p95")
+    columns = (
+        "streams",
+        "contender",
+        "tokens/s",
+        "spread",
+        "x vLLM",
+        "x generate",
+        "x exact",
+        "first p50",
+        "first p95",
+    )
     print("".join(f"{column:>12}" for column in columns))
     for row in rows:
         ratios = "".join(
-            f"{row[key]:>12.2f}" if (key := f"times_{peer}") in row else f"{'-':>12}" for peer in ("vllm", "generate")
+            f"{row[key]:>12.2f}" if (key := f"times_{peer}") in row else f"{'-':>12}"
+            for peer in ("vllm", "generate", "ours-exact")
         )
         firsts = f"{row['first_token_p50_s']:>11.2f}s{row['first_token_p95_s']:>11.2f}s"
         rate = f"{row['tokens_per_second']:>12,.1f}{row['spread']:>12.1%}"

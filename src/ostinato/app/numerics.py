@@ -17,6 +17,7 @@ from ostinato.core.seams import Log
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.model.integers import Integers
     from ostinato.model.selftest import ExactnessVerdict
     from ostinato.train.config import TrainConfig
 
@@ -29,7 +30,47 @@ def engine_contract(config: Config) -> Contract:
     """
     from ostinato.model.config import compute_dtype
 
-    return _contract(config, compute_dtype(config.model), threads=1)
+    check_products(config)
+    found = integers(config)
+    return _contract(config, compute_dtype(config.model), threads=1, quantisation=None if found is None else found.name)
+
+
+def check_products(config: Config) -> None:
+    """Raise BadConfig where `engine.products` is at odds with what is promised of the engine's turns. Imports no torch."""
+    if config.engine.products == "plain":
+        return
+    if config.model.numerics == "exact":
+        raise BadConfig(
+            f"engine.products = {config.engine.products!r} rounds what the trainer does not, and model.numerics = 'exact' promises the "
+            "same bits: set model.numerics = 'fast', or engine.products = 'plain'"
+        )
+    if config.train.foreign_numerics == "refuse":
+        raise BadConfig(
+            f"engine.products = {config.engine.products!r} gives every turn another numerics contract than the trainer's, and "
+            "train.foreign_numerics = 'refuse' would hold all of them back: set it to 'label', or engine.products = 'plain'"
+        )
+
+
+def integers(config: Config) -> Integers | None:
+    """What the engine multiplies by with `engine.products = "int8"`, measured once per process; None without. Raises BadConfig."""
+    return _integers(model_path(config)) if config.engine.products == "int8" else None
+
+
+def pace(config: Config) -> dict[int, float]:
+    """By number of rows: how many times as fast the decoder's products in whole numbers are here as plain ones. Some seconds."""
+    from ostinato.engine.embedded.forms.int8 import times_as_fast
+    from ostinato.model.config import compute_dtype
+
+    found = integers(config)
+    if found is None:
+        return {}
+    return times_as_fast(_matrices(model_path(config)), compute_dtype(config.model), found)
+
+
+def slower(times: dict[int, float]) -> str:
+    """What to say of products that are slower in whole numbers than plain ones; "" if none is."""
+    late = [f"{factor:.1f}x at {rows} rows" for rows, factor in times.items() if factor < 1]
+    return f"slower here than plain products: {', '.join(late)}" if late else ""
 
 
 def trainer_contract(config: Config) -> Contract:
@@ -52,7 +93,7 @@ def training(config: Config) -> TrainConfig:
     return config.train.model_copy(update={"compute": compute})
 
 
-def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:
+def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str | None = None) -> Contract:
     from ostinato.model.numerics import contract
 
     mode, rows = config.model.numerics, 1
@@ -61,7 +102,7 @@ def _contract(config: Config, dtype: torch.dtype, threads: int) -> Contract:
         if not found.exact:
             raise BadConfig(found.reason)
         rows, threads = found.rows, found.threads
-    return contract(dtype, mode, threads, rows, config.engine.block)
+    return contract(dtype, mode, threads, rows, config.engine.block, quantisation or "none")
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:
@@ -93,6 +134,31 @@ def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> Exact
     from ostinato.model.selftest import examine
 
     return examine(path, dtype, threads, prepack)
+
+
+@lru_cache
+def _integers(path: Path) -> Integers:
+    import torch
+
+    from ostinato.engine.embedded.forms.int8 import check_dense
+    from ostinato.model.integers import find
+    from ostinato.model.load import empty_model
+
+    check_dense(empty_model(path, torch.float32, shallow=True))
+    return find(inputs for inputs, _ in _matrices(path))
+
+
+@lru_cache
+def _matrices(path: Path) -> tuple[tuple[int, int], ...]:
+    """(inputs, outputs) of the linear layers of a decoder layer."""
+    import torch
+
+    from ostinato.model.load import empty_model
+    from ostinato.model.selftest import shapes_of
+
+    return tuple(
+        (shape.inputs, shape.outputs) for shape in shapes_of(empty_model(path, torch.float32, shallow=True).base_model)
+    )
 
 
 async def stamp(log: Log, contract: Contract) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import SecretStr
 
 from ostinato.app.draining import read_draining
 from ostinato.app.lending import Lending, Lent, check_lending
-from ostinato.app.numerics import engine_contract, stamp, threads_agree
+from ostinato.app.numerics import engine_contract, integers, pace, slower, stamp, threads_agree
 from ostinato.app.storage import Run, open_cached_follower, open_follower, store_place
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -24,6 +25,8 @@ from ostinato.weights.follow.follower import Follower
 
 if TYPE_CHECKING:  # a process that serves imports it on a thread
     from ostinato.model.renderer import HFRenderer
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,12 @@ async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine
     weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)
-    return TorchEngine(weights, renderer, config.engine, contract=contract, wide=wide, grammars=grammars)
+    found = await asyncio.to_thread(integers, config)
+    if words := slower(await asyncio.to_thread(pace, config)):
+        _LOG.warning("engine.products = %r is %s", config.engine.products, words)
+    return TorchEngine(
+        weights, renderer, config.engine, integers=found, contract=contract, wide=wide, grammars=grammars
+    )
 
 
 async def _vllm(run: Run, renderer: Renderer) -> Engine:

@@ -23,7 +23,7 @@ if ONEDNN:
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[..., in] -> [..., out] by oneDNN, for a weight [out, in] as it is or as oneDNN laid it out. Without gradients."""
     rows = x.numel() // x.shape[-1]
-    added = _rounded(rows) - rows
+    added = padded_rows(rows) - rows
     if not added:
         return _PRODUCT(x, weight, bias, "none", [], "")
     padded = F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, added))
@@ -31,8 +31,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y[:rows].view(*x.shape[:-1], y.shape[-1])
 
 
-def _rounded(rows: int) -> int:
-    """The row count that is computed. oneDNN keeps code and buffers for each one it has seen: some 0.5 MB, in all up to half a gigabyte."""
+def padded_rows(rows: int) -> int:
+    """The row count that is computed for so many.
+
+    oneDNN keeps code and buffers for each one it has seen: some 0.5 MB, in all up to half a gigabyte.
+    """
     step = 1 if rows <= 32 else 4 if rows <= 128 else 16 if rows <= 512 else 64
     return -(-rows // step) * step
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from ostinato.core.numerics import Contract
 from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.model.integers import Integers
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
@@ -46,6 +48,8 @@ async def tiny_engine(
     config: EngineConfig | None = None,
     *,
     context: int = 512,
+    integers: Integers | None = None,
+    contract: Contract | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[TinyEngine, None]:
     """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
@@ -53,7 +57,15 @@ async def tiny_engine(
     directory = tiny_model(path / "seed0", seed=0, context=context)
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)
-    engine = TorchEngine(build(directory), renderer, config, grammars=renderer.grammars, clock=clock)
+    engine = TorchEngine(
+        build(directory),
+        renderer,
+        config,
+        integers=integers,
+        contract=contract,
+        grammars=renderer.grammars,
+        clock=clock,
+    )
     await engine.start()
     try:
         await engine.load("live", Snapshot(policy=PolicyVersion(number=0, hash="seed0"), weights=weights_of(model)))

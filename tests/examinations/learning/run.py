@@ -12,7 +12,9 @@ that were taught; the kinds that were not demonstrated are reported by themselve
 functions: one answer, hidden tests. repairs: two answers, between them a check that shows what fails. numbers: questions about a file that
 a Python tool has to answer, after a short start by imitation of some kinds of them. removals: short bodies that were taken out of real
 packages, after a start by imitation of half of the packages; families are packages. The model is SmolLM2-135M-Instruct throughout.
-Prints a table and writes tests/examinations/results/learning.json. About 10 minutes a world and seed on two idle cores.
+With `--products int8` rollouts are sampled in whole numbers (`engine.products`), rows of their own beside the plain ones: is learning
+the same at equal steps? Prints a table and writes tests/examinations/results/learning.json. About 10 minutes a world and seed on two idle
+cores.
 """
 
 from __future__ import annotations
@@ -64,6 +66,16 @@ OWN: dict[str, dict[str, Any]] = {
     "removals": {"worlds.groups": 8, "reward.flat_groups": "train"},
 }
 """Where a rollout takes several turns: smaller steps. Few groups of removals differ: a step does not wait for so many that do."""
+
+
+PRODUCTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "int8": {"engine.products": "int8", "model.numerics": "fast"},
+}
+
+
+def _key(row: dict[str, Any]) -> tuple[str, int, str]:
+    return row["world"], row["seed"], row.get("products", "plain")
 
 
 def words(settings: dict[str, Any]) -> list[str]:
@@ -123,7 +135,8 @@ def imitated(world: str, lines: list[str], place: Path) -> Path:
 
 def train(world: str, file: Path, own: dict[str, Any], seed: int, steps: int, place: Path) -> dict[str, Any]:
     """One world and seed: taught, then measured before and after."""
-    run, log, tried = place / f"{world}-{seed}", place / f"{world}-{seed}.log", place / f"{world}-{seed}.finished.jsonl"
+    name = "-".join([world, *([own["engine.products"]] if "engine.products" in own else []), str(seed)])
+    run, log, tried = place / name, place / f"{name}.log", place / f"{name}.finished.jsonl"
     settings = words(SETTINGS | own | {"run.directory": str(run), "worlds.seed": seed, "train.seed": seed})
     tried.unlink(missing_ok=True)
     seconds = ostinato("train", "--world", str(file), "--steps", str(steps), *settings, log=log)
@@ -186,6 +199,7 @@ def table_of(found: list[dict[str, Any]]) -> Table:
     """A line for each world and seed."""
     table = Table(
         "world",
+        "products",
         "seed",
         "steps",
         "pass@1 start",
@@ -202,7 +216,7 @@ def table_of(found: list[dict[str, Any]]) -> Table:
             f"{n}: {100 * each['solved']:.0f}% of {each['rollouts']}" for n, each in row["turns_last"].items()
         )
         table.add_row(
-            row["world"], str(row["seed"]), str(row["steps"]), _share(start), _share(last),
+            row["world"], row.get("products", "plain"), str(row["seed"]), str(row["steps"]), _share(start), _share(last),
             _change(row["by_family"]), _change(row["not_demonstrated"]),
             f"{100 * row['best_first']['mean']:.0f} -> {100 * row['best_last']['mean']:.0f}%", turns,
             f"{row['seconds'] / 60:.1f}",
@@ -227,6 +241,7 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=None, help=f"none: {', '.join(f'{n} for {w}' for w, n in STEPS.items())}"
     )
+    parser.add_argument("--products", choices=["plain", "int8"], default="plain", help="what rollouts are sampled with")
     parser.add_argument("--directory", type=Path, default=None, help="where runs are kept; none: nowhere")
     parser.add_argument(
         "--tasksets", type=Path, default=None, help="write the worlds' own tasks there, and nothing else"
@@ -245,8 +260,9 @@ def main() -> None:
         for world in given.worlds:
             file, own = asyncio.run(start_of(world, place, given.tasks))
             for seed in given.seeds:
-                row = train(world, file, own, seed, given.steps or STEPS[world], place)
-                found = [each for each in found if (each["world"], each["seed"]) != (world, seed)] + [row]
+                row = train(world, file, own | PRODUCTS[given.products], seed, given.steps or STEPS[world], place)
+                row["products"] = given.products
+                found = [each for each in found if _key(each) != _key(row)] + [row]
                 console.print(table_of([row]))
                 RESULT.write_text(json.dumps(found, indent=1) + "\n")
     console.print(table_of(found))

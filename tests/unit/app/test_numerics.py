@@ -16,6 +16,7 @@ from ostinato.core.errors import BadConfig
 from ostinato.core.numerics import Contract, differences
 from ostinato.engine.embedded.form import prepack
 from ostinato.launch.commands import doctor
+from ostinato.launch.commands.checks import check_start
 from ostinato.launch.commands.log import print_log
 from ostinato.launch.commands.status import show_status
 from ostinato.launch.views.contracts import apart, parts
@@ -94,6 +95,41 @@ def test_exact_mode_is_refused_where_it_cannot_hold_and_fast_mode_never_asks(sou
     asked.clear()
     fast = engine_contract(load(None, [source, "model.numerics=fast"]))
     assert (fast.mode, fast.rows, asked) == ("fast", 1, [])
+
+
+INT8 = ["engine.products=int8", "model.numerics=fast"]
+
+
+def test_whole_numbers_are_a_contract_of_their_own(source):
+    config = load(None, [source, *INT8])
+    assert differences(engine_contract(config), trainer_contract(config)) == ("quantisation",)
+    found = numerics.integers(config)
+    assert engine_contract(config).quantisation == found.name
+    assert str(2 * found.most + 1) in found.name
+    assert numerics.integers(load(None, [source])) is None
+
+
+def test_whole_numbers_are_refused_where_their_turns_could_not_be_what_was_promised(source):
+    with pytest.raises(BadConfig, match=r"engine\.products = 'int8' .* set model\.numerics = 'fast'"):
+        engine_contract(load(None, [source, "engine.products=int8"]))
+    with pytest.raises(BadConfig, match=r"train\.foreign_numerics = 'refuse' .* set it to 'label'"):
+        engine_contract(load(None, [source, *INT8, "train.foreign_numerics=refuse"]))
+    with pytest.raises(BadConfig, match=r"engine\.products = 'int8' is the embedded engine's"):
+        load(None, [*INT8, "engine.kind=vllm", 'engine.urls=["http://one:1"]'])
+
+
+async def test_up_refuses_them_before_anything_is_started(tmp_path, source):
+    config = load(None, [source, "engine.products=int8", f"run.directory={tmp_path / 'run'}", "evaluate.suite="])
+    with pytest.raises(BadConfig, match=r"set model\.numerics = 'fast'"):
+        await check_start(config)
+
+
+def test_the_doctor_says_where_whole_numbers_are_slower(source, verdicts, monkeypatch):
+    config = load(None, [source, *INT8, "model.compute=fp32"])
+    monkeypatch.setattr(numerics, "pace", lambda _: {1: 0.5, 128: 2.0})
+    assert doctor._numerics(config).endswith("slower here than plain products: 0.5x at 1 rows")
+    monkeypatch.setattr(numerics, "pace", lambda _: {1: 1.5, 128: 2.0})
+    assert doctor._numerics(config).endswith("one thread: 1.5x at 1 rows, 2.0x at 128 rows")
 
 
 def test_the_machine_is_measured_once_per_process(source, monkeypatch):

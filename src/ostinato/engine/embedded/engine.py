@@ -27,6 +27,7 @@ from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.grammars.compiling import Grammars
+from ostinato.model.integers import Integers
 from ostinato.model.logit_edits import LogitEditor
 from ostinato.model.threads import team
 
@@ -42,6 +43,7 @@ class TorchEngine:
         renderer: decodes ids and knows the stop tokens, the vocabulary and the context.
         config: sizes.
         prepack: bring models into the engine's form when they are loaded (the same bits, fewer microseconds).
+        integers: what the decoder's linear layers multiply by, whatever `prepack` says; None: in the model's dtype.
         contract: the arithmetic of this process, stamped on what it samples; None if nobody measured it.
         wide: a team of `config.threads` torch threads gives the bits of one: small steps may then use them all.
         grammars: compiles what an answer must follow; None: no request may demand anything.
@@ -64,6 +66,7 @@ class TorchEngine:
         config: EngineConfig | None = None,
         *,
         prepack: bool = True,
+        integers: Integers | None = None,
         contract: Contract | None = None,
         wide: bool = False,
         grammars: Grammars | None = None,
@@ -71,6 +74,7 @@ class TorchEngine:
     ) -> None:
         self.config = config or EngineConfig()
         self._build, self._renderer, self._prepack = build, renderer, prepack
+        self._integers = integers
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
@@ -231,8 +235,8 @@ class TorchEngine:
         with team(1):  # the other cores are the open streams'
             model = self._build(weights)
             set_rows(model, self._rows)
-            if self._prepack:
-                prepack(model, self._rows)
+            if self._prepack or self._integers is not None:
+                prepack(model, self._rows, self._integers)
         return model
 
     def _running(self) -> EngineThread:

@@ -1,4 +1,7 @@
-"""The engine's form of a model: all layers in one call or fused ones where that changes no bit, packed linear layers elsewhere."""
+"""The engine's form of a model: all layers in one call or fused ones where that changes no bit, packed linear layers elsewhere.
+
+Or, where rounding is wanted, fused layers of whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ from transformers import PreTrainedModel
 
 from ostinato.engine.embedded.forms.condensed import condense
 from ostinato.engine.embedded.forms.fused import fuse
+from ostinato.engine.embedded.forms.int8 import quantise
 from ostinato.engine.embedded.forms.packed import prepack_linears
+from ostinato.model.integers import Integers
 
 
-def prepack(model: nn.Module, rows: int = 1) -> int:
+def prepack(model: nn.Module, rows: int = 1, integers: Integers | None = None) -> int:
     """Bring a model, or a part of one, into the engine's form, in place. Returns how many linear layers were laid out anew.
 
-    `rows` is the row rule: what is computed at multiples of it keeps its bits.
+    `rows` is the row rule: what is computed at multiples of it keeps its bits. With `integers` a model's decoder is rounded to
+    them. Raises BadConfig for a model that cannot be.
     """
-    taken = (condense(model, rows) or fuse(model, rows)) if isinstance(model, PreTrainedModel) else 0
+    if not isinstance(model, PreTrainedModel):
+        return prepack_linears(model)
+    taken = (condense(model, rows) or fuse(model, rows)) if integers is None else quantise(model, integers)
     return taken + prepack_linears(model)

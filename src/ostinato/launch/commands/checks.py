@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from ostinato.app.lending import check_lending
+from ostinato.app.numerics import check_products
 from ostinato.app.proving import check_suite
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
@@ -22,6 +23,7 @@ async def check_start(config: Config) -> None:
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     check_place(config)
     check_model(config)
+    check_products(config)
     check_sandboxes(config)
     check_lending(config)
     if config.evaluate.suite:

@@ -93,6 +93,7 @@ def _numerics(config: Config) -> str:
     from ostinato.launch.views.contracts import apart, parts
     from ostinato.model.config import compute_dtype
 
+    numerics.check_products(config)
     if _elsewhere(config):
         return f"{config.model.numerics} mode; measured at the start, when the model has been downloaded"
     engine, trainer = numerics.engine_contract(config), numerics.trainer_contract(config)
@@ -103,6 +104,9 @@ def _numerics(config: Config) -> str:
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
     lines += [f"  rows {line.rows:>2}  {line.what}" for line in found.table]
+    if times := numerics.pace(config):
+        shown = ", ".join(f"{factor:.1f}x at {rows} rows" for rows, factor in times.items())
+        lines.append(numerics.slower(times) or f"products of whole numbers against plain ones, one thread: {shown}")
     return "\n           ".join(lines)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,15 +28,17 @@ from ostinato.model.paged import array
 
 _LOG = logging.getLogger(__name__)
 _UNREAD = np.empty(0, np.float32)  # a norm's scales are for a backward pass, and there is none
+Make = Callable[[Sequence[nn.Linear]], nn.Module]
+"""One layer of several, their outputs side by side. Raises ValueError where they cannot be one."""
 
 
 class FusedMLP(nn.Module):
     """`GatedMLP` with both of its first products as one."""
 
-    def __init__(self, mlp: GatedMLP) -> None:
+    def __init__(self, mlp: GatedMLP, make: Make) -> None:
         super().__init__()
         gate, up, down = (cast("nn.Linear", part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-        self.gate_up, self.down = PackedLinear.of([gate, up]), PackedLinear.of([down])
+        self.gate_up, self.down = make([gate, up]), make([down])
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""
@@ -59,12 +61,12 @@ class Rotations:
 
 
 class FusedLayer(nn.Module):
-    """A decoder layer over copies of another's matrices and the memory of its norms; `rotations` is the whole model's.
+    """A decoder layer over copies of another's matrices, by `make`, and the memory of its norms; `rotations` is the whole model's.
 
     Raises ValueError or AttributeError for a layer of other parts.
     """
 
-    def __init__(self, layer: Any, reach: Reach, rotations: Rotations) -> None:
+    def __init__(self, layer: Any, reach: Reach, rotations: Rotations, make: Make) -> None:
         super().__init__()
         attention: Any = layer.self_attn
         self._layer: int = attention.layer_idx
@@ -79,10 +81,10 @@ class FusedLayer(nn.Module):
         self._before, self._after = _terms(self.input_layernorm), _terms(self.post_attention_layernorm)
         like = array(attention.q_proj.weight)
         self._of_queries, self._of_keys = _terms(self.q_norm, like), _terms(self.k_norm, like)
-        self.qkv = PackedLinear.of([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = PackedLinear.of([attention.o_proj])
+        self.qkv = make([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = make([attention.o_proj])
         self._flat = isinstance(layer.mlp, GatedMLP)  # the library's own take [1, N, D]
-        self.mlp: nn.Module = FusedMLP(layer.mlp) if isinstance(layer.mlp, GatedMLP) else layer.mlp
+        self.mlp: nn.Module = FusedMLP(layer.mlp, make) if isinstance(layer.mlp, GatedMLP) else layer.mlp
         self._heads = attention.q_proj.out_features // self._dim
         self._kv_heads = attention.k_proj.out_features // self._dim
         self.attention_type: str = getattr(layer, "attention_type", "full_attention")
@@ -133,25 +135,38 @@ _known: Found = {}
 
 
 @torch.inference_mode()
-def fuse(model: PreTrainedModel, rows: int) -> int:
+def fuse(model: PreTrainedModel, rows: int, make: Make = PackedLinear.of) -> int:
     """Exchange the decoder layers of a CPU model for fused ones, in place; returns how many linear layers they took over.
 
     All or none: a model of other parts, or one that answers with other bits at some multiple of `rows` tokens, stays as it is. Tried
-    once per process for each configuration.
+    once per process for each configuration, with packed linear layers: those of `make` may have other bits.
     """
     body: Any = model.base_model
     layers: Any = getattr(body, "layers", None)
     if not isinstance(layers, nn.ModuleList) or model.device.type != "cpu":
         return 0
-    before = count_linears(layers)
-    tried_once(_known, model, rows, lambda: _try(model, layers, rows), lambda reaches: _exchange(layers, reaches))
+    before, plain = count_linears(layers), list(layers)
+
+    def attempt() -> tuple[tuple[Reach, ...] | None, bool]:
+        reaches, telling = _try(model, layers, rows)
+        if reaches is not None and make != PackedLinear.of:
+            _put(layers, plain)
+            _exchange(layers, reaches, make)
+        return reaches, telling
+
+    tried_once(_known, model, rows, attempt, lambda reaches: _exchange(layers, reaches, make))
     return before - count_linears(layers)
 
 
-def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach]) -> None:
+def _exchange(layers: nn.ModuleList, reaches: Sequence[Reach], make: Make = PackedLinear.of) -> None:
     rotations = Rotations()
     for number, reach in enumerate(reaches):
-        layers[number] = FusedLayer(layers[number], reach, rotations)
+        layers[number] = FusedLayer(layers[number], reach, rotations, make)
+
+
+def _put(layers: nn.ModuleList, these: Sequence[nn.Module]) -> None:
+    for number, layer in enumerate(these):
+        layers[number] = layer
 
 
 def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tuple[Reach, ...] | None, bool]:
@@ -171,6 +186,5 @@ def _try(model: PreTrainedModel, layers: nn.ModuleList, rows: int) -> tuple[tupl
             _LOG.warning("%s is not fused, and slower for it: fused layers give other bits", type(model).__name__)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError):
         pass  # a layer of other parts, or one that is called in another way
-    for number, layer in enumerate(plain):
-        layers[number] = layer
+    _put(layers, plain)
     return None, telling

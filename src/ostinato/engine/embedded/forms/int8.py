@@ -1,0 +1,137 @@
+"""Linear layers that multiply whole numbers of eight bits: other bits than the trainer's, in a quarter of an fp32 weight's memory.
+
+Each output has one scale for its weights, and each row one for its activations, found when it comes, so that an answer depends on no
+other in its batch. Sums are exact (`model.integers`); rounding happens where numbers become levels, and once more at the end.
+The output head keeps its precision: its errors would be the logits' own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ostinato.core.errors import BadConfig
+from ostinato.engine.embedded.forms.fused import fuse
+from ostinato.engine.embedded.forms.packed import PackedLinear
+from ostinato.model import routing
+from ostinato.model.integers import WEIGHT_LEVELS, Integers
+from ostinato.model.kernels.levels import from_sums, to_levels
+from ostinato.model.linear import Linear
+from ostinato.model.paged import array
+from ostinato.model.threads import team
+
+_UNBIASED = np.empty((1, 0), np.float32)
+_ALIKE = 32  # rows at which fused layers are tried: by few the packed products choose other kernels, and these do not
+_TIMED = (1, 8, 32, 128)  # rows
+_TIMES = 5
+
+
+def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Levels [O, I] in int8, at most 127 to either side, and a scale [O] in fp32: level x scale is within half a scale of the weight."""
+    weight = weight_OI.detach().float()
+    scales_O = weight.abs().amax(1) / WEIGHT_LEVELS
+    factors_O = torch.where(scales_O > 0, scales_O, 1.0).reciprocal()
+    return (weight * factors_O[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8), scales_O
+
+
+class Int8Linear(nn.Module):
+    """`nn.Linear` for inference, rounded to `integers`; several may be one, their outputs side by side. It answers in its input's dtype."""
+
+    def __init__(self, layers: Sequence[nn.Linear], integers: Integers) -> None:
+        super().__init__()
+        levels_OI, scales_O = quantised(torch.cat([layer.weight for layer in layers]))
+        biases = [layer.bias.detach() for layer in layers if cast("Tensor | None", layer.bias) is not None]
+        if len(biases) not in (0, len(layers)):
+            raise ValueError("these layers cannot be one")
+        self.inputs, self.outputs = levels_OI.shape[1], len(levels_OI)
+        self._most, self._matrix = integers.most, integers.matrix(levels_OI)
+        self._scales = scales_O.numpy()[None]
+        self._biases = torch.cat(biases).float().numpy()[None] if biases else _UNBIASED
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        flat = x.reshape(-1, self.inputs).contiguous()
+        rows, most = len(flat), self._most
+        levels, zero = self._matrix.room(rows, self.inputs, most)
+        scales = np.empty(rows, np.float32)
+        to_levels(array(flat), np.float32(most), np.float32(zero), levels.numpy(), scales)
+        sums = self._matrix.sums(levels, most)[:rows]
+        out = sums if x.dtype == torch.float32 else torch.empty(rows, self.outputs, dtype=x.dtype)
+        from_sums(sums.numpy(), scales, self._scales, self._biases, array(out))
+        return out.view(*x.shape[:-1], self.outputs)
+
+
+@torch.inference_mode()
+def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) -> int:
+    """Exchange the linear layers of a dense model's decoder for those of whole numbers, in place; returns how many of the model's.
+
+    The layers are fused where they can be (`forms.fused`). With `head` the output head is one of them. Raises BadConfig for a
+    mixture of experts, whose experts are no linear layers.
+    """
+    check_dense(model)
+    linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    top = model.get_output_embeddings()
+
+    def make(layers: Sequence[nn.Linear]) -> nn.Module:
+        return Int8Linear(layers, integers)
+
+    fuse(model, _ALIKE, make)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and child is not top:
+                setattr(parent, name, make([child]))
+    if head and isinstance(top, nn.Linear):
+        model.set_output_embeddings(make([top]))
+    left = {id(part) for part in model.modules()}
+    return sum(id(part) not in left for part in linears)
+
+
+def check_dense(model: PreTrainedModel) -> None:
+    """Raise BadConfig for a mixture of experts."""
+    if routing.of(model) is not None:
+        raise BadConfig(
+            "engine.products = 'int8' is for dense models, and this one is a mixture of experts: set engine.products = 'plain'"
+        )
+
+
+@torch.inference_mode()
+def times_as_fast(shapes: Iterable[tuple[int, int]], dtype: torch.dtype, integers: Integers) -> dict[int, float]:
+    """By number of rows: how many times as fast layers of these (inputs, outputs) are in whole numbers as in `dtype`, on one thread.
+
+    A short look, of a tenth of a second or so for each: other work on the machine shows in it.
+    """
+    pairs: list[tuple[nn.Module, nn.Module, int]] = []
+    for inputs, outputs in shapes:
+        layer = Linear(nn.Linear(inputs, outputs, bias=False, dtype=dtype))
+        try:
+            plain: nn.Module = PackedLinear.of([layer])
+        except ValueError:  # this torch cannot pack it, and the engine would not either
+            plain = layer
+        pairs.append((plain, Int8Linear([layer], integers), inputs))
+    found: dict[int, float] = {}
+    with team(1):
+        for rows in _TIMED:
+            whole = [0.0, 0.0]
+            for plain, int8, inputs in pairs:
+                x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
+                for side, layer in enumerate((plain, int8)):
+                    whole[side] += _seconds(layer, x)
+            found[rows] = whole[0] / whole[1]
+    return found
+
+
+def _seconds(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """The quickest of a few calls."""
+    run(x)
+    taken: list[float] = []
+    for _ in range(_TIMES):
+        began = time.perf_counter()
+        run(x)
+        taken.append(time.perf_counter() - began)
+    return min(taken)

@@ -1,0 +1,64 @@
+# pyright: basic, reportCallIssue=false
+"""Rows of numbers as a scale and whole numbers of few levels, and sums of their products as numbers again.
+
+For a row x with a = max |x_d|: the scale is a / most, level d is x_d (most / a) rounded to nearest, ties to even, so that |level| <= most.
+A row that is all but zero has scale 0 and levels 0. One with a NaN or an infinity has the scale NaN, and so has all that is made of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ostinato.model.kernels.arithmetic import ROUND, load, store
+from ostinato.model.kernels.vector import WIDE, add16, all16, fma16, load16, max16, mul16, store16, sub16, sum16, top16
+
+_LEAST = np.float32(1e-30)  # below it the reciprocal of a row's largest number would overflow
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def to_levels(x_ND, most, zero, levels_ND, scales_N):
+    """Fill levels_ND, float32 or uint8, with level + zero, and scales_N. `most` and `zero` are float32."""
+    rows, dim = x_ND.shape
+    whole = dim // WIDE * WIDE
+    nothing = all16(np.float32(0.0))
+    for n in range(rows):
+        top, odd = nothing, nothing
+        for d in range(0, whole, WIDE):
+            x = load16(x_ND, n, d)
+            top = max16(max16(top, x), sub16(nothing, x))
+            odd = fma16(x, nothing, odd)
+        largest, stray = top16(top), sum16(odd)
+        for d in range(whole, dim):
+            x = load(x_ND[n, d])
+            largest = max(largest, abs(x))
+            stray += x * np.float32(0.0)
+        if largest < _LEAST:
+            scales_N[n], factor = stray, np.float32(0.0)
+        else:
+            scales_N[n], factor = largest / most + stray, most / largest
+        for d in range(dim):
+            levels_ND[n, d] = ((load(x_ND[n, d]) * factor + ROUND) - ROUND) + zero
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def from_sums(sums_NO, scales_N, weights_1O, biases_1O, out_NO):
+    """Fill out_NO with sum (row's scale x output's scale), rounded to the dtype, plus the bias unless biases_1O is [1, 0].
+
+    `out_NO` may be `sums_NO`.
+    """
+    rows, width = out_NO.shape
+    whole = width // WIDE * WIDE
+    biased = biases_1O.shape[1] > 0
+    for n in range(rows):
+        scale = all16(scales_N[n])
+        for o in range(0, whole, WIDE):
+            y = mul16(load16(sums_NO, n, o), mul16(scale, load16(weights_1O, 0, o)))
+            if biased:
+                y = add16(y, load16(biases_1O, 0, o))
+            store16(out_NO, n, o, y)
+        for o in range(whole, width):
+            y = sums_NO[n, o] * (scales_N[n] * weights_1O[0, o])
+            if biased:
+                y += biases_1O[0, o]
+            out_NO[n, o] = store(out_NO[n, o], y)
