@@ -13,21 +13,23 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.model.devices.backend import Backend
 from ostinato.testing.engine import FakeEngine
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 
 SCRIPT = "a scripted answer that is long enough for every test of this contract, and then goes on for a while longer"
 
 
-@pytest.fixture(params=["fake", "embedded", "vllm", "vllm, two servers a slot"])
+@pytest.fixture(params=["fake", "embedded", "embedded, torch's kernels", "vllm", "vllm, two servers a slot"])
 async def engine(request, tmp_path):
     if request.param == "fake":
         fake = FakeEngine(lambda _: SCRIPT, context=512)
         await fake.start()
         yield fake
         await fake.close()
-    elif request.param == "embedded":
-        async with tiny_engine(tmp_path) as tiny:
+    elif request.param.startswith("embedded"):
+        backend = Backend(kernels="torch" if "torch" in request.param else "own")
+        async with tiny_engine(tmp_path, backend=backend) as tiny:
             yield tiny.engine
     else:
         count = 1 if request.param == "vllm" else 2

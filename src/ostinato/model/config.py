@@ -43,8 +43,8 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
-        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, dense models and fast numerics "
-        "only. auto: own on the CPU, torch elsewhere.",
+        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, fast numerics only. "
+        "auto: own on the CPU, torch elsewhere.",
     )
     numerics: Literal["exact", "fast"] = Field(
         default="exact",

@@ -60,7 +60,7 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: 
     """The directory's causal LM with its weights, on the backend's device, our attention selected, no KV cache of its own.
 
     In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (an
-    architecture that our attention cannot express, or one that the backend has no kernels for).
+    architecture that our attention cannot express).
     """
     check_directory(path)
     _config(path)
@@ -166,11 +166,7 @@ def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:
         replace_norms(model)
         replace_mlps(model)
         replace_linears(model)
-    elif experts.experts_of(model):
-        raise BadConfig(
-            f'model.kernels = "torch" computes dense models only, and {type(model).__name__} is a mixture of experts: '
-            'set model.kernels = "own" and model.device = "cpu"'
-        )
+    experts.set_kernels(model, backend.kernels)
     mark(model, backend)
     return model.to(backend.device).train(train).requires_grad_(train)
 

@@ -45,8 +45,8 @@ def contract(
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
-    `rows` is the row rule that the self-test found, `block` the tokens of a KV block, `backend` whose kernels compute and where. Call it once, at the start, after torch
-    has been set up: switches of the environment that change kernels are part of the answer.
+    `rows` is the row rule that the self-test found, `block` the tokens of a KV block, `backend` where it computes, and by whose kernels.
+    Call it once, at the start, after torch has been set up: switches of the environment that change kernels are part of the answer.
 
     Example: ``contract(torch.bfloat16, "exact", threads=1, rows=4, block=32).id``
     """

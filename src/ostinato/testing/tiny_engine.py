@@ -15,6 +15,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
 from ostinato.model.tensors import weights_of
@@ -47,13 +48,14 @@ async def tiny_engine(
     *,
     context: int = 512,
     clock: Callable[[], float] = time.monotonic,
+    backend: Backend = OWN,
 ) -> AsyncGenerator[TinyEngine, None]:
     """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
     torch.set_num_threads(1)  # more threads than this only wait for each other on so small a model
     directory = tiny_model(path / "seed0", seed=0, context=context)
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)
-    engine = TorchEngine(build(directory), renderer, config, grammars=renderer.grammars, clock=clock)
+    engine = TorchEngine(build(directory, backend=backend), renderer, config, grammars=renderer.grammars, clock=clock)
     await engine.start()
     try:
         await engine.load("live", Snapshot(policy=PolicyVersion(number=0, hash="seed0"), weights=weights_of(model)))

@@ -82,7 +82,7 @@ class Masters:
         self.moments[0].zero_()
 
     def arrays(self) -> tuple[Arrays, Arrays, None]:
-        """Views of the masters (copies of what lies on a GPU), and of the moments in the order of the weights; nothing is left to others."""
+        """Views of the masters, and of the moments in the order of the weights (copies, from a GPU); nothing is left to others."""
         moments = {name: moment.cpu().numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
         return {name: view.cpu().numpy() for name, view in self.weights.items()}, moments, None
 

@@ -137,7 +137,7 @@ def forward(part: Part, store: KVStore, rows: int) -> Ran:
     with router.record() if router is not None and router.can_record else nullcontext() as recording:
         states_ND = hidden(part.model, ids, positions, plan, rows=rows)
     ends = np.cumsum([p.end - p.start for p in pieces])
-    routes = None if recording is None else np.split(recording.ids_NLk(len(ids)).numpy(), ends[:-1])
+    routes = None if recording is None else np.split(recording.ids_NLk(len(ids)).cpu().numpy(), ends[:-1])
     return Ran(states_ND[torch.from_numpy(ends - 1).to(device)], routes)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ostinato.core.generation import Tops
-from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.devices.softmax import TensorSoftmax, invert
+from ostinato.model.logit_edits import Edit, edit_logits
 from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
 
 _MASK = (1 << 64) - 1

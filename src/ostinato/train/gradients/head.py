@@ -65,7 +65,6 @@ def token_logprobs(
     otherwise it runs the head again, and no more than a chunk of them ever does. `edits`: what was done to the logits of some of the M
     tokens before they were drawn. `kernels`: whose; "torch" computes on any device, where all tensors lie.
     """
-
     function = _TokenLogprobs if kernels == "own" else TensorLogprobs
 
     def chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor, start: int) -> Tensor:
