@@ -30,22 +30,18 @@ WITHIN = 2e-5
 """Nats between two log-probabilities of one token in fp32."""
 
 
+def prompt_of(number: int) -> tuple[int, ...]:
+    return (*(b"def add(a, b): return a " * (1 + number % 3)), number)
+
+
 async def answers(engine, number: int, **sampling) -> tuple[tuple[int, ...], tuple[float, ...], PolicyVersion]:
-    prompt = tuple(b"def add(a, b): return a " * (1 + number % 3)) + (number,)
+    prompt = prompt_of(number)
     asked = Generate(
         id=f"r{number}", slot="live", prompt_ids=prompt, sampling=Sampling(max_tokens=24, seed=number, **sampling)
     )
     chunks = [chunk async for chunk in engine.generate(asked)]
-    ids, logprobs = ([value for chunk in chunks for value in values(chunk)] for values in (_ids, _logprobs))
-    return tuple(ids), tuple(logprobs), chunks[-1].policy
-
-
-def _ids(chunk):
-    return chunk.ids
-
-
-def _logprobs(chunk):
-    return chunk.logprobs
+    ids = tuple(token for chunk in chunks for token in chunk.ids)
+    return ids, tuple(logprob for chunk in chunks for logprob in chunk.logprobs), chunks[-1].policy
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -121,18 +117,18 @@ async def test_what_was_served_is_learned_from_and_served(tmp_path: Path):
         samples = []
         for i in range(6):
             ids, logprobs, policy = await answers(tiny.engine, i, temperature=1.0)
-            prompt = tuple(b"def add(a, b): return a " * (1 + i % 3)) + (i,)
-            turn = a_turn(f"{i}:0", prompt=prompt, sampled=ids)
+            turn = a_turn(f"{i}:0", prompt=prompt_of(i), sampled=ids)
             spans = (Span(policy=policy, tokens=len(ids)),)
             turn = replace(turn, logprobs=logprobs, spans=spans, numerics=own.id, finish=Finish.LENGTH)
             samples.append(a_sample(turn, 1.0 if i % 2 else -0.7, reward=1.0))
-        before = await tiny.engine.score("live", [*samples[1].turn.prompt_ids, *samples[1].turn.sampled_ids], 25)
+        taught = [*samples[1].turn.prompt_ids, *samples[1].turn.sampled_ids]
+        before = await tiny.engine.score("live", taught, len(prompt_of(1)))
         learned = trainer.step(samples)
         assert learned.metrics["mismatch_tokens"] == sum(len(sample.turn.sampled_ids) for sample in samples)
         assert learned.metrics["mismatch_max_abs"] < WITHIN
         version = PolicyVersion(number=learned.policy_number, hash="step1")
         await tiny.engine.load("live", Snapshot(policy=version, weights=learned.weights))
-        after = await tiny.engine.score("live", [*samples[1].turn.prompt_ids, *samples[1].turn.sampled_ids], 25)
+        after = await tiny.engine.score("live", taught, len(prompt_of(1)))
         assert sum(after) > sum(before), "what was rewarded is likelier"
         assert (await answers(tiny.engine, 1, temperature=0.0))[2] == version
 
