@@ -52,6 +52,7 @@ def test_attention_over_a_tree_and_its_gradients_are_our_kernels(window):
     assert not answers[1][1].any(), "padding gets zeros"
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [0, 5])
 def test_flex_attention_with_the_same_mask_gives_the_same(window):
     """What runs on CUDA, uncompiled: its blocks, its scale and its groups of heads."""
