@@ -14,6 +14,7 @@ from ostinato.core.generation import Generate
 from ostinato.core.records import Finish, PolicyVersion, Sampling
 from ostinato.core.seams import Engine
 from ostinato.core.weights import Snapshot, WeightArray
+from ostinato.model.devices.backend import Backend
 from ostinato.model.integers import find
 from ostinato.model.numerics import contract as contract_of
 from ostinato.testing.engine import FakeEngine
@@ -22,20 +23,23 @@ from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 SCRIPT = "a scripted answer that is long enough for every test of this contract, and then goes on for a while longer"
 
 
-@pytest.fixture(params=["fake", "embedded", "embedded, int8", "vllm", "vllm, two servers a slot"])
+@pytest.fixture(
+    params=["fake", "embedded", "embedded, int8", "embedded, torch's kernels", "vllm", "vllm, two servers a slot"]
+)
 async def engine(request, tmp_path):
     if request.param == "fake":
         fake = FakeEngine(lambda _: SCRIPT, context=512)
         await fake.start()
         yield fake
         await fake.close()
-    elif request.param == "embedded":
-        async with tiny_engine(tmp_path) as tiny:
-            yield tiny.engine
     elif request.param == "embedded, int8":
         integers = find([64, 128])
         contract = contract_of(torch.float32, "fast", threads=1, rows=1, block=16, quantisation=integers.name)
         async with tiny_engine(tmp_path, integers=integers, contract=contract) as tiny:
+            yield tiny.engine
+    elif request.param.startswith("embedded"):
+        backend = Backend(kernels="torch" if "torch" in request.param else "own")
+        async with tiny_engine(tmp_path, backend=backend) as tiny:
             yield tiny.engine
     else:
         count = 1 if request.param == "vllm" else 2

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ostinato.app.numerics import trainer_contract, training
+from ostinato.app.numerics import trainer_backend, trainer_contract, training
 from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.conversation import Conversation
@@ -83,7 +83,7 @@ def imitate_into(
     source = model_path(config)
     renderer = HFRenderer(source)
     lessons = [_rendered(number, each, renderer) for number, each in enumerate(shown, 1)]
-    trainer = PolicyTrainer(source, training(config), trainer_contract(config))
+    trainer = PolicyTrainer(source, training(config), trainer_contract(config), backend=trainer_backend(config))
     for learned in imitate(trainer, lessons, epochs=epochs, batch=batch, seed=config.train.seed):
         on_step(learned)
     files = [path for path in source.iterdir() if path.is_file() and path.suffix in _COPIED]

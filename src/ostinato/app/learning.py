@@ -8,7 +8,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING
 
-from ostinato.app.numerics import training
+from ostinato.app.numerics import trainer_backend, training
 from ostinato.app.storage import Run, home
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
@@ -135,10 +135,11 @@ def _trainer(
     model: Path, config: Config, contract: Contract, publish: PublisherConfig
 ) -> tuple[PolicyTrainer | ShardedTrainer, Sequence[socket]]:
     """This process alone, or with `train.ranks` - 1 more that it starts, and lines to what they publish."""
+    backend = trainer_backend(config)
     if config.train.ranks == 1:
         from ostinato.train.trainer import PolicyTrainer
 
-        return PolicyTrainer(model, training(config), contract), ()
+        return PolicyTrainer(model, training(config), contract, backend=backend), ()
     from ostinato.train.sharding.trainer import RankProgram, ShardedTrainer
 
     store = config.weights.model_copy(update={"url": config.weights.url or str(home(config).weights.resolve())})

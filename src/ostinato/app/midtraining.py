@@ -14,7 +14,7 @@ from blake3 import blake3
 
 import ostinato
 from ostinato.app.corpora import tokenizer_hash
-from ostinato.app.numerics import trainer_contract, training
+from ostinato.app.numerics import trainer_backend, trainer_contract, training
 from ostinato.app.storage import model_path
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig
@@ -120,7 +120,7 @@ def read_into(
         seed=config.train.seed,
     )  # fmt: skip
     contract = trainer_contract(config)
-    trainer = PolicyTrainer(source, training(config), contract)
+    trainer = PolicyTrainer(source, training(config), contract, backend=trainer_backend(config))
     kept = target.with_name(f"{target.name}.checkpoints")
     identity = _identity(config, course, sets, source, contract)
     losses: list[tuple[int, float]] = []

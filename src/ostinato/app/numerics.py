@@ -17,6 +17,7 @@ from ostinato.core.seams import Log
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.model.devices.backend import Backend
     from ostinato.model.integers import Integers
     from ostinato.model.selftest import ExactnessVerdict
     from ostinato.train.config import TrainConfig
@@ -48,6 +49,11 @@ def check_products(config: Config) -> None:
         raise BadConfig(
             f"engine.products = {config.engine.products!r} gives every turn another numerics contract than the trainer's, and "
             "train.foreign_numerics = 'refuse' would hold all of them back: set it to 'label', or engine.products = 'plain'"
+        )
+    if config.model.kernels == "torch" or config.model.device != "cpu":
+        raise BadConfig(
+            f"engine.products = {config.engine.products!r} is for our own kernels on the CPU, and model.kernels is {config.model.kernels!r}, "
+            f"model.device {config.model.device!r}: set model.kernels = 'own' and model.device = 'cpu', or engine.products = 'plain'"
         )
 
 
@@ -81,6 +87,20 @@ def trainer_contract(config: Config) -> Contract:
     return _contract(config, dtype, threads=config.train.threads)
 
 
+def trainer_backend(config: Config) -> Backend:
+    """Where the training worker computes, and by whose kernels: the engine's. Raises BadConfig, for several ranks elsewhere too."""
+    from ostinato.model.config import backend
+    from ostinato.model.devices.backend import OWN
+
+    found = backend(config.model)
+    if config.train.ranks > 1 and found != OWN:
+        raise BadConfig(
+            f"train.ranks is {config.train.ranks}, and several ranks compute on the CPU by our own kernels only: set train.ranks = 1, "
+            'or model.device = "cpu" and model.kernels = "own"'
+        )
+    return found
+
+
 def training(config: Config) -> TrainConfig:
     """The trainer's settings, its arithmetic spelt out: "auto" is the engine's. Raises BadConfig."""
     import torch
@@ -94,15 +114,16 @@ def training(config: Config) -> TrainConfig:
 
 
 def _contract(config: Config, dtype: torch.dtype, threads: int, quantisation: str | None = None) -> Contract:
+    from ostinato.model.config import backend
     from ostinato.model.numerics import contract
 
-    mode, rows = config.model.numerics, 1
+    mode, rows, found_at = config.model.numerics, 1, backend(config.model)
     if mode == "exact":
         found = verdict(config, dtype, threads)
         if not found.exact:
             raise BadConfig(found.reason)
         rows, threads = found.rows, found.threads
-    return contract(dtype, mode, threads, rows, config.engine.block, quantisation or "none")
+    return contract(dtype, mode, threads, rows, config.engine.block, quantisation or "none", backend=found_at)
 
 
 def verdict(config: Config, dtype: torch.dtype, threads: int) -> ExactnessVerdict:

@@ -107,11 +107,11 @@ def _router(run: Run) -> FoldedRouter | None:
 async def _embedded(config: Config, model: Path, renderer: HFRenderer) -> Engine:
     """The engine in this process; measures the machine's arithmetic and loads the model, in a thread each."""
     from ostinato.engine.embedded.engine import TorchEngine
-    from ostinato.model.config import compute_dtype
+    from ostinato.model.config import backend, compute_dtype
     from ostinato.model.load import build
 
     contract = await asyncio.to_thread(engine_contract, config)
-    weights = await asyncio.to_thread(build, model, compute_dtype(config.model))
+    weights = await asyncio.to_thread(build, model, compute_dtype(config.model), backend(config.model))
     wide = await asyncio.to_thread(threads_agree, config)
     grammars = await asyncio.to_thread(lambda: renderer.grammars)
     found = await asyncio.to_thread(integers, config)

@@ -12,6 +12,8 @@ from ostinato.core.errors import BadConfig
 if TYPE_CHECKING:
     import torch
 
+    from ostinato.model.devices.backend import Backend
+
 
 class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     """Which model is served and trained."""
@@ -32,6 +34,17 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
         default="auto",
         description="Arithmetic of the engine, and of the trainer unless train.compute says another. auto: bf16 where the CPU "
         "multiplies bf16 matrices itself, else fp32 (several times as fast there); fp32 for weights stored in float32.",
+    )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        description="Where engine and trainer compute: 'cpu', 'cuda', 'cuda:1'; 'auto' is a CUDA GPU where torch sees one and numerics is "
+        "'fast', else the CPU. No GPU has run it yet (docs/numerics.md).",
+    )
+    kernels: Literal["auto", "own", "torch"] = Field(
+        default="auto",
+        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, dense models, fast numerics. "
+        "auto: own on the CPU, torch elsewhere.",
     )
     numerics: Literal["exact", "fast"] = Field(
         default="exact",
@@ -63,8 +76,53 @@ def compute_dtype(config: ModelConfig) -> torch.dtype:
             'or model.compute = "fp32"'
         )
     if config.compute == "auto":
-        return quick_dtype() if config.dtype == "bfloat16" else torch.float32
+        if config.dtype == "float32":
+            return torch.float32
+        return quick_dtype() if backend(config).device == "cpu" else torch.bfloat16
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
+
+
+def backend(config: ModelConfig) -> Backend:
+    """`device` and `kernels` spelt out. Raises BadConfig for what this machine, or this kind of numerics, does not have."""
+    from ostinato.model.devices.backend import Backend
+
+    device = config.device
+    if device == "auto":
+        device = "cuda" if config.numerics == "fast" and config.kernels != "own" and _gpus() else "cpu"
+    if device != "cpu":
+        _check_gpu(device)
+    if device != "cpu" and config.kernels == "own":
+        raise BadConfig(
+            f'model.kernels = "own" computes on the CPU only, and model.device is "{config.device}": set model.kernels = "torch", '
+            'or model.device = "cpu"'
+        )
+    kernels = "own" if config.kernels == "own" or (config.kernels == "auto" and device == "cpu") else "torch"
+    if kernels == "torch" and config.numerics == "exact":
+        raise BadConfig(
+            f'model.numerics = "exact" holds for our own kernels on the CPU only, and model.device is "{config.device}", '
+            f'model.kernels "{config.kernels}": set model.numerics = "fast", or model.device = "cpu" and model.kernels = "own"'
+        )
+    return Backend(device=device, kernels=kernels)
+
+
+def _gpus() -> int:
+    """How many CUDA GPUs torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _check_gpu(device: str) -> None:
+    import torch
+
+    found, wanted = _gpus(), int(device.partition(":")[2] or 0)
+    if wanted < found:
+        return
+    built = f"torch {torch.__version__}" + ("" if torch.version.cuda else ", which is built without CUDA,")
+    raise BadConfig(
+        f'model.device = "{device}": {built} sees {found or "no"} CUDA GPU{"s" * (found > 1)} here; set model.device = "cpu"'
+        + (f' or one of "cuda:0" to "cuda:{found - 1}"' if found else ", or install a GPU and a torch built for it")
+    )
 
 
 def quick_dtype() -> torch.dtype:

@@ -18,6 +18,7 @@ from transformers.utils import logging as library_logging
 from ostinato.core.errors import BadConfig, BadWeights
 from ostinato.core.weights import Weights
 from ostinato.model import attention, experts, gguf_wheel, routing
+from ostinato.model.devices.backend import OWN, Backend, mark
 from ostinato.model.directory import check_directory
 from ostinato.model.gated import replace_mlps
 from ostinato.model.linear import replace_linears
@@ -55,8 +56,8 @@ def resolve(source: str, cache: Path, progress: Callable[[str], None] | None = N
     return path
 
 
-def load_model(path: Path, dtype: torch.dtype, *, train: bool = False) -> PreTrainedModel:
-    """The directory's causal LM with its weights, on the CPU, our attention selected, no KV cache of its own.
+def load_model(path: Path, dtype: torch.dtype, *, train: bool = False, backend: Backend = OWN) -> PreTrainedModel:
+    """The directory's causal LM with its weights, on the backend's device, our attention selected, no KV cache of its own.
 
     In eval mode without gradients unless `train`. Raises BadWeights (unsafe directory, missing tensor, NaN) or BadConfig (an
     architecture that our attention cannot express).
@@ -82,11 +83,12 @@ def load_model(path: Path, dtype: torch.dtype, *, train: bool = False) -> PreTra
         if info.get(problem):
             raise BadWeights(f"{path}: {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[:3]}")
     check_finite(weights_of(model))
-    attention.check_forward(_ready(model, train=False))
-    return _ready(model, train=train)
+    model = _ready(model, train=False, backend=backend)
+    attention.check_forward(model)
+    return model.train(train).requires_grad_(train)
 
 
-def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False) -> PreTrainedModel:
+def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False, backend: Backend = OWN) -> PreTrainedModel:
     """The same architecture as `load_model`, in eval mode, with memory for weights but no values read or drawn.
 
     If `shallow`, it ends at the first layer after which no new kind of layer comes.
@@ -98,14 +100,14 @@ def empty_model(path: Path, dtype: torch.dtype, *, shallow: bool = False) -> Pre
                 _cut(config, _depth(_from_config(config, dtype)))
         model = _from_config(config, dtype)
     model.tie_weights()  # skipped together with the drawing of random values
-    return _ready(model, train=False)
+    return _ready(model, train=False, backend=backend)
 
 
-def build(path: Path, dtype: torch.dtype | None = None) -> Callable[[Weights], PreTrainedModel]:
+def build(path: Path, dtype: torch.dtype | None = None, backend: Backend = OWN) -> Callable[[Weights], PreTrainedModel]:
     """A function that makes a fresh eval model in `dtype` (None: the weights' own), holding a copy of the given weights."""
 
     def make(weights: Weights) -> PreTrainedModel:
-        model = empty_model(path, dtype or dtype_of(weights))
+        model = empty_model(path, dtype or dtype_of(weights), backend=backend)
         put_weights(model, weights)
         return model
 
@@ -157,13 +159,20 @@ def _cut(config: Any, depth: int) -> None:
     text.num_hidden_layers = depth
 
 
-def _ready(model: Any, *, train: bool) -> PreTrainedModel:
+def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:
     model.config.use_cache = False
     routing.install(model)
-    replace_norms(model)
-    replace_mlps(model)
-    replace_linears(model)
-    return model.train(train).requires_grad_(train)
+    if backend.kernels == "own":
+        replace_norms(model)
+        replace_mlps(model)
+        replace_linears(model)
+    elif experts.experts_of(model):
+        raise BadConfig(
+            f'model.kernels = "torch" computes dense models only, and {type(model).__name__} is a mixture of experts: '
+            'set model.kernels = "own" and model.device = "cpu"'
+        )
+    mark(model, backend)
+    return model.to(backend.device).train(train).requires_grad_(train)
 
 
 def _download(name: str, cache: Path, say: Callable[[str], None]) -> Path:

@@ -106,12 +106,12 @@ class LogitEditor:
 
 
 def edit_logits(logits_MV: Tensor, edits: Mapping[int, Edit]) -> None:
-    """Edit rows of logits in place, in their own dtype. `edits` by row."""
-    vocab = logits_MV.shape[1]
+    """Edit rows of logits in place, in their own dtype and where they lie. `edits` by row."""
+    vocab, device = logits_MV.shape[1], logits_MV.device
     for row, edit in edits.items():
         logits_V = logits_MV[row]
         if len(edit.ids):
-            logits_V[torch.from_numpy(edit.ids)] += torch.from_numpy(edit.values).to(logits_V.dtype)
+            logits_V[torch.from_numpy(edit.ids).to(device)] += torch.from_numpy(edit.values).to(logits_V)
         if edit.allowed is not None:
             bits_V = np.unpackbits(edit.allowed, count=vocab, bitorder="little")
-            logits_V.masked_fill_(torch.from_numpy(bits_V == 0), -torch.inf)
+            logits_V.masked_fill_(torch.from_numpy(bits_V == 0).to(device), -torch.inf)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.kernels.softmax import TILE, invert, logprobs, normalise
 from ostinato.model.paged import array
 from ostinato.model.threads import split
@@ -63,3 +64,8 @@ class RowSoftmax:
         every = (self.logits, self.temperatures_M, self.tops_M, self.sums_MK, self.totals_M, u_M, tokens)
         split(len(u_M), lambda a, b: invert(*(x[a:b] for x in every)))
         return tokens
+
+
+def softmax(logits_MV: Tensor, temperatures_M: Tensor, kernels: Literal["own", "torch"]) -> RowSoftmax | TensorSoftmax:
+    """The distributions of M rows of logits by our kernels or by torch's."""
+    return (RowSoftmax if kernels == "own" else TensorSoftmax).of(logits_MV, temperatures_M)

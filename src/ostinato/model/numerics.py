@@ -11,12 +11,16 @@ from typing import Literal
 import torch
 
 from ostinato.core.numerics import Contract
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.linear import linear
 from ostinato.model.threads import team
 
+TORCH_KERNELS = "1"
+"""Raise it with every change of `model.devices` that changes what is computed."""
 KERNELS = "2"
 """Raise it with every change of our own kernels, or of the model code around them, that changes a bit."""
 _LIBRARIES = ("transformers", "numba", "llvmlite", "llguidance")
+_COMPILERS = ("numba", "llvmlite")
 _FLAGS = re.compile(r"avx|amx|fma|f16c|neon|asimd|sve|sme|bf16|i8mm|vsx|zvector|rvv")
 _ROWS, _INPUTS, _OUTPUTS = 32, 256, 48  # of the probe; rows that every row rule divides
 _SWITCHES = (
@@ -37,25 +41,31 @@ def contract(
     rows: int,
     block: int,
     quantisation: str = "none",
+    backend: Backend = OWN,
 ) -> Contract:
     """The contract under which this process computes with `threads` torch threads.
 
-    `rows` is the row rule that the self-test found, `block` the tokens of a KV block. Call it once, at the start, after torch
-    has been set up: switches of the environment that change kernels are part of the answer.
+    `rows` is the row rule that the self-test found, `block` the tokens of a KV block, `backend` where it computes, and by whose kernels.
+    Call it once, at the start, after torch has been set up: switches of the environment that change kernels are part of the answer.
 
     Example: ``contract(torch.bfloat16, "exact", threads=1, rows=4, block=32).id``
     """
+    own = backend.kernels == "own"
+    named = (
+        [f"ostinato {KERNELS}"] if own else [f"ostinato torch {TORCH_KERNELS} on {backend.device.partition(':')[0]}"]
+    )
+    libraries = _LIBRARIES if own else [name for name in _LIBRARIES if name not in _COMPILERS]
     return Contract(
         mode=mode,
         torch=torch.__version__,
         blas=f"{blas()} bits {probe()}",
-        isa=isa(),
+        isa=isa() if backend.device == "cpu" else gpu(backend.device),
         threads=threads,
         block=block,
         rows=rows,
         dtype=str(model_dtype).removeprefix("torch."),
         quantisation=quantisation,
-        kernels=" ".join([f"ostinato {KERNELS}", *(f"{name} {_version(name)}" for name in _LIBRARIES)]),
+        kernels=" ".join([*named, *(f"{name} {_version(name)}" for name in libraries)]),
     )
 
 
@@ -104,6 +114,13 @@ def isa() -> str:
         *(f"{level} {found[f'{level}_cache_size']}" for level in ("l1d", "l2") if f"{level}_cache_size" in found),
     ]
     return f"{', '.join(about)}: {' '.join(flags)}"
+
+
+def gpu(device: str) -> str:
+    """A CUDA GPU and the libraries beside torch that choose its kernels. Example: "NVIDIA H100, sm_90, cuda 12.8, cudnn 91002"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    parts = [torch.cuda.get_device_name(device), f"sm_{major}{minor}", f"cuda {torch.version.cuda}"]
+    return ", ".join([*parts, f"cudnn {torch.backends.cudnn.version()}"])
 
 
 def _found(pattern: str, text: str, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
@@ -82,6 +83,22 @@ def dtype_of(weights: Weights) -> torch.dtype:
 def dtype_name(dtype: torch.dtype) -> str:
     """The safetensors name of a dtype that can be served."""
     return _NAMES[dtype]
+
+
+def on_host(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """Fresh copies on the host in other dtypes, by name. From a GPU they are read once, into pinned memory, and waited for together."""
+    made: dict[str, Tensor] = {}
+    gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+    for name, tensor in tensors.items():
+        if tensor.is_cuda:
+            rounded = tensor.to(dtypes[name])
+            made[name] = torch.empty(rounded.shape, dtype=rounded.dtype, pin_memory=True)
+            made[name].copy_(rounded, non_blocking=True)
+        else:
+            made[name] = tensor.to("cpu", dtypes[name], copy=True)
+    if gpu is not None:
+        torch.cuda.synchronize(gpu)
+    return made
 
 
 def bytes_of(name: str, tensor: Tensor) -> WeightArray:

@@ -16,6 +16,7 @@ from ostinato.core.records import PolicyVersion
 from ostinato.core.weights import Snapshot
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.engine import TorchEngine
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.integers import Integers
 from ostinato.model.load import build, load_model
 from ostinato.model.renderer import HFRenderer
@@ -51,6 +52,7 @@ async def tiny_engine(
     integers: Integers | None = None,
     contract: Contract | None = None,
     clock: Callable[[], float] = time.monotonic,
+    backend: Backend = OWN,
 ) -> AsyncGenerator[TinyEngine, None]:
     """Write the tiny model below `path`, start an engine on it, load it into "live"; close the engine at the end."""
     torch.set_num_threads(1)  # more threads than this only wait for each other on so small a model
@@ -58,7 +60,7 @@ async def tiny_engine(
     model, renderer = load_model(directory, torch.float32), HFRenderer(directory)
     config = config or EngineConfig(kv_tokens=4096, block=16)
     engine = TorchEngine(
-        build(directory),
+        build(directory, backend=backend),
         renderer,
         config,
         integers=integers,

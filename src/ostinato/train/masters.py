@@ -13,12 +13,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ostinato.core.errors import BadWeights
 from ostinato.core.weights import Weights
-from ostinato.model.tensors import bytes_of, named_tensors, values_of
+from ostinato.model.tensors import bytes_of, named_tensors, on_host, values_of
 from ostinato.train.checkpoint import Arrays, Checkpoint
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.norm import sum_of_squares
@@ -37,8 +38,8 @@ class Masters:
         self._decay = config.weight_decay
         self._parameters = dict(model.named_parameters())
         total = sum(p.numel() for p in self._parameters.values())
-        self.flat = nn.Parameter(torch.empty(total, dtype=torch.float32), requires_grad=False)
-        self.grads = torch.zeros(total, dtype=torch.float32)
+        self.flat = nn.Parameter(torch.empty(total, dtype=torch.float32, device=model.device), requires_grad=False)
+        self.grads = torch.zeros(total, dtype=torch.float32, device=model.device)
         self.weights, self.sums = self._views(self.flat.data), self._views(self.grads)
         for name, parameter in self._parameters.items():
             self.weights[name].copy_(parameter.detach())
@@ -71,7 +72,7 @@ class Masters:
     def set_steps(self, steps: int) -> None:
         """Tell AdamW how many steps its moments have seen (its bias correction depends on it)."""
         self._optimizer.state[self.flat] = {
-            "step": torch.tensor(float(steps)),
+            "step": torch.tensor(float(steps), device=self.flat.device),
             "exp_avg": self.moments[0],
             "exp_avg_sq": self.moments[1],
         }
@@ -81,17 +82,17 @@ class Masters:
         self.moments[0].zero_()
 
     def arrays(self) -> tuple[Arrays, Arrays, None]:
-        """Views of the masters, and of the moments in the order of the weights; nothing is left to others."""
-        moments = {name: moment.numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
-        return {name: view.numpy() for name, view in self.weights.items()}, moments, None
+        """Views of the masters, and of the moments in the order of the weights (copies, from a GPU); nothing is left to others."""
+        moments = {name: moment.cpu().numpy() for name, moment in zip(_MOMENTS, self.moments, strict=True)}
+        return {name: view.cpu().numpy() for name, view in self.weights.items()}, moments, None
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take the masters and moments of a checkpoint of this model, whatever the number of ranks that wrote it."""
         for name, view in self.weights.items():
-            np.copyto(view.numpy(), checkpoint.rows("weights", name, 0, len(view)))
+            _take(view, checkpoint.rows("weights", name, 0, len(view)))
         for kind, flat in zip(_MOMENTS, self.moments, strict=True):
             for name, view in self._views(flat).items():
-                np.copyto(view.numpy(), checkpoint.rows(kind, name, 0, len(view)))
+                _take(view, checkpoint.rows(kind, name, 0, len(view)))
         self.set_steps(checkpoint.step)
         self.round_into_model()
 
@@ -150,14 +151,21 @@ class Masters:
 
     def publish(self) -> Weights:
         """The masters in the published dtypes as fresh bytes: a later step cannot change them."""
-        return {
-            name: bytes_of(name, self.weights.get(name, tensor).to(self._served[name], copy=True))
-            for name, tensor in named_tensors(self._model).items()
-        }
+        tensors = {name: self.weights.get(name, tensor) for name, tensor in named_tensors(self._model).items()}
+        return {name: bytes_of(name, tensor) for name, tensor in on_host(tensors, self._served).items()}
 
     def gather(self) -> Weights:
         """As `publish`: all are here."""
         return self.publish()
+
+
+def _take(view: Tensor, array: NDArray[np.float32]) -> None:
+    if view.is_cpu:
+        np.copyto(view.numpy(), array)
+    else:
+        view.copy_(
+            torch.from_numpy(np.array(array))
+        )  # a copy: what was read may not be written to, and torch would warn
 
 
 class _Sink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ostinato.model.attention import Attend, hidden, logits
+from ostinato.model.devices.backend import OWN, Backend, backend_of
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.load import empty_model, load_model
 from ostinato.model.logit_edits import Edits
@@ -20,6 +22,7 @@ from ostinato.model.tensors import named_tensors
 from ostinato.train.batch.packing import Packed
 from ostinato.train.config import TrainConfig
 from ostinato.train.gradients.head import token_logprobs
+from ostinato.train.gradients.masked_tree import MaskedTree
 from ostinato.train.gradients.tree_attention import TreeAttention
 
 KEPT_LOGITS = 256 << 20
@@ -34,11 +37,19 @@ class Policy:
         dtype: in which it computes.
         config: in which dtype it is published, and from how many tokens on activations are computed again in the backward pass.
         rows: the row rule.
+        backend: where it computes, and by whose kernels.
     """
 
-    def __init__(self, path: Path, dtype: torch.dtype, config: TrainConfig, rows: int = DEFAULT_ROWS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype,
+        config: TrainConfig,
+        rows: int = DEFAULT_ROWS,
+        backend: Backend = OWN,
+    ) -> None:
         # eval mode: dropout would make the trainer's policy another one than the sampler's
-        model = load_model(path, dtype)
+        model = load_model(path, dtype, backend=backend)
         self._run(model, served_dtypes(model, path, dtype, config), config, rows)
 
     def _run(self, model: PreTrainedModel, served: Mapping[str, torch.dtype], config: TrainConfig, rows: int) -> None:
@@ -53,21 +64,25 @@ class Policy:
     def logprobs(
         self, packed: Packed, attend: TreeAttention, temperatures_M: Tensor, edits: Edits | None = None
     ) -> Tensor:
-        """[M], fp32: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
+        """[M], fp32, on the host: log-probability of each sampled token at its turn's temperature, under autograd if gradients are on.
 
         `edits`: what the sampler did to the logits of some of the tokens.
         """
-        return self._compute(packed, attend, temperatures_M, edits)
+        seen = attend if backend_of(self.model).kernels == "own" else MaskedTree(attend, self.model.device)
+        return self._compute(packed, seen, temperatures_M, edits)
 
     def _compute(self, packed: Packed, attend: Attend, temperatures_M: Tensor, edits: Edits | None) -> Tensor:
-        ids_N, positions_N = torch.from_numpy(packed.ids_N), torch.from_numpy(packed.positions_N)
+        device, kernels = self.model.device, backend_of(self.model).kernels
+        arrays = (packed.ids_N, packed.positions_N, packed.rows_M, packed.targets_M)
+        ids_N, positions_N, chosen_M, targets_M = (torch.from_numpy(array).to(device) for array in arrays)
         for layer in self._layers:
             layer.training = self._recomputes(packed.tokens)
         states_ND = hidden(self.model, ids_N, positions_N, attend, rows=self._rows)
-        rows_MD = states_ND.index_select(0, torch.from_numpy(packed.rows_M))
+        rows_MD = states_ND.index_select(0, chosen_M)
         keep = len(rows_MD) * self._row_bytes <= KEPT_LOGITS
-        targets_M = torch.from_numpy(packed.targets_M)
-        return token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep)
+        temperatures_M = temperatures_M.to(device)
+        made_M = token_logprobs(self._head, rows_MD, targets_M, temperatures_M, edits, keep=keep, kernels=kernels)
+        return made_M.cpu()
 
     def _recomputes(self, tokens: int) -> bool:
         """Whether activations of so many tokens are computed again in the backward pass."""
@@ -79,7 +94,7 @@ def served_dtypes(
 ) -> dict[str, torch.dtype]:
     """The dtype of each tensor in an engine that serves in `config.publish`: some stay in fp32 whatever the rest is."""
     served = torch.bfloat16 if config.publish == "bf16" else torch.float32
-    like = model if dtype == served else empty_model(path, served)
+    like = model if dtype == served else empty_model(path, served, backend=replace(backend_of(model), device="cpu"))
     return {name: tensor.dtype for name, tensor in named_tensors(like).items()}
 
 

@@ -26,6 +26,7 @@ from ostinato.core.records import Turn
 from ostinato.core.samples import Sample
 from ostinato.core.weights import Learned, Weights
 from ostinato.model import routing
+from ostinato.model.devices.backend import OWN, Backend
 from ostinato.model.experts import DEFAULT_ROWS
 from ostinato.model.renderer import HFRenderer
 from ostinato.train.batch.admission import Admission
@@ -67,8 +68,9 @@ class PolicyTrainer:
             nobody measured it, and nothing is checked.
         group: the ranks that train this model together, as many as `config.ranks`; every one of them calls the same methods with the
             same arguments. None: this process alone.
+        backend: where it computes, and by whose kernels.
 
-    Raises BadConfig for a `compute` of "auto", and for several ranks without a group.
+    Raises BadConfig for a `compute` of "auto", for several ranks without a group, and for ranks of another backend than the usual one.
 
     Example::
 
@@ -83,7 +85,10 @@ class PolicyTrainer:
         config: TrainConfig,
         contract: Contract | None = None,
         group: RankGroup | None = None,
+        backend: Backend = OWN,
     ) -> None:
+        if group is not None and backend != OWN:
+            raise BadConfig(f"train.ranks is {config.ranks}, and ranks have our own kernels only: set it to 1")
         if config.ranks != (1 if group is None else group.count):
             raise BadConfig(
                 f"train.ranks is {config.ranks}, and only the training worker starts ranks: set it to 1 for this"
@@ -94,7 +99,7 @@ class PolicyTrainer:
         self._held = {0}  # the policy numbers whose weights are the present ones
         rows = DEFAULT_ROWS if contract is None else contract.rows
         self._policy, self._masters, self._ranks = (
-            _whole(model_path, config, rows) if group is None else _divided(model_path, config, rows, group)
+            _whole(model_path, config, rows, backend) if group is None else _divided(model_path, config, rows, group)
         )
         self._experts = Experts(routing.of(self._policy.model), config)
         self._edits = AnswerEdits(lambda: HFRenderer(model_path).grammars)
@@ -308,9 +313,9 @@ def _arithmetic(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
-def _whole(path: Path, config: TrainConfig, rows: int) -> tuple[Policy, MasterWeights, Ranks]:
+def _whole(path: Path, config: TrainConfig, rows: int, backend: Backend) -> tuple[Policy, MasterWeights, Ranks]:
     """A model in this process alone."""
-    policy = Policy(path, _arithmetic(config), config, rows)
+    policy = Policy(path, _arithmetic(config), config, rows, backend)
     masters = Masters(policy.model, config, policy.served)
     sum_gradients_into(policy.model, masters.sums)
     return policy, masters, Alone()

@@ -8,6 +8,9 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.experts import experts_of
+from ostinato.model.load import empty_model
 from ostinato.model.norms import RMSNorm
 from ostinato.testing.records import a_turn
 from ostinato.testing.tiny_moe import tiny_moe
@@ -38,14 +41,16 @@ def arithmetic(config: TrainConfig) -> torch.dtype:
     return torch.bfloat16 if config.compute == "bf16" else torch.float32
 
 
-def ours(path: Path, config: TrainConfig, coefficients: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    found, sums, _ = passed(path, config, coefficients)
+def ours(
+    path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: Backend = OWN
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    found, sums, _ = passed(path, config, coefficients, backend)
     return found, sums
 
 
-def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor):
+def passed(path: Path, config: TrainConfig, coefficients: torch.Tensor, backend: Backend = OWN):
     """Log-probabilities, the gradient of their sum times `coefficients`, and the names of those parameters whose part autograd made."""
-    policy = Policy(path, arithmetic(config), config)
+    policy = Policy(path, arithmetic(config), config, backend=backend)
     sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
     policy.model.requires_grad_(True)
     sum_gradients_into(policy.model, sums)
@@ -76,9 +81,13 @@ def coefficients() -> torch.Tensor:
 
 @pytest.mark.parametrize("recompute_tokens", [0, 10_000])
 @pytest.mark.parametrize("kind", [*SUPPORTED, "moe"])
-def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, tmp_path: Path):
+@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+def test_every_gradient_is_autograds(kind: str, recompute_tokens: int, backend: Backend, tmp_path: Path):
     path = tiny_moe(tmp_path / "moe", "mixtral") if kind == "moe" else tiny_of(tmp_path / "zoo", SUPPORTED[kind]())
-    found, sums = ours(path, FP32.model_copy(update={"recompute_tokens": recompute_tokens}), coefficients())
+    if backend != OWN and experts_of(empty_model(path, torch.float32)):
+        pytest.skip("torch's kernels take no mixtures of experts")
+    config = FP32.model_copy(update={"recompute_tokens": recompute_tokens})
+    found, sums = ours(path, config, coefficients(), backend)
     expected, gradients = theirs(path, coefficients())
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
     assert gradients

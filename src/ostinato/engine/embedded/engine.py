@@ -22,9 +22,10 @@ from ostinato.engine.admission import check_request
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.embedded.blocks import BlockPool
 from ostinato.engine.embedded.form import prepack
-from ostinato.engine.embedded.kv import Store
+from ostinato.engine.embedded.kv import open_store
 from ostinato.engine.embedded.scheduler import Scheduler
 from ostinato.engine.embedded.worker import CLOSED, EngineThread, Policy, Stream
+from ostinato.model.devices.backend import backend_of
 from ostinato.model.experts import DEFAULT_ROWS, set_rows
 from ostinato.model.grammars.compiling import Grammars
 from ostinato.model.integers import Integers
@@ -99,7 +100,7 @@ class TorchEngine:
         )
         self._worker = EngineThread(
             scheduler,
-            make_store=lambda shape: Store(shape, self._blocks, config.block),
+            make_store=lambda shape: open_store(shape, self._blocks, config.block),
             stop_ids=self._renderer.stop_ids(),
             decode=self._renderer.decode,
             flush=self._flush,
@@ -235,7 +236,7 @@ class TorchEngine:
         with team(1):  # the other cores are the open streams'
             model = self._build(weights)
             set_rows(model, self._rows)
-            if self._prepack or self._integers is not None:
+            if backend_of(model).kernels == "own" and (self._prepack or self._integers is not None):
                 prepack(model, self._rows, self._integers)
         return model
 

@@ -1,6 +1,6 @@
-"""The KV cache's memory and one step's attention over it: `Store` holds the blocks' tensors, `Plan` says who writes and reads which.
+"""The KV cache's memory and one step's attention over it: a store holds the blocks' tensors, what `attend` gives says who reads which.
 
-Decode rows, prompt chunks and samples of a shared prompt are all the same to the kernel: a run of queries and a list of blocks. Nothing is
+Decode rows, prompt chunks and samples of a shared prompt are all the same to our kernel: a run of queries and a list of blocks. Nothing is
 padded to the longest row, and rows that share a prompt stand side by side, so its blocks are read once for several.
 """
 
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ostinato.model.attention import Attend
+from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.cache import CacheAttend, cached_layer
 from ostinato.model.paged import Blocks, Entry, Pages, Places, Reads
 
 
@@ -26,6 +30,62 @@ class KVShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    backend: Backend = OWN
+
+
+class KVStore(Protocol):
+    """Keys and values of blocks for every layer."""
+
+    shape: KVShape
+    block: int
+
+    def copy(self, source: int, target: int) -> None:
+        """Give `target` the content of `source`."""
+        ...
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Zero these blocks: they may hold a NaN."""
+        ...
+
+    def attend(self, entries: Sequence[Entry]) -> Attend:
+        """Attention for one flattened forward over `entries`, which writes its keys and values here."""
+        ...
+
+
+def open_store(shape: KVShape, blocks: int, block: int) -> KVStore:
+    """An empty one for the backend that the shape names."""
+    return Store(shape, blocks, block) if shape.backend.kernels == "own" else DeviceStore(shape, blocks, block)
+
+
+class DeviceStore:
+    """On the backend's device, by torch's operations. All of its memory is taken at once."""
+
+    def __init__(self, shape: KVShape, blocks: int, block: int) -> None:
+        self.shape, self.block = shape, block
+        self._layers = [
+            cached_layer(blocks, shape.kv_heads, block, shape.head_dim, shape.dtype, shape.backend.device)
+            for _ in range(shape.layers)
+        ]
+
+    def copy(self, source: int, target: int) -> None:
+        """Give `target` the content of `source`."""
+        for layer in self._layers:
+            for held in (layer.keys, layer.values):
+                held[self._tokens(target)] = held[self._tokens(source)]
+
+    def wipe(self, blocks: Sequence[int]) -> None:
+        """Zero these blocks: they may hold a NaN."""
+        for layer in self._layers:
+            for held in (layer.keys, layer.values):
+                for block in blocks:
+                    held[self._tokens(block)] = 0
+
+    def attend(self, entries: Sequence[Entry]) -> CacheAttend:
+        """Attention for one flattened forward over `entries`."""
+        return CacheAttend(self._layers, self.block, entries, self._layers[0].keys.device)
+
+    def _tokens(self, block: int) -> slice:
+        return slice(block * self.block, (block + 1) * self.block)
 
 
 class Store:
@@ -46,6 +106,10 @@ class Store:
         for layer in self.layers:
             layer.keys[list(blocks)] = 0
             layer.values[list(blocks)] = 0
+
+    def attend(self, entries: Sequence[Entry]) -> PagedAttention:
+        """Attention for one flattened forward over `entries`."""
+        return PagedAttention(self, entries)
 
 
 class PagedAttention:

@@ -21,11 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ostinato.engine.embedded.forms.condensed import is_condensed
-from ostinato.engine.embedded.kv import PagedAttention, Store
+from ostinato.engine.embedded.kv import KVStore
 from ostinato.engine.embedded.sampler import Draw, Drawn, draw
 from ostinato.engine.embedded.scheduler import Scheduled
 from ostinato.model import routing
 from ostinato.model.attention import hidden, logits
+from ostinato.model.devices.backend import backend_of
 from ostinato.model.paged import Entry
 from ostinato.model.threads import team
 
@@ -47,8 +48,9 @@ class Lanes:
         )
 
     def parts(self, model: PreTrainedModel) -> int:
-        """Into how many parts a model's work is best divided: into one where the threads share each of its phases anyway."""
-        return 1 if self._wide and is_condensed(model) else self.count
+        """Into how many parts a model's work is best divided: into one where the threads, or a device, share it anyway."""
+        shared = backend_of(model).device != "cpu" or (self._wide and is_condensed(model))
+        return 1 if shared else self.count
 
     def map(self, run: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """`run` of every item; each lane takes the next one when it is done with its last, so the longest should come first.
@@ -124,24 +126,25 @@ def cut(model: PreTrainedModel, pieces: Sequence[Scheduled], lanes: int) -> list
 
 
 @torch.inference_mode()
-def forward(part: Part, store: Store, rows: int) -> Ran:
+def forward(part: Part, store: KVStore, rows: int) -> Ran:
     """The part's pieces through the model; their keys and values are in the store afterwards."""
     pieces = part.pieces
-    ids = torch.tensor([token for p in pieces for token in p.sample.ids[p.start : p.end]])
-    positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)])
-    plan = PagedAttention(store, [Entry(start=p.start, end=p.end, blocks=p.sample.blocks) for p in pieces])
+    device = part.model.device
+    ids = torch.tensor([token for p in pieces for token in p.sample.ids[p.start : p.end]]).to(device)
+    positions = torch.tensor([position for p in pieces for position in range(p.start, p.end)]).to(device)
+    plan = store.attend([Entry(start=p.start, end=p.end, blocks=p.sample.blocks) for p in pieces])
     router = routing.of(part.model)
     with router.record() if router is not None and router.can_record else nullcontext() as recording:
         states_ND = hidden(part.model, ids, positions, plan, rows=rows)
     ends = np.cumsum([p.end - p.start for p in pieces])
-    routes = None if recording is None else np.split(recording.ids_NLk(len(ids)).numpy(), ends[:-1])
-    return Ran(states_ND[torch.from_numpy(ends - 1)], routes)
+    routes = None if recording is None else np.split(recording.ids_NLk(len(ids)).cpu().numpy(), ends[:-1])
+    return Ran(states_ND[torch.from_numpy(ends - 1).to(device)], routes)
 
 
 @torch.inference_mode()
 def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lanes: Lanes, padding: int) -> Drawn:
     """One token for each of M states, drawn as `rows` says."""
-    together = lanes.parts(model) == 1
+    together, kernels = lanes.parts(model) == 1, backend_of(model).kernels
     made_MV = lanes.map(lambda states_MD: logits(model, states_MD, rows=padding), [states_MD])[0] if together else None
     share = -(-len(rows) // lanes.count)
     starts = range(0, len(rows), max(share, _WORTH))
@@ -150,7 +153,7 @@ def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lane
         stop = min(start + max(share, _WORTH), len(rows))
         with torch.inference_mode():
             own_MV = logits(model, states_MD[start:stop], rows=padding) if made_MV is None else made_MV[start:stop]
-            return draw(own_MV, rows[start:stop])
+            return draw(own_MV, rows[start:stop], kernels)
 
     parts = lanes.map(part, starts)
     return Drawn(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ostinato.core.generation import Tops
+from ostinato.model.devices.softmax import TensorSoftmax, invert
 from ostinato.model.logit_edits import Edit, edit_logits
-from ostinato.model.logprobs import GREEDY, RowSoftmax
+from ostinato.model.logprobs import GREEDY, RowSoftmax, softmax
 
 _MASK = (1 << 64) - 1
 _TOP = 512  # a nucleus almost always lies within this many tokens; else the whole row is sorted
@@ -60,12 +62,13 @@ class Drawn:
     tops: list[Tops]
 
 
-def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
+def draw(logits_MV: Tensor, rows: Sequence[Draw], kernels: Literal["own", "torch"] = "own") -> Drawn:
     """Draw one token per row.
 
     Args:
         logits_MV: [M, V] in any floating dtype; edited in place.
         rows: M ways to draw.
+        kernels: whose; "torch" takes logits on any device.
 
     Returns:
         Tokens and their log-probabilities: log_softmax(logits / temperature) of the edited logits, before any top-p cut, temperature 1
@@ -74,13 +77,14 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
     edit_logits(logits_MV, {i: row.edit for i, row in enumerate(rows) if row.edit is not None})
     # dtypes are named: a model that another thread is building changes the process's default meanwhile
     temperatures_M = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32)
-    normal = RowSoftmax.of(logits_MV, temperatures_M)
+    normal = softmax(logits_MV, temperatures_M, kernels)
     tokens_M = normal.draw(np.array([row.u if row.temperature else GREEDY for row in rows]))
     cut = [i for i, row in enumerate(rows) if row.temperature and row.top_p < 1.0]
     if cut:
-        scaled_CV = logits_MV[cut].float() / temperatures_M[cut, None]
-        kept_CV = _nucleus(scaled_CV.softmax(-1), torch.tensor([rows[i].top_p for i in cut], dtype=torch.float32))
-        tokens_M[cut] = _invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).numpy()
+        scaled_CV = logits_MV[cut].float() / temperatures_M[cut, None].to(logits_MV.device)
+        top_p_C = torch.tensor([rows[i].top_p for i in cut], dtype=torch.float32).to(logits_MV.device)
+        kept_CV = _nucleus(scaled_CV.softmax(-1), top_p_C)
+        tokens_M[cut] = invert(kept_CV, torch.tensor([rows[i].u for i in cut], dtype=torch.float64)).cpu().numpy()
     return Drawn(
         tokens=tokens_M.tolist(),
         logprobs=normal.logprobs(tokens_M).tolist(),
@@ -89,12 +93,12 @@ def draw(logits_MV: Tensor, rows: Sequence[Draw]) -> Drawn:
     )
 
 
-def _tops(logits_MV: Tensor, normal: RowSoftmax, wanted: Sequence[int]) -> list[Tops]:
+def _tops(logits_MV: Tensor, normal: RowSoftmax | TensorSoftmax, wanted: Sequence[int]) -> list[Tops]:
     """Of each row, so many of its likeliest tokens that are possible at all."""
     most = min(max(wanted), logits_MV.shape[1])
     if not most:
         return [()] * len(wanted)
-    best_MK = logits_MV.topk(most, dim=-1).indices.numpy()
+    best_MK = logits_MV.topk(most, dim=-1).indices.cpu().numpy()
     found_KM = [normal.logprobs(np.ascontiguousarray(best_M)).tolist() for best_M in best_MK.T]
     return [
         tuple(
@@ -115,12 +119,3 @@ def _nucleus(mass_CV: Tensor, top_p_C: Tensor) -> Tensor:
     before_CK = best_CK.cumsum(-1) - best_CK
     best_CK = best_CK.masked_fill(before_CK >= target_C1, 0.0)
     return torch.zeros_like(mass_CV).scatter_(1, where_CK, best_CK)
-
-
-def _invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
-    """The token at which the running sum passes u of the whole."""
-    sums_CV = mass_CV.double().cumsum(-1)
-    target_C1 = (u_C * sums_CV[:, -1])[:, None]
-    # rounding may carry the target past the end
-    last_C = mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
-    return torch.minimum((sums_CV <= target_C1).sum(-1), last_C)

@@ -20,7 +20,7 @@ from ostinato.core.errors import BadRoutes, BadWeights, Unavailable
 from ostinato.core.generation import Chunk, Generate, Tops
 from ostinato.core.records import Finish, PolicyVersion
 from ostinato.core.weights import Swap
-from ostinato.engine.embedded.kv import KVShape, Store
+from ostinato.engine.embedded.kv import KVShape, KVStore
 from ostinato.engine.embedded.lanes import Lanes, Part, cut, forward
 from ostinato.engine.embedded.lanes import sample as draw_rows
 from ostinato.engine.embedded.overdue import Deadlines
@@ -28,9 +28,10 @@ from ostinato.engine.embedded.sampler import Draw, uniform
 from ostinato.engine.embedded.scheduler import Generation, Scheduled, Scheduler
 from ostinato.engine.text import shown
 from ostinato.model import routing
-from ostinato.model.attention import hidden, logits
+from ostinato.model.attention import CausalAttend, hidden, logits
+from ostinato.model.devices.backend import backend_of
 from ostinato.model.logit_edits import LogitEditor
-from ostinato.model.logprobs import RowSoftmax
+from ostinato.model.logprobs import softmax
 from ostinato.model.paged import WholeAttend
 from ostinato.model.stream import TextStream
 
@@ -66,7 +67,7 @@ class EngineThread(threading.Thread):
     def __init__(
         self,
         scheduler: Scheduler,
-        make_store: Callable[[KVShape], Store],
+        make_store: Callable[[KVShape], KVStore],
         stop_ids: frozenset[int],
         decode: Callable[[Sequence[int]], str],
         flush: Callable[[list[tuple[Callable[[Chunk], None], Chunk]]], None],
@@ -86,7 +87,7 @@ class EngineThread(threading.Thread):
         self.pauses: deque[float] = deque(maxlen=1024)
         self._make_store, self._stop_ids, self._decode, self._flush = make_store, stop_ids, decode, flush
         self._lanes, self._rows, self._recompute = Lanes(threads, wide=wide), rows, recompute
-        self._store: Store | None = None
+        self._store: KVStore | None = None
         self._streams: dict[Generation, Stream] = {}
         self._deadlines: Deadlines[Generation] = Deadlines()
         self._clock = clock
@@ -175,15 +176,16 @@ class EngineThread(threading.Thread):
     @torch.inference_mode()
     def score(self, model: PreTrainedModel, ids: Sequence[int], start: int) -> list[float]:
         """Log-probabilities of ids[start:] at temperature 1, from one plain causal pass."""
-        ids_N = torch.tensor(ids[:-1] if len(ids) > 1 else ids)
-        attend = WholeAttend([len(ids_N)])
-        states_ND = hidden(model, ids_N, torch.arange(len(ids_N)), attend, rows=self._rows)[start - 1 :]
+        ids_N = torch.tensor(ids[:-1] if len(ids) > 1 else ids).to(model.device)
+        positions_N = torch.arange(len(ids_N), device=model.device)
+        own = backend_of(model).kernels == "own"
+        attend = WholeAttend([len(ids_N)]) if own else CausalAttend([len(ids_N)])
+        states_ND = hidden(model, ids_N, positions_N, attend, rows=self._rows)[start - 1 :]
         scores: list[float] = []
         for at in range(0, len(ids) - start, _SCORE_ROWS):
             part_MD = states_ND[at : at + _SCORE_ROWS]
-            normal = RowSoftmax.of(
-                logits(model, part_MD, rows=self._rows), torch.ones(len(part_MD), dtype=torch.float32)
-            )
+            ones_M = torch.ones(len(part_MD), dtype=torch.float32)
+            normal = softmax(logits(model, part_MD, rows=self._rows), ones_M, backend_of(model).kernels)
             scores += normal.logprobs(np.array(ids[start + at : start + at + len(part_MD)])).tolist()
         return scores
 
@@ -273,7 +275,7 @@ class EngineThread(threading.Thread):
         for model, rows in drawing.items():
             self._draw(model, rows)
 
-    def _fork(self, leader: Generation, store: Store) -> list[Generation]:
+    def _fork(self, leader: Generation, store: KVStore) -> list[Generation]:
         started = self.scheduler.fork(leader) if leader.request.n > 1 else []
         for _, source, target in started:
             if source is not None and target is not None:
@@ -364,7 +366,13 @@ class EngineThread(threading.Thread):
         config = model.config.get_text_config()
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        shape = KVShape(layers=config.num_hidden_layers, kv_heads=kv_heads, head_dim=head_dim, dtype=model.dtype)
+        shape = KVShape(
+            layers=config.num_hidden_layers,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            dtype=model.dtype,
+            backend=backend_of(model),
+        )
         if self._store is None:
             self._store = self._make_store(shape)
         elif shape != self._store.shape:

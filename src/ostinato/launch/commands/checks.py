@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from ostinato.app.lending import check_lending
-from ostinato.app.numerics import check_products
+from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.proving import check_suite
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
@@ -23,11 +23,18 @@ async def check_start(config: Config) -> None:
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     check_place(config)
     check_model(config)
+    check_device(config)
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
     if config.evaluate.suite:
         await check_suite(config)
+
+
+def check_device(config: Config) -> None:
+    """Raise BadConfig for a device that is not here, or kernels that cannot do what is asked. The usual ones need no torch to be known."""
+    if (config.model.device, config.model.kernels) not in {("cpu", "auto"), ("cpu", "own")}:
+        trainer_backend(config)
 
 
 def check_sandboxes(config: Config) -> None:

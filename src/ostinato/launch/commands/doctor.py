@@ -40,6 +40,19 @@ def _torch(_: Config) -> str:
     return f"{torch.__version__}, {os.cpu_count()} cores, {' '.join(found)}{note}"
 
 
+def _device(config: Config) -> str:
+    import torch
+
+    from ostinato.app.numerics import trainer_backend
+
+    found = trainer_backend(config)
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    seen = f"torch sees {', '.join(gpus)}" if gpus else "torch sees no CUDA GPU"
+    kernels = "our own kernels" if found.kernels == "own" else "torch's kernels"
+    never = "" if found.device == "cpu" else "; no GPU has run this yet, see docs/numerics.md"
+    return f"engine and trainer compute on {found.device} by {kernels}; {seen}{never}"
+
+
 def _sqlite(_: Config) -> str:
     from ostinato.record.sqlite import driver, refuse_faulty
 
@@ -91,7 +104,7 @@ async def _e2b(config: Config) -> str:
 def _numerics(config: Config) -> str:
     from ostinato.app import numerics
     from ostinato.launch.views.contracts import apart, parts
-    from ostinato.model.config import compute_dtype
+    from ostinato.model.config import backend, compute_dtype
 
     numerics.check_products(config)
     if _elsewhere(config):
@@ -100,6 +113,8 @@ def _numerics(config: Config) -> str:
     alike = "engine and trainer alike"
     if engine != trainer:
         alike = f"the trainer's is {trainer.id}: {apart(engine, trainer)}, so its turns count as foreign"
+    if backend(config.model).kernels == "torch":
+        return f"{parts(engine)}; {alike}; torch's kernels promise no bits, so there is no self-test"
     found = numerics.verdict(config, compute_dtype(config.model), 1)
     held = f"exact mode holds with row rule {found.rows}" if found.exact else found.reason
     lines = [f"{parts(engine)}; {alike}", f"self-test, {found.seconds:.1f} s, {config.engine.threads} threads: {held}"]
@@ -167,6 +182,7 @@ def _address(config: Config) -> str:
 CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("Python", _python),
     ("torch", _torch),
+    ("device", _device),
     ("SQLite", _sqlite),
     ("sandbox", _sandbox),
     ("model", check_model),

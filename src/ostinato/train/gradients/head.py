@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ostinato.model.devices.softmax import TensorLogprobs
 from ostinato.model.kernels.gradients import logprob_gradient
 from ostinato.model.logit_edits import Edit, Edits, edit_logits
 from ostinato.model.logprobs import RowSoftmax
@@ -56,17 +57,19 @@ def token_logprobs(
     edits: Edits | None = None,
     *,
     keep: bool = True,
+    kernels: Literal["own", "torch"] = "own",
 ) -> Tensor:
     """fp32 log-probability of each sampled token under softmax(head(hidden) / temperature), under autograd; one backward pass.
 
     `head` maps [m, D] to fresh logits [m, V], which the backward pass uses up. With `keep` all logits stand in memory until then;
     otherwise it runs the head again, and no more than a chunk of them ever does. `edits`: what was done to the logits of some of the M
-    tokens before they were drawn.
+    tokens before they were drawn. `kernels`: whose; "torch" computes on any device, where all tensors lie.
     """
+    function = _TokenLogprobs if kernels == "own" else TensorLogprobs
 
     def chunk(hidden: Tensor, targets: Tensor, temperatures: Tensor, start: int) -> Tensor:
         own = {} if edits is None else {at - start: edit for at, edit in edits(start, start + len(targets)).items()}
-        return _TokenLogprobs.apply(head(hidden), targets, temperatures, own)  # pyright: ignore[reportReturnType]
+        return function.apply(head(hidden), targets, temperatures, own)  # pyright: ignore[reportReturnType]
 
     parts: list[Tensor] = []
     for start in range(0, len(targets_M), _CHUNK):

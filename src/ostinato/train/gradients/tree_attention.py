@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -45,14 +46,18 @@ class TreeAttention:
     """
 
     def __init__(self, packed: Packed, *, on_layer: Callable[[], None] = _nothing) -> None:
-        self.layout = Layout(packed)
-        self._on_layer = on_layer
+        self.packed, self.on_layer = packed, on_layer
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Made when our kernels ask for it: torch's read the tree itself (`gradients.masked_tree`)."""
+        return Layout(self.packed)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
         """The same for every layer; `layer` is part of the seam and not used."""
         del layer
-        self._on_layer()
-        result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self._on_layer)  # pyright: ignore[reportAssignmentType]
+        self.on_layer()
+        result: Tensor = _Tree.apply(q, k, v, scale, window, self.layout, self.on_layer)  # pyright: ignore[reportAssignmentType]
         return result
 
     __call__ = attend

@@ -1,0 +1,95 @@
+"""Attention under a mask that is a function of two indices: FlexAttention on CUDA, a dense mask of the very same function elsewhere.
+
+Nothing as large as queries x keys is made on CUDA but the mask by blocks of 128 x 128. The dense mask is for tests on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+Sees = Callable[[Tensor, Tensor], Tensor]
+"""Whether query tokens (indices) see key tokens (indices that broadcast with them), as booleans."""
+
+
+class MaskedAttention:
+    """Attention of Q queries over S keys, for every layer of a pass; masks are made once per window.
+
+    Args:
+        sees: who sees whom, windows aside. Every query must see a key.
+        query_positions_Q: each query's place in its own sequence, on the device; with `key_positions_S` it says what a window leaves.
+    """
+
+    def __init__(self, sees: Sees, query_positions_Q: Tensor, key_positions_S: Tensor) -> None:
+        self._sees, self._queries_Q, self._keys_S = sees, query_positions_Q, key_positions_S
+        self._dense: dict[int, Tensor] = {}
+        self._blocks: dict[int, BlockMask] = {}
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+        """[Q, H, D], [S, KV, D] twice -> [Q, H, D], under autograd if gradients are on."""
+        by_head = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+        grouped = q.shape[1] != k.shape[1]
+        if q.is_cuda:
+            out: Tensor = _compiled()(
+                *by_head, block_mask=self.by_blocks(window, compiled=True), scale=scale, enable_gqa=grouped
+            )
+        else:
+            out = F.scaled_dot_product_attention(
+                *by_head, attn_mask=self.dense(window), scale=scale, enable_gqa=grouped
+            )
+        return out[0].transpose(0, 1)
+
+    def dense(self, window: int) -> Tensor:
+        """[Q, S] booleans."""
+        if window not in self._dense:
+            device = self._queries_Q.device
+            q, kv = (torch.arange(len(x), device=device) for x in (self._queries_Q, self._keys_S))
+            self._dense[window] = self._mask(window)(q, q, q[:, None], kv[None])
+        return self._dense[window]
+
+    def by_blocks(self, window: int, *, compiled: bool = False) -> BlockMask:
+        """The same as FlexAttention takes it. Uncompiled, it is made out of a dense one."""
+        if window not in self._blocks:
+            self._blocks[window] = create_block_mask(
+                self._mask(window),
+                None,
+                None,
+                len(self._queries_Q),
+                len(self._keys_S),
+                device=self._queries_Q.device,
+                _compile=compiled,
+            )
+        return self._blocks[window]
+
+    def _mask(self, window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        sees, queries_Q, keys_S = self._sees, self._queries_Q, self._keys_S
+
+        def mask(batch: Tensor, head: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            del batch, head
+            seen = sees(q, kv)
+            return seen & (queries_Q[q] - keys_S[kv] < window) if window else seen
+
+        return mask
+
+
+@lru_cache
+def _compiled() -> Any:
+    """FlexAttention is only worth calling when it is compiled: otherwise it writes all scores down. Lengths differ from call to call."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def tree(ends_N: Tensor, positions_N: Tensor) -> MaskedAttention:
+    """Attention over a packed token tree in depth-first order: token j is seen by itself and its descendants, i < ends_N[j]."""
+    return MaskedAttention(lambda q, kv: (kv <= q) & (q < ends_N[kv]), positions_N, positions_N)
+
+
+def padded(out_ND: Tensor, rows: int) -> Tensor:
+    """Zeros for the rows of a call that are padding: [N, ...] -> [rows, ...]."""
+    missing = rows - len(out_ND)
+    return F.pad(out_ND, (0, 0) * (out_ND.dim() - 1) + (0, missing)) if missing else out_ND

@@ -1,0 +1,90 @@
+"""Log-probabilities over the vocabulary, draws from it and their gradient, on any device: `logprobs.RowSoftmax` by torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ostinato.model.logit_edits import Edit, edit_logits
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSoftmax:
+    """What makes logits [M, V] a distribution per row: temperatures [M] and the log of the sum of exp(logits / temperature) [M], fp32."""
+
+    logits: Tensor
+    temperatures_M: Tensor
+    totals_M: Tensor
+
+    @staticmethod
+    def of(logits_MV: Tensor, temperatures_M: Tensor) -> TensorSoftmax:
+        """Read the logits once; one fp32 copy of them is made meanwhile. Temperatures are positive."""
+        temperatures_M = temperatures_M.to(logits_MV.device, torch.float32)
+        totals_M = (logits_MV.float() / temperatures_M[:, None]).logsumexp(-1)
+        return TensorSoftmax(logits_MV, temperatures_M, totals_M)
+
+    def sound(self) -> NDArray[np.bool_]:
+        """False where the logits held a NaN or +inf, or nothing but -inf."""
+        return self.totals_M.isfinite().cpu().numpy()
+
+    def of_tokens(self, tokens_M: Tensor) -> Tensor:
+        """Log p of one token per row, [M], fp32, on the logits' device."""
+        chosen_M = self.logits.gather(1, tokens_M[:, None])[:, 0].float()
+        return chosen_M / self.temperatures_M - self.totals_M
+
+    def logprobs(self, tokens_M: NDArray[np.int64]) -> Tensor:
+        """Log p of one token per row, [M], fp32, on the host."""
+        return self.of_tokens(torch.from_numpy(tokens_M).to(self.logits.device)).cpu()
+
+    def draw(self, u_M: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The token at which the running sum of probabilities passes u in [0, 1); the likeliest for a u below 0."""
+        tokens_M = np.zeros(len(u_M), np.int64)
+        greedy, drawn = np.flatnonzero(u_M < 0), np.flatnonzero(u_M >= 0)
+        if len(greedy):
+            tokens_M[greedy] = self._rows(greedy).argmax(-1).cpu().numpy()
+        if len(drawn):
+            at = torch.from_numpy(drawn).to(self.logits.device)
+            scaled_CV = self.logits[at].float() / self.temperatures_M[at, None] - self.totals_M[at, None]
+            tokens_M[drawn] = invert(scaled_CV.exp(), torch.from_numpy(u_M[drawn])).cpu().numpy()
+        return tokens_M
+
+    def _rows(self, rows: NDArray[np.int64]) -> Tensor:
+        return self.logits[torch.from_numpy(rows).to(self.logits.device)]
+
+
+def invert(mass_CV: Tensor, u_C: Tensor) -> Tensor:
+    """The token at which the running sum of a row's masses passes u [C] of the whole. Sums are float64; `u_C` may be on the host."""
+    sums_CV = mass_CV.double().cumsum(-1)
+    target_C1 = (u_C.to(sums_CV) * sums_CV[:, -1])[:, None]
+    # rounding may carry the target past the end
+    last_C = mass_CV.shape[-1] - 1 - (mass_CV > 0).flip(-1).byte().argmax(-1)
+    return torch.minimum((sums_CV <= target_C1).sum(-1), last_C)
+
+
+class TensorLogprobs(torch.autograd.Function):
+    """log softmax(edited logits / T)[target], as `train.gradients.head` has it of our kernels: the backward pass uses the logits up."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_MV: Tensor, targets_M: Tensor, temperatures_M: Tensor, edits: Mapping[int, Edit]
+    ) -> Tensor:
+        """[M], fp32."""
+        edit_logits(logits_MV, edits)
+        normal = TensorSoftmax.of(logits_MV, temperatures_M)
+        ctx.save_for_backward(logits_MV, targets_M, normal.temperatures_M, normal.totals_M)
+        return normal.of_tokens(targets_M)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """(onehot - softmax) x gradient / T, in the logits' dtype."""
+        logits_MV, targets_M, temperatures_M, totals_M = ctx.saved_tensors
+        each_M1 = (grads[0] / temperatures_M)[:, None]
+        out_MV = (logits_MV.float() / temperatures_M[:, None]).sub_(totals_M[:, None]).exp_().mul_(-each_M1)
+        out_MV.scatter_add_(1, targets_M[:, None], each_M1)
+        return out_MV.to(logits_MV.dtype), None, None, None

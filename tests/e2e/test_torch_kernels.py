@@ -1,0 +1,142 @@
+"""Engine and trainer by torch's own operations, on the CPU: the code that a GPU would run, beside our kernels."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ostinato.core.errors import BadConfig, Cancelled
+from ostinato.core.generation import Generate
+from ostinato.core.records import Finish, PolicyVersion, Sampling, Span, Turn
+from ostinato.core.samples import Sample
+from ostinato.core.weights import Snapshot
+from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.numerics import contract
+from ostinato.testing.records import a_sample, a_turn
+from ostinato.testing.tiny import tiny_model
+from ostinato.testing.tiny_engine import tiny_engine
+from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.train.config import TrainConfig
+from ostinato.train.trainer import PolicyTrainer
+
+torch.set_num_threads(1)
+TORCH = Backend(kernels="torch")
+CONFIG = TrainConfig(
+    compute="fp32", publish="fp32", learning_rate=1e-3, warmup_steps=0, turn_tokens=8, microbatch_tokens=64
+)
+WITHIN = 2e-5
+"""Nats between two log-probabilities of one token in fp32."""
+
+
+def prompt_of(number: int) -> tuple[int, ...]:
+    return (*(b"def add(a, b): return a " * (1 + number % 3)), number)
+
+
+async def answers(engine, number: int, **sampling) -> tuple[tuple[int, ...], tuple[float, ...], PolicyVersion]:
+    prompt = prompt_of(number)
+    asked = Generate(
+        id=f"r{number}", slot="live", prompt_ids=prompt, sampling=Sampling(max_tokens=24, seed=number, **sampling)
+    )
+    chunks = [chunk async for chunk in engine.generate(asked)]
+    ids = tuple(token for chunk in chunks for token in chunk.ids)
+    return ids, tuple(logprob for chunk in chunks for logprob in chunk.logprobs), chunks[-1].policy
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_the_same_tokens_are_drawn(tmp_path: Path, temperature: float):
+    found = []
+    for backend in (OWN, TORCH):
+        async with tiny_engine(tmp_path, backend=backend) as tiny:
+            found.append([await answers(tiny.engine, i, temperature=temperature) for i in range(6)])
+    for (own_ids, own_logprobs, _), (ids, logprobs, _) in zip(*found, strict=True):
+        assert ids == own_ids
+        assert logprobs == pytest.approx(own_logprobs, abs=WITHIN)
+
+
+def teaching(trainer: PolicyTrainer, turns: list[Turn]) -> list[Sample]:
+    scores = trainer.score(turns)
+    return [
+        a_sample(replace(turn, logprobs=scored), value, reward=value)
+        for i, (turn, scored) in enumerate(zip(turns, scores, strict=True))
+        for value in [1.0 if i % 2 else -0.7]
+    ]
+
+
+def some_turns() -> list[Turn]:
+    shared = tuple(range(5, 45))
+    return [a_turn(f"{i}:0", prompt=(*shared, i), sampled=tuple(range(100 + i, 108 + i))) for i in range(6)]
+
+
+@pytest.mark.parametrize("recompute_tokens", [0, 2048])
+def test_a_step_moves_the_weights_as_our_kernels_do(tmp_path: Path, recompute_tokens: int):
+    path = tiny_model(tmp_path / "m")
+    moved = []
+    for backend in (OWN, TORCH):
+        trainer = PolicyTrainer(path, CONFIG.model_copy(update={"recompute_tokens": recompute_tokens}), backend=backend)
+        learned = trainer.step(teaching(trainer, some_turns()))
+        mean = np.array(trainer.state().moments["exp_avg"])
+        moved.append((learned.metrics["loss"], learned.metrics["grad_norm"], mean))
+    (own_loss, own_norm, own_mean), (loss, norm, mean) = moved
+    assert (loss, norm) == pytest.approx((own_loss, own_norm), rel=1e-3, abs=1e-5)
+    assert np.abs(own_mean).max() > 1e-5
+    np.testing.assert_allclose(mean, own_mean, atol=2e-4 * np.abs(own_mean).max(), rtol=0)
+
+
+def test_a_resumed_trainer_goes_on_with_the_same_bits(tmp_path: Path):
+    path = tiny_model(tmp_path / "m")
+    trainer = PolicyTrainer(path, CONFIG, backend=TORCH)
+    trainer.step(teaching(trainer, some_turns()))
+    trainer.save(tmp_path / "kept", cursor=1, keep=1)
+    other = PolicyTrainer(path, CONFIG, backend=TORCH)
+    assert other.resume(tmp_path / "kept")
+    ends = []
+    for each in (trainer, other):
+        each.step(teaching(each, some_turns()))
+        ends.append({name: array.data.tobytes() for name, array in each.weights().items()})
+    assert ends[0] == ends[1]
+
+
+def test_a_step_ends_at_a_layer_when_it_is_told_to(tmp_path: Path):
+    trainer = PolicyTrainer(tiny_model(tmp_path / "m"), CONFIG, backend=TORCH)
+    samples = teaching(trainer, some_turns())
+    for asked in (1, 2):  # the second layer; the first of the backward pass
+        left = iter(range(asked))
+        with pytest.raises(Cancelled):
+            trainer.step(samples, stop=lambda left=left: next(left, None) is None)
+    assert trainer.step_count == 0
+
+
+async def test_what_was_served_is_learned_from_and_served(tmp_path: Path):
+    """One turn of the loop: sampled, trained on under the same contract, published, loaded, and another answer."""
+    own = contract(torch.float32, "fast", 1, 1, 16, backend=TORCH)
+    async with tiny_engine(tmp_path, backend=TORCH) as tiny:
+        trainer = PolicyTrainer(tiny.path, CONFIG, own, backend=TORCH)
+        samples = []
+        for i in range(6):
+            ids, logprobs, policy = await answers(tiny.engine, i, temperature=1.0)
+            turn = a_turn(f"{i}:0", prompt=prompt_of(i), sampled=ids)
+            spans = (Span(policy=policy, tokens=len(ids)),)
+            turn = replace(turn, logprobs=logprobs, spans=spans, numerics=own.id, finish=Finish.LENGTH)
+            samples.append(a_sample(turn, 1.0 if i % 2 else -0.7, reward=1.0))
+        taught = [*samples[1].turn.prompt_ids, *samples[1].turn.sampled_ids]
+        before = await tiny.engine.score("live", taught, len(prompt_of(1)))
+        learned = trainer.step(samples)
+        assert learned.metrics["mismatch_tokens"] == sum(len(sample.turn.sampled_ids) for sample in samples)
+        assert learned.metrics["mismatch_max_abs"] < WITHIN
+        version = PolicyVersion(number=learned.policy_number, hash="step1")
+        await tiny.engine.load("live", Snapshot(policy=version, weights=learned.weights))
+        after = await tiny.engine.score("live", taught, len(prompt_of(1)))
+        assert sum(after) > sum(before), "what was rewarded is likelier"
+        assert (await answers(tiny.engine, 1, temperature=0.0))[2] == version
+
+
+def test_ranks_are_refused_by_name(tmp_path: Path):
+    with pytest.raises(BadConfig, match=r"train\.ranks"):
+        PolicyTrainer(tiny_model(tmp_path / "m"), CONFIG.model_copy(update={"ranks": 2}), backend=TORCH)
+
+
+def test_a_mixture_of_experts_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(BadConfig, match='"torch" computes dense models only'):
+        PolicyTrainer(tiny_moe(tmp_path / "m", "mixtral"), CONFIG, backend=TORCH)

@@ -1,0 +1,153 @@
+"""What stands in for our kernels on other devices, tried on the CPU: it gives what they give, to rounding."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from ostinato.engine.embedded.kv import KVShape, open_store
+from ostinato.engine.embedded.sampler import Draw, draw, uniform
+from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.masks import tree
+from ostinato.model.devices.softmax import TensorSoftmax
+from ostinato.model.logit_edits import Edit
+from ostinato.model.logprobs import GREEDY, RowSoftmax
+from ostinato.model.paged import Entry
+from ostinato.train.batch.packing import TokenTurn, pack
+from ostinato.train.gradients.head import token_logprobs
+from ostinato.train.gradients.masked_tree import MaskedTree
+from ostinato.train.gradients.tree_attention import TreeAttention
+
+TORCH = Backend(kernels="torch")
+HEADS, KV, DIM, BLOCK = 6, 2, 16, 16
+
+
+def branches():
+    shared = tuple(range(40))
+    return pack(
+        [
+            TokenTurn(prompt=shared, sampled=tuple(range(100, 160))),
+            TokenTurn(prompt=(*shared, 7), sampled=tuple(range(60, 95))),
+            TokenTurn(prompt=(3, 259), sampled=(9, 9, 1)),
+        ]
+    )
+
+
+def drawn(count, *, grad=False):
+    torch.manual_seed(0)
+    return [torch.randn(count, heads, DIM, requires_grad=grad) for heads in (HEADS, KV, KV)]
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_attention_over_a_tree_and_its_gradients_are_our_kernels(window):
+    packed = branches()
+    answers = []
+    for make in (TreeAttention, lambda packed: MaskedTree(TreeAttention(packed), torch.device("cpu"))):
+        q, k, v = drawn(packed.tokens + 3, grad=True)
+        out = make(packed)(0, q, k, v, 0.25, window)
+        out.square().sum().backward()
+        answers.append((out[: packed.tokens], out[packed.tokens :], q.grad, k.grad, v.grad))
+    for ours, torchs in zip(*answers, strict=True):
+        torch.testing.assert_close(torchs, ours, atol=2e-5, rtol=1e-4)
+    assert not answers[1][1].any(), "padding gets zeros"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [0, 5])
+def test_flex_attention_with_the_same_mask_gives_the_same(window):
+    """What runs on CUDA, uncompiled: its blocks, its scale and its groups of heads."""
+    packed = branches()
+    q, k, v = drawn(packed.tokens)
+    masked = tree(torch.from_numpy(packed.ends_N), torch.from_numpy(packed.positions_N))
+    by_head = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+    flex = flex_attention(*by_head, block_mask=masked.by_blocks(window), scale=0.25, enable_gqa=True)
+    torch.testing.assert_close(flex[0].transpose(0, 1), masked(q, k, v, 0.25, window), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 11])
+def test_attention_over_a_cache_is_our_kernels(window):
+    """Chunks, single tokens of many lengths, shared blocks and a forked one, in two steps."""
+    shape = {"layers": 1, "kv_heads": KV, "head_dim": DIM, "dtype": torch.float32}
+    stores = [open_store(KVShape(**shape, backend=backend), 64, BLOCK) for backend in (OWN, TORCH)]
+    first = [
+        Entry(start=0, end=40, blocks=(5, 3, 9)),
+        Entry(start=0, end=17, blocks=(11, 2)),
+        Entry(start=0, end=1, blocks=(8,)),
+    ]
+    second = [
+        Entry(start=17, end=30, blocks=(11, 2)),
+        Entry(start=40, end=41, blocks=(5, 3, 9)),
+        Entry(start=40, end=41, blocks=(5, 3, 21)),
+        Entry(start=1, end=2, blocks=(8,)),
+    ]  # fmt: skip
+    for entries, rows in ((first, 60), (second, 16)):
+        q, k, v = drawn(rows)
+        ours, torchs = (store.attend(entries)(0, q, k, v, 0.25, window) for store in stores)
+        torch.testing.assert_close(torchs, ours, atol=1e-5, rtol=1e-5)
+        for store in stores:
+            store.copy(9, 21)
+
+
+def test_a_wiped_block_reads_as_zeros():
+    store = open_store(KVShape(layers=1, kv_heads=KV, head_dim=DIM, dtype=torch.float32, backend=TORCH), 4, BLOCK)
+    q, k, v = drawn(1)
+    assert store.attend([Entry(start=0, end=1, blocks=(2,))])(0, q, k * torch.nan, v, 0.25, 0).isnan().all()
+    store.wipe([2])
+    assert store.attend([Entry(start=1, end=2, blocks=(2,))])(0, q, k, v, 0.25, 0).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_and_their_log_probabilities_are_our_kernels(dtype):
+    torch.manual_seed(1)
+    logits = (torch.randn(200, 3000) * 3).to(dtype)
+    logits[:, 7] = -torch.inf
+    temperatures = torch.linspace(0.3, 2, 200)
+    u = np.array([uniform(3, 0, i) if i % 4 else GREEDY for i in range(200)])
+    ours, torchs = (kind.of(logits, temperatures) for kind in (RowSoftmax, TensorSoftmax))
+    tokens = ours.draw(u)
+    assert (torchs.draw(u) == tokens).all()
+    torch.testing.assert_close(torchs.logprobs(tokens), ours.logprobs(tokens), atol=2e-5, rtol=1e-5)
+    logits[0, 0], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
+    assert (
+        TensorSoftmax.of(logits, temperatures).sound().tolist() == RowSoftmax.of(logits, temperatures).sound().tolist()
+    )
+
+
+def test_every_way_to_draw_is_our_kernels():
+    torch.manual_seed(2)
+    logits = torch.randn(4, 300) * 2
+    mask = np.full(38, 0x0F, np.uint8)
+    edit = Edit(np.array([3, 9]), np.array([2.0, -1.0], np.float32), mask)
+    rows = [
+        Draw(temperature=0.0, top_p=1.0, u=0.5, tops=3),
+        Draw(temperature=0.7, top_p=0.5, u=0.2),
+        Draw(temperature=1.3, top_p=1.0, u=0.999999, edit=edit, tops=5),
+        Draw(temperature=1.0, top_p=0.9, u=0.6, edit=edit),
+    ]
+    ours, torchs = (draw(logits.clone(), rows, kernels) for kernels in ("own", "torch"))
+    assert (torchs.tokens, torchs.sound) == (ours.tokens, ours.sound)
+    assert torchs.logprobs == pytest.approx(ours.logprobs, abs=1e-5)
+    assert [[token for token, _ in row] for row in torchs.tops] == [[token for token, _ in row] for row in ours.tops]
+
+
+def test_the_head_holds_a_chunk_of_logits_and_gives_our_gradient():
+    torch.manual_seed(3)
+    weight, targets = torch.randn(300, 8, requires_grad=True), torch.randint(300, (1100,))
+    temperatures, coefficients = torch.rand(1100) + 0.5, torch.randn(1100)
+    edit = Edit(np.array([int(targets[600])]), np.array([1.5], np.float32), None)
+    seen, answers = [], []
+
+    def head(hidden):
+        seen.append(len(hidden))
+        return hidden @ weight.t()
+
+    for kernels in ("own", "torch"):
+        hidden = torch.randn(1100, 8, generator=torch.Generator().manual_seed(4)).requires_grad_()
+        weight.grad = None
+        edits = lambda start, stop: {600: edit} if start <= 600 < stop else {}  # noqa: E731
+        found = token_logprobs(head, hidden, targets, temperatures, edits, keep=False, kernels=kernels)
+        (found * coefficients).sum().backward()
+        answers.append((found.detach(), hidden.grad, weight.grad))
+    for ours, torchs in zip(*answers, strict=True):
+        torch.testing.assert_close(torchs, ours, atol=1e-4, rtol=1e-4)
+    assert max(seen) <= 512
