@@ -43,7 +43,7 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     )
     kernels: Literal["auto", "own", "torch"] = Field(
         default="auto",
-        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, fast numerics only. "
+        description="'own': our compiled kernels, CPU only. 'torch': torch's operations on any device, dense models, fast numerics. "
         "auto: own on the CPU, torch elsewhere.",
     )
     numerics: Literal["exact", "fast"] = Field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +37,6 @@ def set_rows(model: nn.Module, rows: int) -> None:
         raise BadConfig(f"the row rule must be at least 1, not {rows}")
     for module in experts_of(model):
         cast("Any", module).ostinato_rows = rows
-
-
-def set_kernels(model: nn.Module, kernels: Literal["own", "torch"]) -> None:
-    """Whose kernel every experts module of `model` computes its activation by."""
-    for module in experts_of(model):
-        cast("Any", module).ostinato_kernels = kernels
 
 
 def experts_of(model: nn.Module) -> list[nn.Module]:
@@ -120,8 +114,7 @@ def _linear(module: Any, name: str, x_PD: Tensor, plan: _Plan) -> Tensor:
 def _activate(module: Any, x_PD: Tensor) -> Tensor:
     if not module.has_gate:
         return module.act_fn(x_PD)
-    own = getattr(module, "ostinato_kernels", "own") == "own"
-    if own and type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, nn.SiLU):
+    if type(module)._apply_gate is _default_apply_gate and isinstance(module.act_fn, nn.SiLU):
         return gated(*x_PD.chunk(2, -1))
     return module._apply_gate(x_PD)
 

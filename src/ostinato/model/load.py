@@ -166,7 +166,11 @@ def _ready(model: Any, *, train: bool, backend: Backend) -> PreTrainedModel:
         replace_norms(model)
         replace_mlps(model)
         replace_linears(model)
-    experts.set_kernels(model, backend.kernels)
+    elif experts.experts_of(model):
+        raise BadConfig(
+            f'model.kernels = "torch" computes dense models only, and {type(model).__name__} is a mixture of experts: '
+            'set model.kernels = "own" and model.device = "cpu"'
+        )
     mark(model, backend)
     return model.to(backend.device).train(train).requires_grad_(train)
 
