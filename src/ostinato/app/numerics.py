@@ -52,8 +52,9 @@ def check_products(config: Config) -> None:
         )
     if config.model.kernels == "torch" or config.model.device != "cpu":
         raise BadConfig(
-            f"engine.products = {config.engine.products!r} is for our own kernels on the CPU, and model.kernels is "
-            f"{config.model.kernels!r}, model.device {config.model.device!r}: set model.kernels = 'own' and model.device = 'cpu', or engine.products = 'plain'"
+            f"engine.products = {config.engine.products!r} is for our own kernels on the CPU, not for model.kernels = "
+            f"{config.model.kernels!r} and model.device = {config.model.device!r}: set model.kernels = 'own' and "
+            "model.device = 'cpu', or engine.products = 'plain'"
         )
 
 

@@ -23,7 +23,7 @@ class MaskedTree:
         """Queries [N, H, D], keys and values [N, KV, D] -> [N, H, D]."""
         del layer
         self._on_layer()
-        out = self._attend(*(x[: self._tokens] for x in (q, k, v)), scale, window)
+        out = self._attend(q[: self._tokens], k[: self._tokens], v[: self._tokens], scale, window)
         return padded(_Called.apply(out, self._on_layer), len(q))  # pyright: ignore[reportArgumentType]
 
 
