@@ -142,7 +142,20 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
         "evaluate.gate.total_margin=0.2",
     ]  # the demo's suite is small
     text = ostinato("doctor", *fast, "--set", "model.dtype=float32", "--set", "evaluate.suite=demo")
-    parts = ("Python", "torch", "SQLite", "sandbox", "model", "numerics", "reward", "suite", "memory", "disk", "port")
+    parts = (
+        "Python",
+        "torch",
+        "device",
+        "SQLite",
+        "sandbox",
+        "model",
+        "numerics",
+        "reward",
+        "suite",
+        "memory",
+        "disk",
+        "port",
+    )
     found = [line.split()[1] for line in text.splitlines() if line.startswith("✓")]
     assert found == list(parts)
     assert "each can be graded here" in text
