@@ -99,6 +99,7 @@ class Lending:
         self._began = wall()
         self._returned = clock()  # after a start nothing is known of the traffic
         self._used = self._told = -_USED_S - _TELL_S
+        self._last: tuple[int, int] | None = None  # what was told to be lent, and on its way back
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -129,8 +130,10 @@ class Lending:
         elif change < 0:
             self._returned = now
             self._loans.give_back(-change, self._config.end_s)
-        if change or (standing.lent + standing.returning and now - self._told >= _TELL_S):
-            self._told = now
+        after = self._loans.standing()
+        out = (after.lent, after.returning)
+        if change or out != self._last or (any(out) and now - self._told >= _TELL_S):
+            self._told, self._last = now, out
             self._tell(self._lent(change, seen))
         return change
 

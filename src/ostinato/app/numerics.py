@@ -162,12 +162,15 @@ def _examined(path: Path, dtype: torch.dtype, threads: tuple[int, ...]) -> Exact
 def _integers(path: Path) -> Integers:
     import torch
 
-    from ostinato.engine.embedded.forms.int8 import check_dense
+    from ostinato.engine.embedded.forms.int8 import NO_LINEARS, check_dense
     from ostinato.model.integers import find
     from ostinato.model.load import empty_model
 
     check_dense(empty_model(path, torch.float32, shallow=True))
-    return find(inputs for inputs, _ in _matrices(path))
+    shapes = _matrices(path)
+    if not shapes:
+        raise BadConfig(NO_LINEARS)
+    return find(inputs for inputs, _ in shapes)
 
 
 @lru_cache

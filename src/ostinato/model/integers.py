@@ -59,7 +59,7 @@ class FbgemmMatrix(Matrix):
     def room(rows: int, inputs: int, most: int) -> tuple[Tensor, int]:
         """See `Matrix`."""
         del most
-        return torch.empty(rows, inputs), 0
+        return torch.empty(rows, inputs, dtype=torch.float32), 0  # who builds a model meanwhile may set torch's default
 
 
 class OnednnMatrix(Matrix):
@@ -67,7 +67,7 @@ class OnednnMatrix(Matrix):
 
     def __init__(self, weight_OI: Tensor) -> None:
         self._packed: Tensor = torch.ops.onednn.qlinear_prepack(weight_OI, None)
-        self._ones = torch.ones(len(weight_OI))
+        self._ones = torch.ones(len(weight_OI), dtype=torch.float32)
         self._nothing = torch.zeros(len(weight_OI), dtype=torch.long)
 
     def sums(self, levels_ND: Tensor, most: int) -> Tensor:

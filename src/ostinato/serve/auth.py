@@ -94,25 +94,48 @@ class Keyring:
 def client_keys(api_keys: Sequence[SecretStr], file: Path | None) -> tuple[SecretStr, ...]:
     """All keys of clients: those of the configuration, then those of the file, one a line. The file is read anew at each call.
 
-    Raises BadConfig, which holds no key, for a file that cannot be read, that everybody may read or write, or that has no key in it.
+    Lines that begin with # are comments. Raises BadConfig, which holds no key, for a file that cannot be read, that everybody may read or
+    write, with a line that is no key, or without one.
     """
     if file is None:
         return tuple(api_keys)
-    try:
-        with file.expanduser().open(encoding="utf-8") as opened:
-            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
-            lines = [line.strip() for line in opened]
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise BadConfig(f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}") from None
+    mode, lines = _read_keys(file)
     if mode & 0o007:
         raise BadConfig(
             f"serve.api_keys_file: everybody may use {file} (mode {mode:03o}); take that away: chmod o= {file}"
         )
-    keys = [SecretStr(line) for line in lines if line]
+    keys: list[SecretStr] = []
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
+            continue
+        if len(line.split()) > 1:
+            raise BadConfig(
+                f"serve.api_keys_file: line {number} of {file} holds a space; write one key a line, as in acme:sk-..."
+            )
+        if line:
+            keys.append(SecretStr(line))
     if not keys:
         raise BadConfig(f"serve.api_keys_file: {file} holds no key; write one a line, as in acme:sk-...")
     return (*api_keys, *keys)
+
+
+def _read_keys(file: Path) -> tuple[int, list[str]]:
+    """The file's mode, and its lines. Raises BadConfig."""
+    try:
+        # a pipe without a writer would hold up the start
+        descriptor = os.open(file.expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8-sig") as opened:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadConfig(
+                    f"serve.api_keys_file: {file} is no file; name one with a key a line, as in acme:sk-..."
+                )
+            return stat.S_IMODE(status.st_mode), [line.strip() for line in opened]
+    except RuntimeError as error:
+        raise BadConfig(f"serve.api_keys_file: {file}: {error}; write the whole path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise BadConfig(f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}") from None
 
 
 class UserKeys:

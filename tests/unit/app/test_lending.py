@@ -25,11 +25,11 @@ class Counted:
     """Stands in for the engine's loans: what is lent is lent at once, and so is what is given back."""
 
     def __init__(self, serving):
-        self.own, self.lent, self.open, self.seconds, self.cut_off = serving, 0, 8, 0.0, 0
+        self.own, self.lent, self.back, self.open, self.seconds, self.cut_off = serving, 0, 0, 8, 0.0, 0
         self.asked = []
 
     def standing(self):
-        return Standing(serving=self.own - self.lent, lent=self.lent, returning=0, open=self.open)
+        return Standing(serving=self.own - self.lent, lent=self.lent, returning=self.back, open=self.open)
 
     def lend(self, count):
         self.lent += count
@@ -77,7 +77,18 @@ def test_nothing_is_lent_before_the_traffic_is_known_then_at_the_trough_and_all_
     assert scene.people(2.0, 60) == 3
     assert {end_s for _, end_s in scene.loans.asked} == {3.0}
     assert [told.lent for told in scene.told if told.why][:2] == [2, 3]
-    assert "2 lent: 2.0" in scene.told[0].why
+    assert next(told.why for told in scene.told if told.why).startswith("2 lent: 2.0")
+
+
+def test_what_is_lent_is_told_at_the_start_and_when_it_changed_whatever_changed_it():
+    scene = Scene()
+    scene.people(1.0, 1)
+    assert [(told.lent, told.returning, told.why) for told in scene.told] == [(0, 0, "")]
+    for back in (2, 0):
+        scene.loans.back = back
+        scene.people(1.0, 1)
+        assert scene.told[-1].returning == back
+    assert len(scene.told) == 3
 
 
 def test_a_tenth_of_people_who_wait_take_everything_back_whatever_the_rate():

@@ -12,12 +12,14 @@ from ostinato.engine.embedded.forms.fused import FusedLayer, fuse
 from ostinato.engine.embedded.forms.int8 import Int8Linear, quantise, times_as_fast
 from ostinato.engine.embedded.forms.packed import prepack_linears
 from ostinato.model import integers as arithmetic
+from ostinato.model import routing
 from ostinato.model.attention import CausalAttend, hidden, logits
 from ostinato.model.integers import Integers, Matrix, find
 from ostinato.model.load import load_model
 from ostinato.testing.tiny import tiny_model
 from ostinato.testing.tiny_engine import tiny_engine, tiny_snapshot
 from ostinato.testing.tiny_moe import tiny_moe
+from ostinato.testing.tiny_zoo import SUPPORTED, tiny_of
 
 torch.set_num_threads(1)
 
@@ -112,6 +114,31 @@ def test_a_model_that_was_rounded_first_does_not_keep_others_from_their_bits(tmp
 def test_a_mixture_of_experts_is_refused(tmp_path, integers):
     with pytest.raises(BadConfig, match=r"engine\.products = 'int8' is for dense models"):
         quantise(load_model(tiny_moe(tmp_path / "moe"), torch.float32), integers)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_every_supported_architecture_is_rounded_whole_or_refused(tmp_path, integers, kind):
+    path = tiny_of(tmp_path / "m", SUPPORTED[kind]())
+    plain, rounded = (load_model(path, torch.float32) for _ in range(2))
+    if routing.of(plain) is not None or not any(isinstance(each, nn.Linear) for each in plain.base_model.modules()):
+        with pytest.raises(BadConfig, match=r"set engine\.products = 'plain'"):
+            quantise(rounded, integers)
+        return
+    assert quantise(rounded, integers) == sum(isinstance(each, nn.Linear) for each in plain.base_model.modules())
+    assert not torch.equal(states(plain), states(rounded))
+
+
+@pytest.mark.parametrize("library", arithmetic.LIBRARIES)
+def test_another_threads_default_dtype_changes_nothing(library):
+    """Who builds the next version beside the decoding sets it for the whole process."""
+    layer, x = nn.Linear(64, 48), torch.randn(3, 64)
+    chosen = Integers(library=library, most=63)
+    expected = Int8Linear([layer], chosen)(x)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(Int8Linear([layer], chosen)(x), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 async def test_a_swap_rounds_the_new_weights(tmp_path, integers):

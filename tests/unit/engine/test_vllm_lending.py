@@ -103,6 +103,26 @@ async def test_one_that_has_not_gone_yet_is_back_at_once_with_what_is_open_there
         assert [fake.calls.count("update_weights") for fake in fakes] == swaps
 
 
+async def test_one_whose_change_of_weights_failed_half_way_answers_nobody_before_it_was_given_its_version_again():
+    """The workers hold the rollouts' weights under the label of people's, and the server is wanted back meanwhile."""
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await loaded(engine)
+        for fake in fakes:
+            fake.fail["finish_weight_update"] = "the answer is lost"
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        await until(
+            lambda: "finish_weight_update" not in fake.fail
+        )  # it failed: the new weights are in, the label is not
+        given = fake.calls.count("update_weights")
+        engine.loans.give_back(1, end_s=0.0)
+        await until(lambda: replica.loan is None and replica.slots == {"live"} and replica.usable)
+        assert fake.calls.count("update_weights") > given, "it was given people's weights again"
+        people = await many(engine, "live", 8, max_tokens=4)
+        assert [runs(each) for each in people] == [[LIVE]] * 8
+
+
 async def lent_with_rollouts(engine, fakes, count=8, **rest):
     """Rollouts open on a lent replica and on their own one."""
     await loaded(engine)

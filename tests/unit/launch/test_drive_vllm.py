@@ -100,7 +100,7 @@ async def test_what_no_trusted_key_signed_does_not_reach_the_server():
         assert fake.calls == []
 
 
-@pytest.mark.parametrize("step", ["pause", *UPDATE, "reset_prefix_cache"])
+@pytest.mark.parametrize("step", ["pause", *UPDATE[:2], "reset_prefix_cache"])
 async def test_it_resumes_whichever_step_fails_and_the_next_swap_arrives(step):
     store = MemoryStore()
     policy = (await publish(store, 1))[0]
@@ -110,6 +110,25 @@ async def test_it_resumes_whichever_step_fails_and_the_next_swap_arrives(step):
             await vllm.swap(policy)
         assert fake.paused is False
         assert fake.calls[-1] == "resume"
+        await vllm.swap(policy)
+        assert (fake.label, fake.paused, fake.active) == (policy.hash, False, False)
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["the workers say so", "nobody can be asked"])
+async def test_it_stays_paused_where_new_weights_may_be_in_under_the_old_name(down):
+    store = MemoryStore()
+    policy = (await publish(store, 1))[0]
+    async with driven(store) as (fake, vllm):
+
+        def lost(body):
+            fake.down = down
+            raise RuntimeError("out of luck")
+
+        finish, fake._finish_weight_update = fake._finish_weight_update, lost
+        with pytest.raises(Conflict, match=r"(?s)may hold .* out of luck"):
+            await vllm.swap(policy)
+        assert (fake.served, fake.paused) == ([policy.hash], True)
+        fake._finish_weight_update, fake.down = finish, False
         await vllm.swap(policy)
         assert (fake.label, fake.paused, fake.active) == (policy.hash, False, False)
 

@@ -1,6 +1,7 @@
 """Keys of clients that lie in a file: who may read it, what stands in it, and that nothing is let in by a file that is not right."""
 
 import os
+from pathlib import Path
 
 import pytest
 from gateway_world import world
@@ -53,6 +54,26 @@ def test_its_owner_and_group_may(written, mode):
 def test_an_empty_file_lets_nobody_in_rather_than_everybody(written, text):
     with pytest.raises(BadConfig, match="holds no key"):
         client_keys((), written(text))
+
+
+def test_a_comment_is_no_key_and_a_line_with_a_space_is_refused_by_its_number(written):
+    assert said(client_keys((), written(f"# production keys\n{KEY}\n#{OTHER}\n"))) == [KEY]
+    with pytest.raises(BadConfig, match=r"line 2 of .* holds a space") as caught:
+        client_keys((), written(f"{KEY}\nbolt: fedcba9876543210"))
+    assert "fedcba9876543210" not in str(caught.value)
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_key(written):
+    assert said(client_keys((), written(KEY.encode("utf-8-sig")))) == [KEY]
+
+
+def test_what_is_no_file_or_nobodys_home_is_named_and_holds_up_nothing(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(BadConfig, match=r"serve\.api_keys_file: .*(is no file|cannot be read)"):
+            client_keys((), path)
+    with pytest.raises(BadConfig, match=r"serve\.api_keys_file: .*write the whole path"):
+        client_keys((), Path("~nobody-of-that-name/keys"))
 
 
 def test_a_file_that_is_not_there_or_no_text_is_named(written, tmp_path):

@@ -146,7 +146,7 @@ def sample(model: PreTrainedModel, states_MD: Tensor, rows: Sequence[Draw], lane
     """One token for each of M states, drawn as `rows` says."""
     together, kernels = lanes.parts(model) == 1, backend_of(model).kernels
     made_MV = lanes.map(lambda states_MD: logits(model, states_MD, rows=padding), [states_MD])[0] if together else None
-    share = -(-len(rows) // lanes.count)
+    share = -(-len(rows) // lanes.count) if kernels == "own" else len(rows)
     starts = range(0, len(rows), max(share, _WORTH))
 
     def part(start: int) -> Drawn:

@@ -177,6 +177,7 @@ class Fleet:
         try:
             swap = await replica.server.driver.swap(policy, arrived)
         except BaseException as error:
+            replica.sure = False  # the new weights may be in under the old label
             replica.set_aside()
             if isinstance(error, Conflict):
                 self._lose(replica)

@@ -109,7 +109,7 @@ class VllmFollower:
             Corrupt: the workers refused the version; the server was not paused and serves what it served.
             Unavailable: the server cannot be reached, or refused a step. It was resumed and serves what it served, or the version
                 with what the old weights cached: swap again.
-            Conflict: what it serves is not known. It is left paused, because nobody should be answered by it.
+            Conflict: what it serves is not known, or not what it says. It is left paused: nobody should be answered by it.
         """
         staged_s = await self.stage(policy)
         started, known = time.perf_counter(), True
@@ -178,13 +178,25 @@ class VllmFollower:
             if "already active" not in str(error):
                 raise
             logger.warning("%s: a driver ended within an update; this one goes on with it", self._url)
-        await self._call("POST", "/update_weights", {"update_info": {"root": policy.hash}})
-        await self._call("POST", "/finish_weight_update", {"weight_version": policy.hash})
+        try:
+            await self._call("POST", "/update_weights", {"update_info": {"root": policy.hash}})
+            await self._call("POST", "/finish_weight_update", {"weight_version": policy.hash})
+        except Unavailable as error:
+            if await self._may_hold(policy):
+                raise Conflict(f"{self._url} may hold {policy} under the name of what it served: {error}") from error
+            raise
         label = await self.served()
         held = {str(worker["served"]) for worker in await self._ask("ostinato_status")}
         if {label} | held != {policy.hash}:
             raise Conflict(f"{self._url} should serve {policy.hash}, but says {label} and its workers {sorted(held)}")
         return time.perf_counter() - started
+
+    async def _may_hold(self, policy: PolicyVersion) -> bool:
+        """Whether some worker has the version, or cannot be asked."""
+        try:
+            return any(worker["served"] == policy.hash for worker in await self._ask("ostinato_status"))
+        except Unavailable:
+            return True
 
     async def _forget(self) -> None:
         """Drop every cached key and value; the streams that need them compute them again."""

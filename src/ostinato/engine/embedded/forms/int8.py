@@ -30,6 +30,9 @@ _UNBIASED = np.empty((1, 0), np.float32)
 _ALIKE = 32  # rows at which fused layers are tried: by few the packed products choose other kernels, and these do not
 _TIMED = (1, 8, 32, 128)  # rows
 _TIMES = 5
+NO_LINEARS = (
+    "engine.products = 'int8' rounds linear layers, and this model's decoder has none: set engine.products = 'plain'"
+)
 
 
 def quantised(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +75,7 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) 
     """Exchange the linear layers of a dense model's decoder for those of whole numbers, in place; returns how many of the model's.
 
     The layers are fused where they can be (`forms.fused`). With `head` the output head is one of them. Raises BadConfig for a
-    mixture of experts, whose experts are no linear layers.
+    mixture of experts, whose experts are no linear layers, and for a decoder without any.
     """
     check_dense(model)
     linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
@@ -89,7 +92,10 @@ def quantise(model: PreTrainedModel, integers: Integers, *, head: bool = False) 
     if head and isinstance(top, nn.Linear):
         model.set_output_embeddings(make([top]))
     left = {id(part) for part in model.modules()}
-    return sum(id(part) not in left for part in linears)
+    found = sum(id(part) not in left for part in linears)
+    if not found:
+        raise BadConfig(NO_LINEARS)
+    return found
 
 
 def check_dense(model: PreTrainedModel) -> None:
