@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 from ostinato.core.records import PolicyVersion, Turn
@@ -99,15 +100,13 @@ class Head(Generic[S]):
         """Have the parent's ids in memory, if it lies in this segment under the same key."""
         if parent is None or parent in self._bases or parent in self._sought:
             return
-        self._sought.add(parent)
-        place = self.segment.locate(TURNS, (parent,))
+        place, held = self.segment.locate(TURNS, (parent,)), None
         if place is not None:
-            try:
+            with suppress(Forgotten):
                 held = self.segment.tokens(place)
-            except Forgotten:
-                return
-            if held.secret == secret:
-                self._bases.add(place, parent, held)
+        self._sought.add(parent)  # now that it was answered: a head whose question failed may be used again
+        if place is not None and held is not None and held.secret == secret:
+            self._bases.add(place, parent, held)
 
     def _text(self, text: str, sampled: bytes, secret: int | None, token_text: TokenText | None) -> bytes | int | None:
         """None: what the tokens spell. A number: so many characters of that. Otherwise the text itself, packed."""
@@ -142,10 +141,10 @@ class Head(Generic[S]):
         return rows if spelt.startswith(text) else None
 
     def _learn(self, rows: Sequence[tuple[int, str]]) -> None:
-        """Have the segment know the texts of tokens."""
-        self.segment.pieces.update(rows)
-        added = self.segment.put_pieces(rows)
-        if added < len(rows):  # another process was quicker with some of them, and may have had another tokenizer
+        """Have the segment know the texts of tokens: first the database, for a head whose question failed may be used again."""
+        if self.segment.put_pieces(rows) == len(rows):
+            self.segment.pieces.update(rows)
+        else:  # another process was quicker with some of them, and may have had another tokenizer
             self.segment.read_all_pieces()
 
     def _number(self, policy: PolicyVersion) -> int:

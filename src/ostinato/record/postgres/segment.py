@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, LiteralString
 from uuid import UUID
@@ -17,12 +16,18 @@ from ostinato.record.codec.rows import Ready
 from ostinato.record.codec.shrink import Dictionaries, Use
 from ostinato.record.keys import KeyRing
 from ostinato.record.postgres.schema import NUMBERED, NUMBERS, table_of
-from ostinato.record.postgres.server import Connection, ask_at_once, digest_of
+from ostinato.record.postgres.server import Connection, digest_of
 from ostinato.record.segments.packed import PackedRows
 
 _TURN = NUMBERS[TURNS.table]
 _LONGEST = 1_000_000_000  # bytes of one message: the server takes somewhat more
+_OVERHEAD = 100  # bytes of a message for each row: lengths and numbers
 COLUMNS: LiteralString = "seq, kind, body, secret, said, spelt, tokens, logprobs, routes"
+_NAME_ROWS: LiteralString = "INSERT INTO identities SELECT * FROM unnest(%b::uuid[], %b::bigint[])"
+_INSERT_ROWS: LiteralString = (
+    f"INSERT INTO {{rows}} ({COLUMNS}, identity) SELECT * FROM unnest(%b::bigint[], %b::smallint[], %b::bytea[], %b::bigint[], "
+    "%b::bytea[], %b::int[], %b::bytea[], %b::bytea[], %b::bytea[], %b::uuid[])"
+)
 
 Stored = tuple[Kind, tuple[Any, ...]]
 """A row as `PackedRows.decode` takes it, and its kind."""
@@ -46,7 +51,10 @@ class PostgresSegment(PackedRows):
         self.newest = first - 1
         self.size = 0  # bytes
         self.dictionaries = 1
-        self.pending: list[str] = []  # statements that `commit` sends
+        self._pending: list[
+            tuple[sql.SQL | sql.Composed, list[Any]]
+        ] = []  # statements that `commit` sends, their values
+        self._bytes = 0  # bytes of these values, about
         self._table = table_of(first)
         super().__init__(f"{name}, segment {first}", ring)
 
@@ -120,13 +128,14 @@ class PostgresSegment(PackedRows):
         return self.ask("SELECT made_at FROM segments WHERE first = %s", (self.first,))[0][0]
 
     def put(self, rows: Sequence[tuple[Ready, int]], values: Sequence[tuple[Any, ...]]) -> None:
-        stored = [_as_columns(row.kind, value) for (row, _), value in zip(rows, values, strict=True)]
-        digests = [UUID(int=key) for _, key in rows]
-        self.pending += [
-            "INSERT INTO identities VALUES "
-            + _listed((each, row[0]) for each, row in zip(digests, stored, strict=True)),
-            f"INSERT INTO {self._table.as_string()} (seq, kind, body, secret, said, spelt, tokens, logprobs, routes, identity) VALUES "
-            + _listed((*row, each) for each, row in zip(digests, stored, strict=True)),
+        stored = [
+            (*_as_columns(row.kind, value), UUID(int=key)) for (row, key), value in zip(rows, values, strict=True)
+        ]
+        columns = [list(column) for column in zip(*stored, strict=True)]
+        self._bytes += sum(_OVERHEAD + sum(len(value) for value in row if isinstance(value, bytes)) for row in stored)
+        self._pending += [
+            (sql.SQL(_NAME_ROWS), [columns[-1], columns[0]]),
+            (sql.SQL(_INSERT_ROWS).format(rows=self._table), columns),
         ]
 
     def put_pieces(self, rows: Sequence[tuple[int, str]]) -> int:
@@ -145,17 +154,25 @@ class PostgresSegment(PackedRows):
                 return number
         number = 1 + max(self.policies, default=0)
         self.policies[number] = policy
-        values = (self.first, number, policy.number, policy.hash.encode())
-        self.pending.append("INSERT INTO policies VALUES " + _listed([values]))
+        values = [self.first, number, policy.number, policy.hash.encode()]
+        self._pending.append((sql.SQL("INSERT INTO policies VALUES (%b, %b, %b, %b)"), values))
         return number
 
     def commit(self) -> None:
-        """Send what was put, and commit the transaction, in one round trip. Raises TooLarge."""
-        message = "; ".join([*self.pending, "COMMIT"]).encode()
-        self.pending.clear()
-        if len(message) > _LONGEST:
+        """Send what was put, and commit the transaction, in one round trip. Raises TooLarge.
+
+        Values are bound: the text of a statement that fails lands in the server's own log. A pipeline may end a transaction, though none
+        may begin with one: idle time is not counted after it, but by then no lock is held, whether it was committed or aborted.
+        Nor is it counted between the messages of one: whoever is cut off there is noticed by the server's TCP keepalive.
+        """
+        pending, size = self._pending, self._bytes
+        self._pending, self._bytes = [], 0
+        if size > _LONGEST:
             raise TooLarge(f"the rows are larger together than {self.name} can take at once; send fewer")
-        ask_at_once(self.connection, message)
+        with self.connection.pipeline():
+            for statement, values in pending:
+                self.connection.execute(statement, values, prepare=False)
+            self.connection.execute("COMMIT", prepare=False)
 
     def newest_dictionary(self) -> int:
         return self.dictionaries
@@ -163,19 +180,6 @@ class PostgresSegment(PackedRows):
     def put_dictionary(self, number: int, use: Use, body: bytes) -> None:
         values = (self.first, number, use.value, body)
         self.connection.execute("INSERT INTO dictionaries VALUES (%s, %s, %s, %s)", values)
-
-
-def _listed(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as SQL says them. Every value is a number, bytes or a UUID, so nothing in the text is a stranger's."""
-    return ", ".join(f"({', '.join(map(_said, row))})" for row in rows)
-
-
-def _said(value: int | bytes | UUID | None) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bytes):
-        return f"decode('{b64encode(value).decode()}', 'base64')"
-    return f"'{value}'" if isinstance(value, UUID) else str(int(value))
 
 
 def as_stored(row: Sequence[Any]) -> Stored:

@@ -162,16 +162,15 @@ class Server:
         )
 
 
-def ask_at_once(
-    connection: Connection, statements: LiteralString | bytes, **values: object
-) -> list[list[tuple[Any, ...]]]:
+def ask_at_once(connection: Connection, statements: LiteralString, **values: object) -> list[list[tuple[Any, ...]]]:
     """What each of several statements answers, in one round trip. Values and names come into the text where it says {name}.
+
+    Nothing that people wrote may be among them: the server writes the text of a statement that fails to its own log.
 
     Not with psycopg's pipeline: it sends a message more, after which the server no longer counts how long a transaction is idle, and a
     process that was cut off or lost its power would keep the log's lock for as long as TCP keeps the connection.
     """
-    composed = statements if isinstance(statements, bytes) else sql.SQL(statements).format(**values)
-    cursor = connection.execute(composed, prepare=False)
+    cursor = connection.execute(sql.SQL(statements).format(**values), prepare=False)
     answers = [cursor.fetchall() if cursor.description else []]
     while cursor.nextset():
         answers.append(cursor.fetchall() if cursor.description else [])

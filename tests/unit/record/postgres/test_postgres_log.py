@@ -1,10 +1,12 @@
 """What the log on Postgres promises beyond the contract: segments, retention, other processes, and whatever befalls its server."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import psycopg
 import pytest
+from psycopg.pq import PipelineStatus
 from tests.contract.test_log import BATCH, EVENT, KINDS, ROWS, SIGNAL, TURN, read
 
 from ostinato.core.errors import BadConfig, BadRequest, StorageFull, Unavailable
@@ -32,22 +34,34 @@ class Breaking:
 
     def __init__(self, connection, word, *, after):
         self._connection, self._word, self._after = connection, word, after
-        self.broken = False
+        self.broken = self._due = False
 
     def __getattr__(self, name):
         return getattr(self._connection, name)
 
+    @contextlib.contextmanager
+    def pipeline(self):
+        with self._connection.pipeline():
+            yield
+        if self._due:
+            self._break()
+
     def execute(self, statement, *rest, **options):
-        text = statement.decode() if isinstance(statement, bytes) else statement
-        text = text if isinstance(text, str) else text.as_string()
+        text = statement if isinstance(statement, str) else statement.as_string()
         hit = not self.broken and text.startswith(self._word)
-        if hit and self._after:
-            self._connection.execute(statement, *rest, **options)
+        if hit and not self._after:
+            self._break()
+        answer = self._connection.execute(statement, *rest, **options)
         if hit:
-            self.broken = True
-            self._connection.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-        return self._connection.execute(statement, *rest, **options)
+            self._due = self._connection.info.pipeline_status != PipelineStatus.OFF  # carried out when that ends
+            if not self._due:
+                self._break()
+        return answer
+
+    def _break(self):
+        self.broken = True
+        self._connection.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
 
 
 # ---------------------------------------------------------------- segments
@@ -181,7 +195,7 @@ async def test_rows_cannot_be_changed(in_postgres, statement):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("word", ["BEGIN", "INSERT"])
+@pytest.mark.parametrize("word", ["BEGIN", "INSERT", "COMMIT"])
 async def test_a_connection_that_dies_at_any_statement_loses_and_doubles_nothing(in_postgres, monkeypatch, word, after):
     config = in_postgres(append_s=30)
     dial, broken = Server.dial, []

@@ -4,7 +4,9 @@ import asyncio
 import threading
 from dataclasses import replace
 
+import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from tests.contract.test_log import SIGNAL, read
 
 from ostinato.record.postgres.log import PostgresLog
@@ -37,6 +39,26 @@ async def test_others_write_within_their_time_while_a_writer_is_silent(in_postgr
         await asyncio.gather(paused, return_exceptions=True)
         assert await silent.append(replace(SIGNAL, id="silent")) == 4
         assert [row.id for _, row in await read(silent)] == [SIGNAL.id, "before", "meanwhile", "silent"]
+
+
+def _commit(connection):
+    """As a segment does; it fails."""
+    with connection.pipeline():
+        connection.execute("SELECT 1 / %s::int", (0,))
+        connection.execute("COMMIT")
+
+
+def test_who_falls_silent_after_a_commit_that_failed_holds_nothing(in_postgres):
+    server = Server.of(in_postgres())
+    with server.dial() as silent, server.dial() as other:
+        silent.execute("BEGIN")
+        silent.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
+        free = "SELECT pg_try_advisory_lock(%s)"
+        assert other.execute(free, (server.lock,)).fetchone() == (False,)
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            _commit(silent)
+        assert silent.info.transaction_status == TransactionStatus.INERROR
+        assert other.execute(free, (server.lock,)).fetchone() == (True,)
 
 
 async def test_both_ends_of_a_connection_notice_that_the_other_is_gone(in_postgres):
