@@ -28,7 +28,8 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     guard_s: float = Field(
         default=2.0,
         gt=0,
-        description="Everything is given back once a tenth of the people wait longer than this for a first token.",
+        description="Everything is given back once a tenth of people's calls of late, three at least and not all of one user, wait longer "
+        "than this for the live slot's first token; a product with one user at a time has its servers back by load alone.",
     )
     window_s: float = Field(default=1800.0, gt=0, description="Seconds of traffic that are looked back on.")
     hold_s: float = Field(

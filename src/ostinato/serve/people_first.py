@@ -36,6 +36,15 @@ class Person:
     first: Callable[[], None] = _nothing
     last: Callable[[int], None] = _nothing
 
+    def also(self, waited: Callable[[], None]) -> Person:
+        """The same, and somebody else is told of the first token."""
+
+        def first() -> None:
+            waited()
+            self.first()
+
+        return Person(first, self.last)
+
 
 class PeopleFirst:
     """Counts people who wait, and says when a machine's call may go on.
@@ -47,7 +56,7 @@ class PeopleFirst:
         tell: told how many calls wait, whenever that changes.
         clock: seconds.
 
-    `waits` counts people whether or not anybody gives way to them.
+    `waits` is told by whoever asks the engine, whether or not anybody gives way to people.
 
     Example::
 
@@ -79,15 +88,10 @@ class PeopleFirst:
         self._open = self._waiting = 0
 
     @contextmanager
-    def person(self, answers: int = 1) -> Generator[Person]:
-        """A person's call for so many answers."""
-        with self.waits.asked(answers) as waited, self._person(waited) as person:
-            yield person
-
-    @contextmanager
-    def _person(self, waited: Callable[[], None]) -> Generator[Person]:
+    def person(self) -> Generator[Person]:
+        """A person's call."""
         if self._off:
-            yield Person(waited)
+            yield Person()
             return
         number, came = next(self._numbers), self._clock()
         self._asking[number] = came
@@ -95,7 +99,6 @@ class PeopleFirst:
 
         def first() -> None:
             nonlocal began
-            waited()
             began = self._clock()
             del self._asking[number]
             self._lately.append((began, began - came > self._longest_s))
@@ -109,6 +112,12 @@ class PeopleFirst:
             yield Person(first, last)
         finally:
             self._asking.pop(number, None)
+
+    @contextmanager
+    def asks(self, person: Person, answers: int, user: str | None) -> Generator[Person]:
+        """The engine is asked for this person. See `Waits.asked`."""
+        with self.waits.asked(answers, user) as waited:
+            yield person.also(waited)
 
     @asynccontextmanager
     async def machine(self, left_s: float | None) -> AsyncGenerator[None]:

@@ -50,14 +50,14 @@ class Scene:
         rules = LendConfig(**{"most": 3, "carries": 5.0, "window_s": 120.0, "hold_s": 60.0, "end_s": 3.0} | config)
         self.lending = Lending(self.loans, self.waits, rules, lambda: 7, self.told.append, self.clock, self.clock)
 
-    def people(self, rate, seconds, wait_s=0.1):
-        due = 0.0
+    def people(self, rate, seconds, wait_s=0.1, users=3):
+        due, asked = 0.0, 0
         for _ in range(int(seconds * 2)):
             self.clock.now += 0.5
             due += rate / 2
             while due >= 1:
-                due -= 1
-                with self.waits.asked(1) as first:
+                due, asked = due - 1, asked + 1
+                with self.waits.asked(1, f"u{asked % users}") as first:
                     self.clock.now += wait_s
                     first()
                     self.clock.now -= wait_s
@@ -101,9 +101,34 @@ def test_a_tenth_of_people_who_wait_take_everything_back_whatever_the_rate():
 def test_who_waits_without_a_token_counts_before_it_comes():
     scene = Scene(guard_s=2.0)
     assert scene.people(0.0, 70) == 3
-    with scene.waits.asked(1):
+    with scene.waits.asked(1, "a"), scene.waits.asked(1, "a"), scene.waits.asked(1, "b"):
         assert scene.people(0.0, 2) == 3
         assert scene.people(0.0, 1) == 0
+
+
+def test_no_single_call_and_no_single_user_keeps_lending_off():
+    scene = Scene(guard_s=2.0)
+    assert scene.people(0.0, 70) == 3
+    with scene.waits.asked(1, "a"), scene.waits.asked(1, "b"):
+        assert scene.people(0.0, 5) == 3, "two calls may be two long prompts"
+    assert scene.people(1.0, 20, wait_s=5.0, users=1) == 3, "ten calls, all of one user"
+    assert scene.people(1.0, 20, wait_s=5.0, users=2) == 0
+
+
+def test_one_user_with_many_late_calls_counts_only_with_others_who_are_late():
+    scene = Scene(guard_s=2.0)
+    assert scene.people(0.0, 70) == 3
+    with scene.waits.asked(1, "b") as first:
+        first()
+    for _ in range(9):
+        with scene.waits.asked(1, "a") as first:
+            scene.clock.now += 3.0
+            first()
+            scene.clock.now -= 3.0
+    assert scene.waits.delay_s() == 0.0
+    with scene.waits.asked(1, None):
+        scene.clock.now += 5.0
+        assert scene.waits.delay_s() == 0.0, "its slot has other servers"
 
 
 def test_rollouts_that_ask_for_nothing_are_lent_nothing():

@@ -243,11 +243,92 @@ async def test_a_lent_server_that_is_started_again_gets_its_slots_version_and_on
         await until(lambda: not replica.well)
         engine.loans.give_back(1, end_s=0.0)
         assert [runs(each) for each in await many(engine, "live", 4, max_tokens=2)] == [[LIVE]] * 4
-        assert engine.loans.standing() == Standing(serving=1, lent=0, returning=1)
+        assert engine.loans.standing() == Standing(serving=1, lent=0, returning=0), "nobody may count on it"
+        assert replica.loan is not None
         fake.down = False
         await arrived(replica, "live")
         await until_well(engine)
         assert fake.label == f"hash{LIVE}"
+
+
+async def test_one_that_drains_is_not_counted_as_coming_back():
+    fakes, draining = fleet(3, slow_s=0.01), []
+    async with vllm_engine(*fakes, replicas={"live": 2}, draining=draining) as engine:
+        _, replica, tasks = await lent_with_rollouts(engine, fakes, max_tokens=60)
+        draining.append(replica.server.url)
+        engine.loans.give_back(1, end_s=0.3)
+        await until(lambda: replica.draining)
+        assert engine.loans.standing().returning == 0
+        await asyncio.gather(*tasks)
+
+
+def held_up(engine, policy):
+    """Servers other than those lent fetch this version until they are told otherwise; the event is set once one does."""
+    begun, go = asyncio.Event(), asyncio.Event()
+    for each in engine._fleet.replicas:
+
+        async def stage(wanted, each=each, honest=each.server.driver.stage):
+            if wanted == policy and each.loan is None:
+                begun.set()
+                await go.wait()
+            return await honest(wanted)
+
+        each.server.driver.stage = stage
+    return begun, go
+
+
+async def test_a_return_does_not_wait_for_what_other_servers_download():
+    fakes = fleet(4)
+    async with vllm_engine(*fakes, replicas={"live": 3}) as engine:
+        await loaded(engine)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        begun, go = held_up(engine, version(8).policy)
+        loading = asyncio.create_task(engine.load("world", version(8)))
+        await begun.wait()
+        engine.loans.give_back(1, end_s=0.0)
+        await arrived(replica, "live")
+        assert (fake.label, loading.done()) == (f"hash{LIVE}", False)
+        go.set()
+        await loading
+        assert replica.slots == {"live"}
+        assert sorted(each.label for each in fakes) == ["hash1", "hash1", "hash1", "hash8"]
+
+
+async def test_one_that_comes_back_while_a_release_is_fetched_gets_it_too_and_answers_by_nothing_older():
+    fakes = fleet(4)
+    async with vllm_engine(*fakes, replicas={"live": 3}) as engine:
+        await loaded(engine)
+        engine.loans.lend(1)
+        fake, replica = lender(engine, fakes)
+        await arrived(replica, "world")
+        begun, go = held_up(engine, version(2).policy)
+        loading = asyncio.create_task(engine.load("live", version(2)))
+        await begun.wait()
+        engine.loans.give_back(1, end_s=0.0)
+        await arrived(replica, "live")
+        go.set()
+        await loading
+        assert {tuple(runs(each)) for each in await many(engine, "live", 9, max_tokens=2)} == {(2,)}
+        await until(lambda: fake.label == "hash2" and "live" in replica.slots)
+
+
+async def test_a_free_server_that_fetches_for_one_slot_is_not_taken_for_another():
+    fakes = fleet(3)
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(LIVE))
+        begun, go = held_up(engine, version(WORLD).policy)
+        loading = asyncio.create_task(engine.load("world", version(WORLD)))
+        await begun.wait()
+        engine._fleet.replicas[0].draining = True
+        other = next(each for each in engine._fleet.replicas if not each.slots)
+        for _ in range(20):
+            assert engine._fleet._due(other) is None
+            await asyncio.sleep(0.005)
+        go.set()
+        await loading
+        assert other.slots == {"world"}
 
 
 async def test_a_canary_takes_no_replica_that_is_lent_or_on_its_way():

@@ -44,7 +44,11 @@ class Fleet:
         self.swaps = 0
         self.pauses: list[float] = []
         self._want, self._draining, self._running, self._lost = want, draining, running, lost
-        self._loading = asyncio.Lock()
+        self._rolling = asyncio.Lock()  # one `load` at a time
+        self._loading = (
+            asyncio.Lock()
+        )  # servers change over one after another; nobody downloads in it, and `driving` is taken inside
+        self._promised: Collection[Replica] = ()  # to the slot whose version they fetch
 
     def candidates(self, slot: str) -> list[Replica]:
         """Who may be asked something new of a slot. Raises Unavailable if nobody."""
@@ -66,7 +70,7 @@ class Fleet:
         Returns the longest pause and the replicas. One that cannot be reached is set aside and gets the version later. Raises as
         `VllmEngine.load`.
         """
-        async with self._loading:
+        async with self._rolling:
             self._read_draining()
             found = chosen(slot, policy.hash, self.replicas, self._wanted(slot), self._running())
             if not found:
@@ -74,12 +78,18 @@ class Fleet:
                     f"each of the {len(self.replicas)} vLLM servers holds another slot's version or drains; add one to engine.urls for "
                     f"{slot!r}"
                 )
-            pause_s = await self._roll(slot, policy, found)
+            self._promised = found
+            try:
+                staged, failed = await self._staged([each for each in found if not each.holds(policy.hash)], policy)
+                async with self._loading:
+                    pause_s = await self._roll(slot, policy, found, staged, failed)
+            finally:
+                self._promised = ()
         return pause_s, found
 
     async def fetch(self, replica: Replica, slot: str) -> None:
         """Have a server fetch a slot's version beside its serving. What fails is tried again when it is brought there."""
-        async with self._loading:
+        async with replica.driving:
             policy = self.slots.get(slot)
             if policy is not None and not replica.ended_with(policy.hash):
                 try:
@@ -101,15 +111,22 @@ class Fleet:
 
     # ---- a version comes
 
-    async def _roll(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> float:
-        waiting, failed = await self._staged([each for each in found if not each.holds(policy.hash)], policy)
+    async def _roll(
+        self,
+        slot: str,
+        policy: PolicyVersion,
+        found: Sequence[Replica],
+        staged: Collection[Replica],
+        failed: OstinatoError | None,
+    ) -> float:
+        waiting = [each for each in staged if not each.holds(policy.hash)]
         waiting.sort(key=lambda replica: bool(replica.slots))  # a free one first: nobody waits for it
         ready = [each for each in found if each.holds(policy.hash)]
         pause_s = 0.0
         while waiting:
             replica = waiting.pop(0)
-            if not replica.may_stand_for(slot):
-                continue  # it was given back meanwhile
+            if not replica.may_stand_for(slot) or replica.slots - {slot}:
+                continue  # it was lent or given back meanwhile
 
             def arrived(replica: Replica = replica) -> None:
                 replica.stand_for(slot)
@@ -135,8 +152,9 @@ class Fleet:
     def _moved(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> None:
         self.slots[slot] = policy
         for replica in self.replicas:
-            if replica not in found:
+            if replica not in found and slot in replica.slots:
                 replica.slots.discard(slot)
+                replica.woken.set()  # it may have come back while the others fetched
 
     async def _staged(
         self, replicas: Sequence[Replica], policy: PolicyVersion
@@ -164,7 +182,8 @@ class Fleet:
     async def _stage(self, replica: Replica, policy: PolicyVersion, *, alone: bool) -> None:
         if not alone:
             await self._served(replica)  # one that hangs must not hold up the others
-        await replica.server.driver.stage(policy)
+        async with replica.driving:
+            await replica.server.driver.stage(policy)
 
     async def _swap(self, replica: Replica, policy: PolicyVersion, loaded: Callable[[], object]) -> float:
         """Bring a version to a server; returns the pause. `loaded` is called when no token of the old one can come any more."""
@@ -175,7 +194,8 @@ class Fleet:
 
         replica.swapping = True
         try:
-            swap = await replica.server.driver.swap(policy, arrived)
+            async with replica.driving:
+                swap = await replica.server.driver.swap(policy, arrived)
         except BaseException as error:
             replica.sure = False  # the new weights may be in under the old label
             replica.set_aside()
@@ -243,6 +263,8 @@ class Fleet:
                 replica.well = True
                 replica.stand_for(slot)
             return
+        async with replica.driving:
+            await replica.server.driver.stage(policy)
         async with self._loading:
             if (self._due(replica), replica.state) != (held, seen):
                 return  # it was given something meanwhile: what it said is old
@@ -263,7 +285,7 @@ class Fleet:
         for slot, policy in self.slots.items():
             if slot in replica.slots:
                 return slot, policy
-        if replica.slots or not replica.usable:
+        if replica.slots or not replica.usable or replica in self._promised:
             return None
         return next(((slot, policy) for slot, policy in self.slots.items() if self._short(slot)), None)
 

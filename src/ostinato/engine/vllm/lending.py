@@ -22,8 +22,8 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back; and how many samples of the slot that
-    they are lent to are open.
+    """How many of a slot's replicas serve it, are lent (or about to be), and are on their way back (none that failed or
+    drains); and how many samples of the slot that they are lent to are open.
 
     Example: ``Standing(serving=2, lent=1, returning=0, open=8)``
     """
@@ -69,12 +69,12 @@ class Loans:
 
     def standing(self) -> Standing:
         """As it is now."""
-        stages = Counter(each.loan.stage for each in self._fleet.replicas if each.loan is not None)
+        away = [(each.loan.stage, each.usable) for each in self._fleet.replicas if each.loan is not None]
         serving = sum(self._home in each.slots and each.usable for each in self._fleet.replicas)
         return Standing(
             serving=serving,
-            lent=stages["leaving"] + stages["lent"],
-            returning=stages["ending"] + stages["back"],
+            lent=sum(stage in ("leaving", "lent") for stage, _ in away),
+            returning=sum(stage in ("ending", "back") and usable for stage, usable in away),
             open=self._running(self._to).total(),
         )
 

@@ -37,7 +37,8 @@ class Replica:
 
     `policy`: what its tokens are made by, None before the first. `sure`: the last change of weights ended well. `well`: it may be asked;
     otherwise it was set aside, after `failures` in a row. `swapping`: it is being given a version. `draining`: it gets nothing new.
-    `woken`: there is something to look at. `loan`: it is lent, or on its way.
+    `woken`: there is something to look at. `driving` is held by who has it fetch or load: it stages one version at a time.
+    `loan`: it is lent, or on its way.
 
     Example: ``Replica(ServerClient("http://10.0.0.5:8000", driver, silence_s=300.0))``
     """
@@ -51,6 +52,7 @@ class Replica:
     draining: bool = False
     failures: int = 0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
+    driving: asyncio.Lock = field(default_factory=asyncio.Lock)
     loan: Loan | None = None
 
     def may_stand_for(self, slot: str) -> bool:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -168,7 +169,7 @@ class Calls:
         request = route.parse(body)
         caller = self._senders.caller(exchange, who, request.asker)
         if caller.slot is None:
-            with self._parts.people.person(request.n or 1) as person:
+            with self._parts.people.person() as person:
                 await self._placed(route, exchange, body, request, caller, person)
             return
         left_s = None if caller.until is None else caller.until - time.monotonic()
@@ -270,12 +271,20 @@ class Calls:
         self._parts.quotas.hold_tokens(call.tenant, held)
         capture = self._capture(call, stored=False)
         try:
-            await self._send(asked, capture, self._chunks(question, call, deal), question)
+            with self._at_engine(asked, call) as person:
+                await self._send(asked, capture, self._chunks(question, call, deal), question, person)
         finally:
             attempt.writes += capture.begun
             self._parts.quotas.give_back_tokens(call.tenant, held - len(call.prompt_ids) - capture.tokens)
             if self._parts.tracing is not None:
                 self._parts.tracing.answered(capture, asked.request.model, asked.exchange.headers)
+
+    def _at_engine(self, asked: Asked, call: Call) -> AbstractContextManager[Person]:
+        """Who is told of the tokens. A person's call counts from here on; its wait only where returned servers would help."""
+        if asked.caller.slot is not None or call.arm is Arm.OUTSIDE:
+            return nullcontext(asked.person)
+        user = f"{call.tenant}/{self._senders.known(asked.caller)}" if call.slot == Arm.LIVE else None
+        return self._parts.people.asks(asked.person, call.n, user)
 
     def _chunks(self, question: Question, call: Call, deal: Deal | None) -> AsyncIterator[Chunk]:
         """What is sampled, here or outside."""
@@ -288,7 +297,9 @@ class Calls:
         request = asked.request
         told = None if isinstance(request, CompletionRequest) else cast("ConversationRequest", request).conversation
         question = Question(prompt=Prompt(ids=turns[0].prompt_ids), conversation=told)
-        await self._send(asked, self._capture(again(turns), stored=True), played(turns), question, _REPLAYED)
+        await self._send(
+            asked, self._capture(again(turns), stored=True), played(turns), question, asked.person, _REPLAYED
+        )
 
     async def _send(
         self,
@@ -296,6 +307,7 @@ class Calls:
         capture: Capture,
         chunks: AsyncIterator[Chunk],
         question: Question,
+        person: Person,
         headers: Headers | None = None,
     ) -> None:
         call, request = capture.call, asked.request
@@ -318,7 +330,7 @@ class Calls:
             metrics=self._parts.metrics,
             config=self._parts.config,
             remember=question.remember,
-            person=asked.person,
+            person=person,
             headers=headers or [],
         )
         await answer.send(stream=bool(request.stream))

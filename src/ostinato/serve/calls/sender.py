@@ -91,6 +91,10 @@ class Senders:
             until=_until(exchange, slot),
         )
 
+    def known(self, caller: Caller) -> str:
+        """The user as far as the operator believes in names (`serve.arm_users`); all others are one."""
+        return caller.user if caller.verified or self._config.arm_users == "declared" else ANONYMOUS
+
     async def place(self, caller: Caller) -> Placement:
         """The weights of this caller; waits a while for the first to load. Raises NotFound, Loading."""
         loaded = self._engine.slots()
@@ -103,8 +107,7 @@ class Senders:
             return Placement(slot=caller.slot, assignment=Assignment(arm=arm, propensity=1.0))
         if Arm.LIVE not in loaded:
             loaded = await self._loaded()
-        known = caller.verified or self._config.arm_users == "declared"
-        assignment = self._arms.assign(caller.tenant, caller.user if known else ANONYMOUS, loaded)
+        assignment = self._arms.assign(caller.tenant, self.known(caller), loaded)
         return Placement(slot=assignment.arm.value, assignment=assignment)
 
     async def _loaded(self) -> Mapping[str, PolicyVersion]:

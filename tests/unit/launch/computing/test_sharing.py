@@ -108,6 +108,19 @@ def test_a_run_whose_workers_cannot_move_is_refused(tmp_path, on_ray, more, mess
     check_sharing(load(), on_ray=False)
 
 
+def test_only_the_shape_is_read_and_a_model_out_of_reach_is_refused_at_the_start(tmp_path):
+    made = tiny_model(tmp_path / "model")
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_text((made / "config.json").read_text())  # no weights beside it
+    check_sharing(configured(tmp_path, f"model.source='{shape}'"), on_ray=True)
+    (shape / "config.json").unlink()
+    with pytest.raises(
+        BadConfig, match=r"compute\.share counts .* reachable from this machine, or set compute.share = 0"
+    ):
+        check_sharing(configured(tmp_path, f"model.source='{shape}'"), on_ray=True)
+
+
 def test_bounds_the_wrong_way_round_are_refused():
     with pytest.raises(BadConfig, match="least_workers is above most_workers"):
         load(None, ["compute.least_workers=9"])

