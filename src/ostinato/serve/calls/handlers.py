@@ -48,9 +48,7 @@ from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARS = 32  # an empty message costs a template about as much as so much text
-_LEAST_SHARE = (
-    16  # of the context: agents ask for more than there is, and an answer shorter than this is of no use to them
-)
+_LEAST_SHARE = 16  # of the context: agents ask for more than there is, and a shorter answer is of no use to them
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 
