@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.test_train_packing import trunk
 
 from ostinato.train.batch.packing import TokenTurn, pack
 from ostinato.train.gradients.tree_attention import Layout
@@ -86,14 +87,6 @@ def test_edits_follow_their_predictions(turns: list[TokenTurn], ranks: int, star
         found = share.edits(lambda a, b: {at: edit for at, edit in edits.items() if a <= at < b})(start, start + size)
         places = range(start, min(start + size, len(share.own_M)))
         assert found == {at: edits[share.own_M[at]] for at in places if share.own_M[at] in edits}
-
-
-def trunk(length: int, tails: list[tuple[int, int]]) -> list[TokenTurn]:
-    """Turns that leave a common trunk: (after how many tokens, how many of their own)."""
-    return [
-        TokenTurn(prompt=tuple(range(at)), sampled=tuple(range(1000 * i, 1000 * i + own + 1)))
-        for i, (at, own) in enumerate([(length, 1), *tails], 1)
-    ]
 
 
 @settings(max_examples=40)
