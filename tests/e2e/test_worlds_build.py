@@ -2,16 +2,20 @@
 
 import asyncio
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 from tests.fakes.tiny_package import MODULE, tiny_sdist
+from tests.fakes.weak_package import weak_sdist
 
 from ostinato.app.worlds_building import open_build_place
 from ostinato.worlds.building.config import BuildConfig
+from ostinato.worlds.building.filters import Fate
 from ostinato.worlds.building.package_build import PackageBuild
 from ostinato.worlds.building.sources.fetch import FetchedArchive
 from ostinato.worlds.building.trying.runs import SuiteJob, SuiteRuns
+from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import load, save, taskset_of
 
 
@@ -32,10 +36,10 @@ def no_index(monkeypatch):
     monkeypatch.setattr("ostinato.worlds.building.package_build.fetch_wheels", wheels)
 
 
-async def build(place, **more):
-    data = tiny_sdist()
-    archive = FetchedArchive(name="tiny_counts-1.0.tar.gz", data=data, sha256=hashlib.sha256(data).hexdigest())
-    return await PackageBuild(place, BuildConfig(batch=2, **more), archive, "tiny-counts").run(lambda *_: None)
+async def build(place, data=None, name="tiny-counts", split=Split.TRAIN, **more):
+    data = data or tiny_sdist()
+    archive = FetchedArchive(name=f"{name}-1.0.tar.gz", data=data, sha256=hashlib.sha256(data).hexdigest())
+    return await PackageBuild(place, BuildConfig(batch=2, **more), archive, name, split).run(lambda *_: None)
 
 
 async def test_a_package_becomes_tasks_that_hold(tmp_path, no_index):
@@ -56,6 +60,36 @@ async def test_a_package_becomes_tasks_that_hold(tmp_path, no_index):
     taskset = taskset_of("tiny", result.tasks)
     save(taskset, out)
     assert load(out) == taskset
+
+
+async def test_what_a_stub_passes_or_nobody_can_know_is_no_task(tmp_path, no_index):
+    place = open_build_place(tmp_path / "weak.jsonl", tmp_path / "cache")
+    try:
+        result = await build(place, weak_sdist(), "weak-shapes", Split.HELD_OUT)
+    finally:
+        await place.backend.close()
+    written = {task.about["function"].split("::")[1] for task in result.tasks if task.family != "package.bug"}
+    assert written == {"clamp"}
+    journal = next((tmp_path / "cache").glob("*/tried.jsonl"))
+    batches = [json.loads(line)["attempts"] for line in journal.read_text().split("\n") if line]
+    refused = {
+        (each["function"].split("::")[1], each["kind"]): each["detail"]
+        for attempts in batches
+        for each in attempts
+        if each["fate"] in (Fate.WEAK, Fate.SAYS_LITTLE)
+    }
+    assert refused == {
+        ("is_even", "removal"): "return True",
+        ("is_even", "deletion"): "return True",
+        ("first_of", "removal"): "return things",
+        ("first_of", "deletion"): "return things",
+        ("Square.sides", "removal"): "nothing in its place",  # what it inherits does
+        ("_scaled", "removal"): "",  # no docstring, no types, and no test calls it
+        ("_scaled", "deletion"): "",
+    }
+    assert result.fates[Fate.WEAK.value] == 5
+    assert result.fates[Fate.SAYS_LITTLE.value] == 2
+    assert {task.split for task in result.tasks} == {Split.HELD_OUT}
 
 
 async def holds(place, tasks):
@@ -107,6 +141,7 @@ async def test_a_suite_cannot_reach_the_host_and_what_it_writes_is_undone(tmp_pa
 
 def test_jobs_that_end_badly_are_told_apart(tmp_path, no_index):
     async def outcomes():
+        where = "tests/test_counts.py"
         place = open_build_place(tmp_path / "a.jsonl", tmp_path / "cache")
         try:
             spec = (await build(place, tasks=1)).tasks[0].spec
@@ -116,17 +151,25 @@ def test_jobs_that_end_badly_are_told_apart(tmp_path, no_index):
                 "def test_a():\n    while True: pass\n",
                 "import os\ndef test_a():\n    os.kill(os.getpid(), 11)\n",
             ]
-            where = "tests/test_counts.py"
-            return await runs.run(
-                [SuiteJob(id="x", targets=(where,), edits={where: text}, seconds=1.0) for text in texts], 0
-            )
+            jobs = [SuiteJob(id="x", targets=(where,), edits={where: text}, seconds=1.0) for text in texts]
+            grouped = [
+                SuiteJob(id="y", targets=(where,), tests=(f"{where}::test_a",), edits={where: text}, group=group)
+                for group, text in (
+                    ("a", "def test_a():\n    assert False\n"),
+                    ("a", "def test_a():\n    pass\n"),
+                    ("a", "def test_a():\n    pass\n"),
+                    ("b", "def test_a():\n    pass\n"),
+                )
+            ]
+            return await runs.run([*jobs, *grouped], 0)
         finally:
             await place.backend.close()
 
-    endless, crashed = asyncio.run(outcomes())
+    endless, crashed, *grouped = asyncio.run(outcomes())
     assert endless is not None
     assert endless.hung
     assert crashed is not None
     assert crashed.code is None
     assert crashed.signal == 11
     assert not crashed.hung
+    assert [None if each is None else len(each.passed) for each in grouped] == [0, 1, None, 1]  # a pass ends its group

@@ -288,6 +288,7 @@ def plan_burst(
 def build(
     *packages: str,
     out: Path,
+    held_out: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     cache: Path = Path("~/.cache/ostinato/builds"),
     tasks: int = 80,
     cpu_minutes: float = 4.0,
@@ -305,6 +306,8 @@ def build(
         Names at the index that pip uses, with or without a version, or paths of source distributions.
     out
         The taskset file; `OUT.layers` beside it holds the packages' files, and belongs to it.
+    held_out
+        Packages, named alike, whose tasks are only measured with; may be repeated. All tasks of a package are of one split.
     cache
         Where is kept what was tried.
     tasks
@@ -318,4 +321,4 @@ def build(
     from ostinato.worlds.building.config import BuildConfig
 
     config = BuildConfig(seed=seed, tasks=tasks, cpu_seconds=60 * cpu_minutes)
-    asyncio.run(build_tasks(packages, out, cache.expanduser(), config, Console()))
+    asyncio.run(build_tasks(packages, held_out, out, cache.expanduser(), config, Console()))

@@ -10,7 +10,7 @@ from tests.fakes.tasks import calc_task
 
 from ostinato.cli import app
 from ostinato.core.errors import BadConfig
-from ostinato.launch.commands.worlds.show import show_taskset
+from ostinato.launch.commands.worlds.show import shared_packages, show_taskset
 from ostinato.worlds.tasks.harbor.writing import save_harbor
 from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
@@ -58,3 +58,18 @@ def test_harbors_folders_are_shown_as_well(tmp_path):
     out = io.StringIO()
     show_taskset(tmp_path / "out", Console(file=out, width=80))
     assert "out  2 tasks" in out.getvalue()
+
+
+def test_a_package_in_both_splits_is_told(tmp_path):
+    about = {"about": {"package": "tabulate"}}
+    tasks = [
+        calc_task(**about),
+        calc_task(id="b", **about, split=Split.HELD_OUT),
+        calc_task(id="c", about={"package": "parse"}),
+    ]
+    assert shared_packages(taskset_of("tasks", tasks)) == ["tabulate"]
+    save(taskset_of("tasks", tasks), tmp_path / "tasks.jsonl")
+    out = io.StringIO()
+    show_taskset(tmp_path / "tasks.jsonl", Console(file=out, width=200))
+    assert "tabulate has tasks that are taught and tasks that are held out" in out.getvalue()
+    assert "parse has" not in out.getvalue()

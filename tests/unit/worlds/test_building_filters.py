@@ -2,7 +2,15 @@ import pytest
 from tests.fakes.tiny_package import MODULE
 
 from ostinato.core.errors import BadRequest
-from ostinato.worlds.building.filters import Elsewhere, Fate, gives_away, judge_first, split_tests
+from ostinato.worlds.building.filters import (
+    Elsewhere,
+    Fate,
+    TestLines,
+    gives_away,
+    judge_first,
+    says_enough,
+    split_tests,
+)
 from ostinato.worlds.building.mutations.functions import functions_of
 from ostinato.worlds.building.trying.baseline import judge_runs
 from ostinato.worlds.building.trying.runs import SuiteRun
@@ -110,3 +118,81 @@ def test_a_suite_that_is_not_green_is_refused(runs):
 def test_a_change_with_which_no_test_passes_is_left_out():
     outcome = run("", "ab")
     assert judge_first(outcome, split_tests("ab", outcome), stable=9, most_failing=0.5, lazy=None) is Fate.UNGUARDED
+
+
+SPARSE = '''
+def undocumented(sig):
+    first = sig[0]
+    second = sig[1]
+    return first + second
+
+def of_types(sig: list[int], by: int = 2, *, then=None) -> None:
+    first = sig[0]
+    second = sig[1]
+    return first + second
+
+def of_one_type(sig: list[int]) -> None:
+    first = sig[0]
+    second = sig[1]
+    return first + second
+
+def two(sig):
+    """Do it."""
+    first = sig[0]
+    second = sig[1]
+    return first + second
+
+def three(sig):
+    """Add the two."""
+    first = sig[0]
+    second = sig[1]
+    return first + second
+
+class C:
+    def __eq__(self, other):
+        first = self[0]
+        second = other[0]
+        return first == second
+'''
+
+
+def enough(function, *, kind=TaskKind.REMOVAL, tests=(), lines_a_word=4.0, undocumented_lines=8):
+    return says_enough(kind, function, tests, lines_a_word=lines_a_word, undocumented_lines=undocumented_lines)
+
+
+def test_what_is_to_be_written_says_what_for():
+    undocumented, of_types, of_one_type, two, three, eq = functions_of("s.py", SPARSE)
+    assert (of_types.types, of_one_type.types) == (2, 1)
+    for function, says in (
+        (undocumented, False),
+        (of_types, True),
+        (of_one_type, False),
+        (two, False),
+        (three, True),
+        (eq, True),
+    ):
+        assert enough(function) is says, function.name
+    called = "def test_a():\n    assert undocumented((1, 2)) == 3\n"
+    assert enough(undocumented, tests=[called])
+    assert not enough(two, tests=[called])
+    assert not enough(undocumented, tests=["def test_undocumented_things():\n    assert undocumented_too()\n"])
+    for function in (undocumented, of_types, eq):  # a long body is not guessed from a call
+        assert not enough(function, tests=[called], undocumented_lines=2)
+    assert not enough(three, lines_a_word=0.9, undocumented_lines=0)  # three words for three lines are too few then
+
+
+def test_of_a_long_docstring_a_deleted_function_keeps_the_first_paragraph():
+    text = SPARSE.replace('"""Add the two."""', '"""Add it.\n\n    ' + "Both numbers. " * 100 + '"""')
+    three = functions_of("s.py", text)[4]
+    assert enough(three, kind=TaskKind.REMOVAL)
+    assert not enough(three, kind=TaskKind.DELETION)
+    assert "Both numbers" not in instruct(TaskKind.DELETION, three, "s", ["t.py::a"])
+
+
+def test_the_lines_of_a_test_are_found_by_its_id():
+    in_class = "class TestA:\n    @mark(s.undocumented)\n    def test_b(self, x):\n        assert x\n\n"
+    tests = in_class + "def test_c():\n    assert 1\n"
+    lines = TestLines({"t.py": tests.encode()})
+    assert "s.undocumented" in lines.of("t.py::TestA::test_b[1::2]")
+    assert lines.of("t.py::test_c").startswith("def test_c")
+    assert lines.of("t.py::TestB::test_b") == lines.of("gone.py::test_b") == ""

@@ -31,6 +31,11 @@ class BuildConfig(BaseModel, frozen=True, extra="forbid"):
         ge=0,
         description="Lines that a function without a docstring may have to lose its body, or to be taken away.",
     )
+    lines_a_word: float = Field(
+        default=4.0,
+        gt=0,
+        description="Lines of code for which a docstring must have a word; with fewer words, or fewer than three, it counts as none.",
+    )
     faults_tried: int = Field(default=5, ge=0, description="Faults that are tried in one function.")
     faults_kept: int = Field(default=3, ge=0, description="Faults of one function that become tasks, at most.")
     batch: int = Field(default=8, ge=1, description="Functions that are tried in one sandbox, one after the other.")

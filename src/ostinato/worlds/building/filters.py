@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,9 +12,13 @@ from enum import StrEnum
 
 from ostinato.worlds.building.mutations.functions import Function, functions_of
 from ostinato.worlds.building.trying.runs import SuiteRun
+from ostinato.worlds.building.wording import TaskKind, docstring_left
 
 _WINDOW = 3  # lines in a row
 _SHORT = 12  # characters: shorter lines are everybody's
+_WORD = re.compile(r"[^\W\d_]+")
+_FEWEST_WORDS = 3
+_FEWEST_TYPES = 2
 
 
 class Fate(StrEnum):
@@ -25,6 +30,8 @@ class Fate(StrEnum):
     ENDLESS = "does not end"
     CRASHES = "the tests do not come to their end"
     TRIVIAL = "a body that does nothing passes"
+    WEAK = "weak tests: a stub passes them"
+    SAYS_LITTLE = "the prompt says too little"
     UNSTABLE = "two runs disagree"
     TWICE = "the same tests fail as for another change of the function"
     ENOUGH = "the function has enough tasks"
@@ -131,6 +138,47 @@ def shape_of(function: Function, text: str) -> str:
     except (tokenize.TokenError, SyntaxError, StopIteration):
         return f"{function.key} cannot be read"
     return " ".join(filter(None, shape))
+
+
+class TestLines:
+    """The lines of a package's tests, by the tests' ids.
+
+    Example: ``TestLines(tree.files).of("tests/test_a.py::test_b[1]")``
+    """
+
+    __test__ = False  # no tests for pytest to collect
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.files = files
+        self._known: dict[str, dict[str, str]] = {}
+
+    def of(self, test: str) -> str:
+        """A test's own lines, decorators too; "" for one that is not found."""
+        path, _, name = test.partition("::")
+        if path not in self._known:
+            text = self.files.get(path, b"").decode("utf-8", "replace")
+            self._known[path] = {each.name: each.block(text) for each in functions_of(path, text)}
+        return self._known[path].get(name.split("[")[0].replace("::", "."), "")
+
+
+def says_enough(
+    kind: TaskKind, function: Function, test_blocks: Iterable[str], *, lines_a_word: float, undocumented_lines: int
+) -> bool:
+    """True if a function that is to be written says what it is for, beside its place and the names of the tests that fail.
+
+    Its docstring has a word for so many lines of code. Or it is short, and its name is one of the language's own (`__eq__`), its signature
+    states two types, or one of the tests, whose lines are given, calls it by its name.
+    """
+    words = len(_WORD.findall(docstring_left(kind, function)))
+    if words >= max(_FEWEST_WORDS, function.code_lines / lines_a_word):
+        return True
+    if function.code_lines > undocumented_lines:
+        return False
+    name = function.name.rpartition(".")[2]
+    if (name.startswith("__") and name.endswith("__")) or function.types >= _FEWEST_TYPES:
+        return True
+    called = re.compile(rf"\b{re.escape(name)}\b")
+    return any(called.search(block) for block in test_blocks)
 
 
 def gives_away(function: Function, text: str, words: str) -> bool:

@@ -24,9 +24,10 @@ from ostinato.worlds.building.sources.unpack import unpack, without_top
 from ostinato.worlds.building.trying.baseline import GreenSuite, run_baseline
 from ostinato.worlds.building.trying.runs import SuiteRuns
 from ostinato.worlds.building.wording import instruct
-from ostinato.worlds.tasks.task import Grading, Task
+from ostinato.worlds.tasks.task import Grading, Split, Task
 
 BUILD_LIMITS = Limits(memory_mb=4096, disk_mb=512, processes=64, output_bytes=64 << 20)
+_RULES = 2  # raised when the same settings would judge a change differently: what was tried before is tried again
 TASK_WORKDIR = "/work"
 TASK_LIMITS = Limits(memory_mb=1024, disk_mb=128, processes=64, output_bytes=1 << 18)
 
@@ -62,15 +63,18 @@ class PackageYield:
 
 
 class PackageBuild:
-    """One package, from its archive on.
+    """One package, from its archive on. All of its tasks are of one split: who learned from some would know the others' code.
 
     Example: ``result = await PackageBuild(place, BuildConfig(), archive, "tabulate").run(print)``
     """
 
-    def __init__(self, place: BuildPlace, config: BuildConfig, archive: FetchedArchive, project: str) -> None:
+    def __init__(
+        self, place: BuildPlace, config: BuildConfig, archive: FetchedArchive, project: str, split: Split = Split.TRAIN
+    ) -> None:
         self.place = place
         self.config = config
         self.archive = archive
+        self.split = split
         self.digest = hashlib.sha256(archive.data).hexdigest()
         self.tree = read_tree(without_top(unpack(archive.data, archive.name)), project)
         self.sources = self.tree.sources()
@@ -99,7 +103,7 @@ class PackageBuild:
         )
 
     def _journal(self) -> BuildJournal:
-        identity = f"{self.digest} {self.config.model_dump_json(exclude={'tasks', 'cpu_seconds'})}"
+        identity = f"{_RULES} {self.digest} {self.config.model_dump_json(exclude={'tasks', 'cpu_seconds'})}"
         short = hashlib.sha256(identity.encode()).hexdigest()[:12]
         return BuildJournal(self.place.cache / f"{self.tree.name}-{self.tree.version}-{short}")
 
@@ -194,6 +198,7 @@ class PackageBuild:
                 timeout_s=120.0,
             ),
             harness="tools",
+            split=self.split,
             turns=24,
             tokens=2048,
             about={

@@ -36,6 +36,12 @@ def first_paragraph(docstring: str) -> str:
     return " ".join(docstring.strip().split("\n\n")[0].split())
 
 
+def docstring_left(kind: TaskKind, function: Function) -> str:
+    """What whoever writes the function can read of its docstring: all in the file where it stays, as much as the words hold otherwise."""
+    whole = kind is not TaskKind.DELETION or len(function.docstring) <= _PARAGRAPHS
+    return function.docstring if whole else first_paragraph(function.docstring)
+
+
 def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Sequence[str]) -> str:
     """The task's words. They say what is wanted and where, never how.
 
@@ -53,8 +59,8 @@ def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Seq
             f"Write its body. {plural} until it works:\n{tests}\n\nLeave the tests as they are."
         )
     if kind is TaskKind.DELETION:
-        short = function.docstring if len(function.docstring) <= _PARAGRAPHS else first_paragraph(function.docstring)
-        says = f"\n\nWhat it is to do:\n{textwrap.indent(short, '    ')}" if short else ""
+        left = docstring_left(kind, function)
+        says = f"\n\nWhat it is to do:\n{textwrap.indent(left, '    ')}" if left else ""
         return (
             f"{package} uses a {what} `{function.name}` that `{function.path}` does not have. Add it:\n\n    "
             f"{_on_lines(function.signature)}{says}\n\n{plural} until then:\n{tests}\n\nLeave the tests as they are."

@@ -18,6 +18,7 @@ from ostinato.launch.views.plain import plain
 from ostinato.worlds.building.config import BuildConfig
 from ostinato.worlds.building.package_build import BuildPlace, PackageBuild, PackageYield
 from ostinato.worlds.building.sources.fetch import fetch_sdist
+from ostinato.worlds.tasks.task import Split
 from ostinato.worlds.tasks.tasksets import save, taskset_of
 
 _KINDS = ("removal", "deletion", "bug")
@@ -30,8 +31,10 @@ def _check_installed() -> None:
         raise BadConfig("building tasks needs libcst: pip install 'ostinato[worlds]'") from error
 
 
-async def build_tasks(packages: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console) -> None:
-    """Build, write the taskset, and print what came of each package.
+async def build_tasks(
+    packages: Sequence[str], held_out: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console
+) -> None:
+    """Build, write the taskset, and print what came of each package. Tasks of `held_out` packages are measured with, never taught.
 
     Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package gave a task.
     """
@@ -40,6 +43,8 @@ async def build_tasks(packages: Sequence[str], out: Path, cache: Path, config: B
     place = open_build_place(out, cache)
     built: list[PackageYield] = []
     refused: dict[str, str] = {}
+    splits: dict[str, Split] = {}
+    wanted = [(each, Split.TRAIN) for each in packages] + [(each, Split.HELD_OUT) for each in held_out]
     try:
         await place.backend.isolation()
         bar = Progress(
@@ -47,9 +52,9 @@ async def build_tasks(packages: Sequence[str], out: Path, cache: Path, config: B
             TimeElapsedColumn(), console=console, transient=True,
         )  # fmt: skip
         with bar:
-            for package in packages:
+            for package, split in wanted:
                 try:
-                    built.append(await _one(place, config, package, bar))
+                    built.append(await _one(place, config, package, split, splits, bar))
                 except SandboxRefused as error:
                     refused[package] = f"the sandbox did not hold it: {error}"
                 except OstinatoError as error:
@@ -69,7 +74,10 @@ async def build_tasks(packages: Sequence[str], out: Path, cache: Path, config: B
     console.print(Text(f"{out}: {len(tasks)} tasks, hash {taskset.hash}"))
 
 
-async def _one(place: BuildPlace, config: BuildConfig, package: str, bar: Progress) -> PackageYield:
+async def _one(
+    place: BuildPlace, config: BuildConfig, package: str, split: Split, splits: dict[str, Split], bar: Progress
+) -> PackageYield:
+    """Build one package. `splits` holds those of the packages so far; raises BadRequest where this one is in the other already."""
     line = bar.add_task(plain(package), total=1.0, found=0)
 
     def progress(what: str, found: int, share: float) -> None:
@@ -77,7 +85,12 @@ async def _one(place: BuildPlace, config: BuildConfig, package: str, bar: Progre
 
     try:
         progress("fetching it", 0, 0.0)
-        return await PackageBuild(place, config, await fetch_sdist(package), package).run(progress)
+        build = PackageBuild(place, config, await fetch_sdist(package), package, split)
+        if splits.setdefault(build.tree.name, split) is not split:
+            raise BadRequest(
+                f"{build.tree.name} is to be trained on already; name a package for one split only", field="package"
+            )
+        return await build.run(progress)
     finally:
         bar.remove_task(line)
 

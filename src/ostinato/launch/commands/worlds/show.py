@@ -33,11 +33,23 @@ def show_taskset(file: Path, console: Console) -> None:
     if alone:
         told = f"turns = 1 in {len(alone)} of them, {plain(alone[0])} first: the model acts once and sees no result"
         console.print(Text(told, "yellow"))
+    for package in shared_packages(taskset):
+        told = f"{plain(package)} has tasks that are taught and tasks that are held out: its code is known when they are measured"
+        console.print(Text(told, "yellow"))
     unknown = sorted(
         {task.harness for task in taskset.tasks if task.harness not in HARNESSES and not is_agent(task.harness)}
     )
     for name in unknown:
         console.print(Text(no_harness(plain(name)), "yellow"))
+
+
+def shared_packages(taskset: Taskset) -> list[str]:
+    """The packages (`about.package`) that have tasks in both splits."""
+    taught, held_out = (
+        {task.about["package"] for task in taskset.tasks if task.split is split and "package" in task.about}
+        for split in (Split.TRAIN, Split.HELD_OUT)
+    )
+    return sorted(taught & held_out)
 
 
 def _families(taskset: Taskset) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+_SAYS_NOTHING = {"None", "Any", "object"}  # as an annotation
 _LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmethod"}  # parts of something else
 
 
@@ -12,7 +13,8 @@ _LEFT_OUT = {"overload", "setter", "getter", "deleter", "register", "abstractmet
 class Function:
     """A function or method at the top of its module or of a class there. Lines count from 1; `first` is its first decorator's.
 
-    `code_lines` are the lines of its body that are neither blank, comment nor docstring. `signature` is what stands before, decorators too.
+    `code_lines` are the lines of its body that are neither blank, comment nor docstring. `signature` is what stands before, decorators too;
+    `types` counts its parameters and results whose type is stated.
 
     Example: ``Function(path="calc.py", name="Stack.pop", first=3, last=6, code_lines=3, docstring="Take one.", signature="def pop(self):",
     in_class=True)``
@@ -26,6 +28,7 @@ class Function:
     docstring: str
     signature: str
     in_class: bool
+    types: int = 0
 
     @property
     def key(self) -> str:
@@ -48,6 +51,13 @@ def _decorator(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def _types(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = node.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    stated = [node.returns, *(each.annotation for each in named)]
+    return sum(each is not None and ast.unparse(each) not in _SAYS_NOTHING for each in stated)
+
+
 def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Function | None:
     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
     last = node.end_lineno or node.lineno
@@ -66,6 +76,7 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
         docstring=docstring,
         signature="".join(lines[first - 1 : start]).split("#")[0].strip(),
         in_class="." in name,
+        types=_types(node),
     )
 
 

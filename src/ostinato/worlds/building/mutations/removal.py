@@ -26,7 +26,7 @@ def write_block(module: cst.Module, old: cst.CSTNode, new: cst.CSTNode) -> str:
     return code[len(WRAPPER) :] if code.startswith(WRAPPER) else code
 
 
-def _with_body(block: str, statements: Sequence[str]) -> str:
+def with_body(block: str, statements: Sequence[str]) -> str:
     """The block with its signature and docstring, and other statements after them."""
     module, function = parse_block(block)
     body = function.body
@@ -38,9 +38,9 @@ def _with_body(block: str, statements: Sequence[str]) -> str:
 
 def without_body(block: str) -> str:
     """The function as a stub that says that it is not written yet."""
-    return _with_body(block, ["raise NotImplementedError\n"])
+    return with_body(block, ["raise NotImplementedError\n"])
 
 
 def doing_nothing(block: str) -> str:
     """The function as the laziest answer: it returns None at once."""
-    return _with_body(block, ["return None\n"])
+    return with_body(block, ["return None\n"])

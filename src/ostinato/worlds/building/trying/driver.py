@@ -3,11 +3,12 @@
 A script, handed to Python as `-c` text: standard library and pytest only. stdin is one JSON object::
 
     {"warm": ["pytest"], "jobs": [{"id": "a", "edits": {"calc.py": "..."}, "targets": ["tests"], "tests": [...] or null,
-      "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false}]}
+      "most_failing": 5, "seconds": 9.0, "covered": false, "backwards": false, "options": [], "group": ""}]}
 
 and for each job one line of stdout, base64 of zlib of JSON: how each test ended and how long it took, what could not be collected, CPU
-seconds, and which functions each test ran where `covered` asks for it. The tree is put back as it was after every job. What comes out may
-be forged by the code that is tested: it is good for building tasks, never for grading.
+seconds, and which functions each test ran where `covered` asks for it. A job is left out after one of its group whose tests all
+passed. The tree is put back as it was after every job. What comes out may be forged by the code that is tested: it is good for building
+tasks, never for grading.
 """
 
 from __future__ import annotations
@@ -273,8 +274,13 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     files = read_files()
+    settled: set[str] = set()  # groups of which one job passed
     for job in request["jobs"]:
+        if job["group"] in settled:
+            continue
         answer = attempt(job, files)
+        if job["group"] and all(answer["tests"].get(test, [""])[0] == "passed" for test in job["tests"]):
+            settled.add(job["group"])
         sys.stdout.write(base64.b64encode(zlib.compress(json.dumps(answer).encode(), 1)).decode() + "\n")
         sys.stdout.flush()
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)

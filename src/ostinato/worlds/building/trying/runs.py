@@ -23,7 +23,7 @@ class SuiteJob:
     """Tests to run over a tree with some files replaced.
 
     `targets` are pytest's arguments; `tests` the ids that count among what they hold, None for all. More than `most_failing` failures end
-    it early. `seconds` is CPU time.
+    it early. `seconds` is CPU time. Of the jobs of one `group` those after one whose `tests` all passed are not run, and get no answer.
 
     Example: ``SuiteJob(id="0", targets=("tests",), edits={"calc.py": "..."}, seconds=5.0)``
     """
@@ -37,6 +37,7 @@ class SuiteJob:
     covered: bool = False
     backwards: bool = False
     options: tuple[str, ...] = ()
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class SuiteRuns:
             {
                 "id": str(number), "edits": dict(job.edits), "targets": list(job.targets), "options": list(job.options),
                 "tests": None if job.tests is None else list(job.tests), "most_failing": job.most_failing, "seconds": job.seconds,
-                "covered": job.covered, "backwards": job.backwards,
+                "covered": job.covered, "backwards": job.backwards, "group": job.group,
             }
             for number, job in enumerate(jobs)
         ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""The cheapest answers to "write its body": a constant, or what the function was given. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import libcst as cst
+
+from ostinato.worlds.building.mutations.removal import parse_block, with_body
+
+_OF_TYPE: dict[str, tuple[str, ...]] = {
+    "None": (),
+    "bool": ("True", "False"),
+    "str": ('""',),
+    "int": ("0",),
+    "list": ("[]",),
+    "dict": ("{}",),
+}
+_ANY = ("True", "False", '""', "[]", "{}")
+_LITERALS: tuple[tuple[type[cst.BaseExpression], str], ...] = (
+    (cst.Comparison, "bool"),
+    (cst.SimpleString, "str"),
+    (cst.FormattedString, "str"),
+    (cst.ConcatenatedString, "str"),
+    (cst.List, "list"),
+    (cst.ListComp, "list"),
+    (cst.Dict, "dict"),
+    (cst.DictComp, "dict"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stub:
+    r"""A function's lines with one cheap statement as its body; `returns` is what that gives back.
+
+    Example: ``Stub(returns="False", block="def f(x):\n    return False\n")``
+    """
+
+    returns: str
+    block: str
+
+
+def _type_of(value: cst.BaseExpression | None) -> str:
+    """What an expression's looks say of its type: a key of `_OF_TYPE`, "" where they say nothing."""
+    if value is None:
+        return "None"
+    if isinstance(value, cst.Name):
+        return {"None": "None", "True": "bool", "False": "bool"}.get(value.value, "")
+    if isinstance(value, cst.UnaryOperation) and isinstance(value.operator, cst.Not):
+        return "bool"
+    return next((name for kind, name in _LITERALS if isinstance(value, kind)), "")
+
+
+class _Answers(cst.CSTVisitor):
+    """The types that a body gives back, and whether it yields. Functions within it speak for themselves."""
+
+    def __init__(self) -> None:
+        self.types: set[str] = set()
+        self.yields = False
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        return False
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:
+        return False
+
+    def visit_Lambda(self, node: cst.Lambda) -> bool:
+        return False
+
+    def visit_Return(self, node: cst.Return) -> None:
+        self.types.add(_type_of(node.value))
+
+    def visit_Yield(self, node: cst.Yield) -> None:
+        self.yields = True
+
+
+def _values(function: cst.FunctionDef) -> Iterator[str]:
+    answers = _Answers()
+    function.body.visit(answers)
+    yield "None"
+    if answers.yields:
+        if function.asynchronous is None:
+            yield "iter(())"
+        return
+    types = answers.types - {"None"}
+    stated = function.returns.annotation if function.returns is not None else None
+    stated = stated.value if isinstance(stated, cst.Subscript) else stated
+    if types and isinstance(stated, cst.Name) and stated.value in _OF_TYPE:
+        types = {stated.value}
+    known = "" not in types
+    yield from _ANY if not known else (value for each in sorted(types) for value in _OF_TYPE[each])
+    given = [each.name.value for each in (*function.params.posonly_params, *function.params.params)]
+    if types:
+        yield from given[1:2] if known and given[:1] == ["self"] else given[:2]  # a method's object is of no such type
+
+
+def stubs(block: str) -> list[Stub]:
+    """Cheap bodies for a function's lines, doing nothing first. Which are tried depends on what the real body gives back.
+
+    Raises ValueError where the lines are not one function.
+    """
+    _, function = parse_block(block)
+    return [Stub(returns=value, block=with_body(block, [f"return {value}\n"])) for value in _values(function)]
