@@ -153,6 +153,11 @@ class C:
         first = self[0]
         second = other[0]
         return first == second
+
+    def __call__(self, other):
+        first = self[0]
+        second = other[0]
+        return first == second
 '''
 
 
@@ -161,7 +166,7 @@ def enough(function, *, kind=TaskKind.REMOVAL, tests=(), lines_a_word=4.0, undoc
 
 
 def test_what_is_to_be_written_says_what_for():
-    undocumented, of_types, of_one_type, two, three, eq = functions_of("s.py", SPARSE)
+    undocumented, of_types, of_one_type, two, three, eq, call = functions_of("s.py", SPARSE)
     assert (of_types.types, of_one_type.types) == (2, 1)
     for function, says in (
         (undocumented, False),
@@ -170,6 +175,7 @@ def test_what_is_to_be_written_says_what_for():
         (two, False),
         (three, True),
         (eq, True),
+        (call, False),
     ):
         assert enough(function) is says, function.name
     called = "def test_a():\n    assert undocumented((1, 2)) == 3\n"

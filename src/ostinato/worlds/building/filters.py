@@ -19,6 +19,7 @@ _SHORT = 12  # characters: shorter lines are everybody's
 _WORD = re.compile(r"[^\W\d_]+")
 _FEWEST_WORDS = 3
 _FEWEST_TYPES = 2
+_SAYS_WHEN = {"__call__", "__new__", "__post_init__"}  # the language says when these run, not what for
 
 
 class Fate(StrEnum):
@@ -166,8 +167,8 @@ def says_enough(
 ) -> bool:
     """True if a function that is to be written says what it is for, beside its place and the names of the tests that fail.
 
-    Its docstring has a word for so many lines of code. Or it is short, and its name is one of the language's own (`__eq__`), its signature
-    states two types, or one of the tests, whose lines are given, calls it by its name.
+    Its docstring has a word for so many lines of code. Or it is short, and its name means something to the language (`__eq__`, but not
+    `__call__`), its signature states two types, or one of the tests, whose lines are given, calls it by its name.
     """
     words = len(_WORD.findall(docstring_left(kind, function)))
     if words >= max(_FEWEST_WORDS, function.code_lines / lines_a_word):
@@ -175,7 +176,8 @@ def says_enough(
     if function.code_lines > undocumented_lines:
         return False
     name = function.name.rpartition(".")[2]
-    if (name.startswith("__") and name.endswith("__")) or function.types >= _FEWEST_TYPES:
+    fixed = name.startswith("__") and name.endswith("__") and name not in _SAYS_WHEN
+    if fixed or function.types >= _FEWEST_TYPES:
         return True
     called = re.compile(rf"\b{re.escape(name)}\b")
     return any(called.search(block) for block in test_blocks)

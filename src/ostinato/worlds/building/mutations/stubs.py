@@ -75,6 +75,12 @@ class _Answers(cst.CSTVisitor):
         self.yields = True
 
 
+def _given(function: cst.FunctionDef) -> list[str]:
+    """The parameters that everybody must give, by position; the object itself left out."""
+    named = [*function.params.posonly_params, *function.params.params]
+    return [each.name.value for each in named if each.default is None and each.name.value not in ("self", "cls")]
+
+
 def _values(function: cst.FunctionDef) -> Iterator[str]:
     answers = _Answers()
     function.body.visit(answers)
@@ -88,11 +94,9 @@ def _values(function: cst.FunctionDef) -> Iterator[str]:
     stated = stated.value if isinstance(stated, cst.Subscript) else stated
     if types and isinstance(stated, cst.Name) and stated.value in _OF_TYPE:
         types = {stated.value}
-    known = "" not in types
-    yield from _ANY if not known else (value for each in sorted(types) for value in _OF_TYPE[each])
-    given = [each.name.value for each in (*function.params.posonly_params, *function.params.params)]
+    yield from _ANY if "" in types else (value for each in sorted(types) for value in _OF_TYPE[each])
     if types:
-        yield from given[1:2] if known and given[:1] == ["self"] else given[:2]  # a method's object is of no such type
+        yield from _given(function)[:2]
 
 
 def stubs(block: str) -> list[Stub]:
