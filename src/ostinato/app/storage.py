@@ -233,6 +233,15 @@ def check_elsewhere(config: Config) -> None:
         )
 
 
+def check_log(config: Config) -> None:
+    """Raise BadConfig for settings of a log in Postgres that cannot work. Asks no server."""
+    if config.record.url:
+        _postgres()
+        from ostinato.record.postgres.log import server_of
+
+        server_of(config.record)
+
+
 LogPlace = Path | RecordConfig
 """A directory of segments, or a schema of a Postgres database."""
 

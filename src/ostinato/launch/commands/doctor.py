@@ -18,10 +18,9 @@ from ostinato.app.proving import check_suite
 from ostinato.app.storage import Home
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
-from ostinato.launch.commands.checks import check_model, check_place
+from ostinato.launch.commands.checks import check_keys, check_model, check_place
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.port import bind, url_of
-from ostinato.serve.auth import check_bind, client_keys
 
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
@@ -171,7 +170,7 @@ def _memory(_: Config) -> str:
 
 
 def _address(config: Config) -> str:
-    check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
+    check_keys(config)
     url = read_address(Home(config.run.directory).address)
     if url is not None and url.endswith(f":{config.listen.port}"):
         return f"this run's gateway answers on {url}"
