@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.app.proving import check_suite
-from ostinato.app.storage import Home
+from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
 from ostinato.launch.commands.checks import check_keys, check_model, check_place
@@ -160,6 +160,13 @@ def _disk(config: Config) -> str:
     return f"{free:.0f} GiB free in {place}, which can be written"
 
 
+def _log(config: Config) -> str:
+    if not config.record.url:
+        return f"a directory, {Home(config.run.directory).log}"
+    name, there = log_elsewhere(config.record)
+    return name if there else f"{name} can be reached; the log is made at the first start"
+
+
 def _memory(_: Config) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < NEEDED_GIB:
@@ -190,6 +197,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("suite", _suite),
     ("memory", _memory),
     ("disk", _disk),
+    ("log", _log),
     ("port", _address),
 )
 
