@@ -304,7 +304,7 @@ def build(
     packages
         Names at the index that pip uses, with or without a version, or paths of source distributions.
     out
-        The taskset file; `OUT.layers` beside it holds the packages' files, and belongs to it.
+        The taskset file, such as tasks.jsonl; tasks.layers beside it then holds the packages' files, and belongs to it.
     cache
         Where what was tried is kept, for a build that goes on.
     tasks
