@@ -36,8 +36,11 @@ async def build_tasks(
 ) -> None:
     """Build, write the taskset, and print what came of each package. Tasks of `held_out` packages are measured with, never taught.
 
-    Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package gave a task.
+    Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package is named or none
+    gave a task.
     """
+    if not packages:
+        raise BadRequest("name a package, as in `ostinato worlds build tabulate --out tasks.jsonl`", field="package")
     _check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
     place = open_build_place(out, cache)
