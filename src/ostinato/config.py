@@ -225,7 +225,11 @@ def explain(model: type[BaseModel], error: ValidationError, origin: Mapping[str,
                 add(name, _unknown(name, list(known)))
         else:
             secret = any(path.startswith(name) and "Secret" in str(field.annotation) for name, field in known.items())
-            add(path, f"{path}: {item['msg']}" + ("" if secret else f" (got {given!r})"))
+            section = item["type"] == "value_error" and isinstance(
+                given, dict
+            )  # its text would bury what is wrong with it
+            shown = "" if secret or section else f" (got {given!r})"
+            add(path, f"{path}: {item['msg'].removeprefix('Value error, ')}{shown}")
     return BadConfig("; ".join(lines))
 
 
@@ -246,7 +250,7 @@ def read_file(path: Path | None) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
-        raise BadConfig(f"no configuration file at {path}; leave --config out to run on defaults") from None
+        raise BadConfig(f"no configuration file at {path}; name one that is there, or none for the defaults") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror}; check --config") from error
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:

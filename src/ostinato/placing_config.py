@@ -72,7 +72,7 @@ class RayConfig(BaseModel, frozen=True, extra="forbid"):
     )
     cpus: dict[str, float] = Field(
         default_factory=dict[str, float],
-        description="CPUs that a worker takes, by its name (serve, train, release, housekeeping, rollout); 1.",
+        description="CPUs that a worker takes, by its name (serve, train, release, housekeeping, rollout); 1 where nothing is said.",
     )
     resources: dict[str, dict[str, float]] = Field(
         default_factory=dict[str, dict[str, float]],

@@ -154,6 +154,7 @@ def test_doctor_looks_at_every_part_and_each_failure_names_its_remedy(tmp_path):
         "suite",
         "memory",
         "disk",
+        "log",
         "port",
     )
     found = [line.split()[1] for line in text.splitlines() if line.startswith("✓")]

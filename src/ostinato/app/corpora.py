@@ -49,7 +49,10 @@ def read_tests(files: Sequence[Path], config: CorpusConfig) -> tuple[OverlapInde
         except (OSError, UnicodeDecodeError) as error:
             raise BadConfig(f"--against {file} cannot be read as text: {error}") from error
         if not tested.add(file.name, strings(text)):
-            raise BadConfig(f"--against {file}: no string of at least {config.shortest} words, five of them different")
+            raise BadConfig(
+                f"--against {file}: it holds no string of at least {config.shortest} words, five of them different, so nothing of it could "
+                "be found; leave it out"
+            )
         hashes[str(file)] = blake3(data).hexdigest()
     return tested, hashes
 

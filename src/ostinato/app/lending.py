@@ -47,14 +47,21 @@ def check_lending(config: Config) -> None:
     if not lend.most:
         return
     if config.engine.kind != "vllm":
-        raise BadConfig("compute.lend.most lends vLLM servers; set engine.kind and engine.urls, or most = 0")
+        raise BadConfig(
+            f'compute.lend.most lends vLLM servers, and engine.kind is "{config.engine.kind}": set engine.kind = "vllm" and engine.urls, '
+            "or compute.lend.most = 0"
+        )
     own = config.engine.replicas.get(Arm.LIVE.value, 1)
     if own <= lend.most:
         raise BadConfig(
-            f"compute.lend.most is {lend.most}, and people's slot has {own} servers: raise engine.replicas.live, or lend at most {own - 1}"
+            f"compute.lend.most is {lend.most}, and the live slot has {own} server{'s' * (own > 1)}, and people must keep one: "
+            f"raise engine.replicas.live to {lend.most + 1}" + (f", or lend at most {own - 1}" if own > 1 else "")
         )
     if config.learn.source == "people":
-        raise BadConfig('compute.lend.most: learn.source is "people", so there are no rollouts to lend to')
+        raise BadConfig(
+            'compute.lend.most: learn.source is "people", so there are no rollouts to lend to; set it to "worlds" or "both", or '
+            "compute.lend.most = 0"
+        )
     if config.record.url and not lend.only_gateway:
         raise BadConfig(
             "compute.lend.most: with record.url several gateways may ask the same servers, and another one would answer people with "

@@ -72,7 +72,9 @@ class Course:
                     f"--length {phase.length}: --batch-tokens {self.batch_tokens} must be a multiple of it, its share positive"
                 )
             if phase.length > context:
-                raise BadConfig(f"--length {phase.length}: the model's context has {context} tokens")
+                raise BadConfig(
+                    f"--length {phase.length}: the model's context has {context} tokens; give lengths up to that, as in --length {context}"
+                )
         if len(self.weights) != len(self.corpora) or not all(0 < weight < math.inf for weight in self.weights):
             raise BadConfig("--mixture: give as many positive weights as there are --corpus, or none")
         if not 0 < self.held_out < 1:

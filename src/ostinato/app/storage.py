@@ -182,20 +182,25 @@ def open_log(config: Config, token: FencingToken | None = None, patience: Patien
     from ostinato.record.log import SqlLog
 
     place = home(config)
+    _check_whose(config, place)
     if config.record.url:
         return _open_elsewhere(config, place, token, patience)
-    if place.elsewhere.exists():
-        raise BadConfig(
-            f"the log of the run in {place.root} lies in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
-        )
     return SqlLog.open(place.log, wall_clock, config.record)
 
 
-def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, patience: Patience | None) -> RowLog:
-    if any(place.log.glob("*.db")):
+def _check_whose(config: Config, place: Home) -> None:
+    """Raise BadConfig for a directory whose run has its log elsewhere than the settings say."""
+    if config.record.url and any(place.log.glob("*.db")):
         raise BadConfig(
             f"the run in {place.root} has a log of its own in {place.log}; leave record.url empty, or move it with `ostinato log copy`"
         )
+    if not config.record.url and place.elsewhere.exists():
+        raise BadConfig(
+            f"the log of the run in {place.root} lies in Postgres; name it in record.url, or bring it here with `ostinato log copy`"
+        )
+
+
+def _open_elsewhere(config: Config, place: Home, token: FencingToken | None, patience: Patience | None) -> RowLog:
     log = _postgres().open(config.record, wall_clock, token=token, patience=patience)
     try:
         place.log.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -220,17 +225,33 @@ def check_elsewhere(config: Config) -> None:
 
     Raises NotFound if there is no log at `record.url`; BadConfig if the run's weights are not to be had from here; Unavailable.
     """
-    _postgres()
-    from ostinato.record.postgres.schema import has_log
-    from ostinato.record.postgres.server import Server
-
-    server = Server.of(config.record)
-    if not server.ask(lambda connection: has_log(connection, server)):
-        raise NotFound(f"no run's log at {server.name}; correct record.url or record.namespace")
+    name, there = log_elsewhere(config.record)
+    if not there:
+        raise NotFound(f"no run's log at {name}; correct record.url or record.namespace")
     if not config.weights.url:
         raise BadConfig(
             "record.url names the run's log, and nothing its weights, which are not here; name them in weights.url"
         )
+
+
+def log_elsewhere(record: RecordConfig) -> tuple[str, bool]:
+    """The log in Postgres, as people are told of it, and whether it is there yet. Makes nothing. Raises BadConfig, Unavailable."""
+    _postgres()
+    from ostinato.record.postgres.log import server_of
+    from ostinato.record.postgres.schema import has_log
+
+    server = server_of(record)
+    return server.name, server.ask(lambda connection: has_log(connection, server))
+
+
+def check_log(config: Config) -> None:
+    """Raise BadConfig for a log that cannot be this run's, or settings of Postgres that cannot work. Asks no server, makes nothing."""
+    _check_whose(config, Home(config.run.directory))
+    if config.record.url:
+        _postgres()
+        from ostinato.record.postgres.log import server_of
+
+        server_of(config.record)
 
 
 LogPlace = Path | RecordConfig
@@ -250,10 +271,12 @@ async def copy_rows_of(
     """Copy a log to another place. Raises as `record.copying.copy_log`."""
     from ostinato.record.copying import copy_log
 
-    if isinstance(target, Path) and (target / MARK).exists():
-        raise BadConfig(
-            f"{target} says that its run's log lies in Postgres; name another directory, and move the run's files there"
-        )
+    for place, instead in (
+        (source, "name that database"),
+        (target, "name another directory, and move the run's files there"),
+    ):
+        if isinstance(place, Path) and (place / MARK).exists():
+            raise BadConfig(f"{place} says that its run's log lies in Postgres; {instead}")
     with _open_place(config, source, 1) as opened:
         return await copy_log(opened, lambda first: _open_place(config, target, first), on_row)
 

@@ -123,8 +123,8 @@ def run_demo(
 @demo.command(name="worlds")
 def run_worlds_demo(
     *,
-    minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 18.0,
-    training: Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1))] = 0.6,
+    minutes: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 16.5,
+    training: Annotated[float, Parameter(validator=validators.Number(gt=0, lt=1))] = 0.65,
     seed: int = 0,
     out: Path = Path(),
     directory: Path | None = None,
@@ -135,7 +135,7 @@ def run_worlds_demo(
     Parameters
     ----------
     minutes
-        Of training and of simulated users together. Starts, bar, gate and the last measurement take about five more.
+        Of training and of simulated users together. Starts, bar, gate and the last measurement take four to eight more.
     training
         The share of the minutes that belongs to the world.
     seed

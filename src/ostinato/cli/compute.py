@@ -39,7 +39,7 @@ def plan(
 
 
 def compute(*, json: Annotated[bool, Parameter(negative="")] = False, common: Common | None = None) -> None:
-    """What a run's operations were spent on, by phase, and the share of sampling in both senses of "a third on inference".
+    """What a run's operations were spent on, by phase: sampling's share of all, and for each operation of training.
 
     Parameters
     ----------

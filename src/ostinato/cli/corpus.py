@@ -34,8 +34,8 @@ def build(
 ) -> None:
     """Make token shards out of Python packages, directories and the standard library, for the tokenizer of `model.source`.
 
-    Left out, counted and where it matters listed in `corpus.json`: what is not under a permissive licence, copies and near copies, what
-    holds a part of a test, generated files, data, and what looks like a secret. No file is run.
+    Left out, and counted in `corpus.json`: what is not under a permissive licence, copies and near copies, what holds a part of a test,
+    generated files, data, and what looks like a secret. No file is run.
 
     For example: `ostinato corpus build stdlib tabulate attrs ./mine/ --out corpus --against held_out.jsonl`
 
@@ -46,11 +46,11 @@ def build(
     out
         A new directory.
     against
-        Suites, tasksets or texts that the model will be tested on: a file with a run of words of theirs is left out.
+        Suites, tasksets or texts that the model will be tested on: a file that has `--gram` words in a row with them is left out.
     near
         Similarity (Jaccard, of runs of 5 words) from which a file is a copy; 1: only exact ones, which needs no `ostinato[corpus]`.
     gram
-        Words of such a run.
+        How many words in a row; see `--against`.
     shard_tokens
         Tokens of a shard, about.
     """

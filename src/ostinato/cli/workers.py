@@ -37,8 +37,8 @@ def train(
     reading: ReadingOptions | None = None,
     common: Common | None = None,
 ) -> None:
-    """Run the trainer (a worker of `up`); with --world, train in a simulated world: gateway, trainer and rollouts until Ctrl-C; with
-    --demonstrations, start a model by imitation; with --corpus, let it read on.
+    """Run the trainer (a worker of `up`); with --world, train in a simulated world: gateway, trainer and rollouts until --steps or Ctrl-C;
+    with --demonstrations, start a model by imitation; with --corpus, let it read on.
 
     For example: `ostinato train --world tasks.jsonl --steps 50`
 
@@ -58,15 +58,14 @@ def train(
     batch
         Demonstrations per optimizer step.
     """
-    options = common or Common()
-    if reading is not None and reading.corpus:
-        if world is not None or demonstrations is not None:
-            raise BadConfig("--corpus goes without --world and --demonstrations")
+    options, reading = common or Common(), reading or ReadingOptions()
+    _check_ways(world, steps, demonstrations, out, reading)
+    if reading.corpus:
         reading.read(options.load(), out)
         return
     if demonstrations is not None:
-        if out is None or world is not None:
-            raise BadConfig("--demonstrations needs --out, a new directory for the model, and goes without --world")
+        if out is None:
+            raise BadConfig("--demonstrations needs --out, a new directory for the model")
         from ostinato.launch.commands.imitate import imitate_file
 
         imitate_file(options.load(), demonstrations, out, epochs, batch, Console())
@@ -78,6 +77,29 @@ def train(
     from ostinato.launch.commands.worlds.train import train_in_world
 
     asyncio.run(train_in_world(options.load(*world_overrides(world)), steps, Console()))
+
+
+def _check_ways(
+    world: Path | None, steps: int, demonstrations: Path | None, out: Path | None, reading: ReadingOptions
+) -> None:
+    """Raise BadConfig for options of one way to train beside another's, or beside none, where they would change nothing."""
+    ways = {
+        "--world": world is not None,
+        "--demonstrations": demonstrations is not None,
+        "--corpus": bool(reading.corpus),
+    }
+    if sum(ways.values()) > 1:
+        raise BadConfig(
+            f"{' and '.join(name for name, given in ways.items() if given)} do not go together; give one of them"
+        )
+    if steps and world is None:
+        raise BadConfig("--steps goes with --world, a taskset file")
+    if out is not None and demonstrations is None and not reading.corpus:
+        raise BadConfig("--out goes with --demonstrations or --corpus")
+    if not reading.corpus and reading != ReadingOptions():
+        raise BadConfig(
+            "--tokens, --mixture and the other options of reading go with --corpus, a directory of `ostinato corpus build`"
+        )
 
 
 def rollout(

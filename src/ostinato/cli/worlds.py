@@ -295,7 +295,7 @@ def build(
 ) -> None:
     """Make tasks out of published Python packages: bodies removed, functions taken away, bugs put in; the package's tests judge.
 
-    What is foreign is run in sandboxes without a network only. A build that was stopped goes on where it was.
+    Third-party code runs only in sandboxes without a network. A build that was stopped goes on where it was.
 
     For example: `ostinato worlds build tabulate cachetools==8.0.0 --out tasks.jsonl`
 
@@ -304,13 +304,13 @@ def build(
     packages
         Names at the index that pip uses, with or without a version, or paths of source distributions.
     out
-        The taskset file; `OUT.layers` beside it holds the packages' files, and belongs to it.
+        The taskset file, such as tasks.jsonl; tasks.layers beside it then holds the packages' files, and belongs to it.
     cache
-        Where is kept what was tried.
+        Where what was tried is kept, for a build that goes on.
     tasks
-        Of one package, at most.
+        Tasks of one package, at most.
     cpu_minutes
-        For one package, at most.
+        Minutes of CPU for one package, at most.
     seed
         Draws the functions and the faults.
     """

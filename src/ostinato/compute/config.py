@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 class LendConfig(BaseModel, frozen=True, extra="forbid"):
     """When vLLM servers of the live slot sample rollouts. People come first."""
 
-    most: int = Field(default=0, ge=0, description="The most of them that are lent at once; 0: none ever.")
+    most: int = Field(default=0, ge=0, description="The most servers that are lent at once; 0: none ever.")
     carries: float = Field(
         default=0.0,
         ge=0,
@@ -20,10 +20,13 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
         default=0.6,
         gt=0,
         le=1,
-        description="Lent is while the highest rate of the last `window_s` takes at most this share of what the others carry.",
+        description="A server is lent while the highest rate of the last `window_s` is at most this share of what the others carry.",
     )
     return_above: float = Field(
-        default=0.75, gt=0, le=1, description="Given back is as many as bring the present rate to this share."
+        default=0.75,
+        gt=0,
+        le=1,
+        description="Once the present rate is above this share of what people's servers carry, so many are given back that it is not.",
     )
     guard_s: float = Field(
         default=2.0,
@@ -49,7 +52,9 @@ class LendConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.most and not self.carries:
-            raise ValueError("most is set, and nobody knows what a server carries; set carries, or most = 0")
+            raise ValueError(
+                "most is set, and nobody knows what a server carries; set carries to the answers a second that one gives, or most = 0"
+            )
         if self.lend_below >= self.return_above:
             raise ValueError("lend_below must lie below return_above, or what is lent is wanted back at once")
         return self
@@ -70,7 +75,7 @@ class ComputeConfig(BaseModel, frozen=True, extra="forbid"):
     every_s: float = Field(
         default=600.0,
         gt=0,
-        description="With `share`, seconds between two looks; without an optimizer step one is left out.",
+        description="With `share`, seconds between two decisions; none is made before another optimizer step was logged.",
     )
 
     lend: LendConfig = Field(default_factory=LendConfig, description="People's vLLM servers sample rollouts.")

@@ -55,8 +55,8 @@ class CorpusReader:
             apart = held_out(each.digests_D, share)
             if apart.all() or (share and not apart.any()):
                 raise BadConfig(
-                    f"{each.directory} has {len(apart)} documents, of which a share of {share} held out leaves "
-                    f"{int((~apart).sum())} to read and {int(apart.sum())} to measure on: both must be some"
+                    f"--held-out {share:g} of the {len(apart)} files in {each.directory} leaves {int((~apart).sum())} to read and "
+                    f"{int(apart.sum())} to measure on, and it takes some of both: give another share, or more files"
                 )
             arrays = (each.sizes_D, each.digests_D, each.shards_D)
             rows.append(EndlessOrder(number, *arrays, np.flatnonzero(~apart), longest=self._longest, seed=seed))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from ostinato.core.errors import BadConfig
 
@@ -37,7 +38,6 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
     )
     device: str = Field(
         default="cpu",
-        pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
         description="Where engine and trainer compute: 'cpu', 'cuda', 'cuda:1'; 'auto' is a CUDA GPU where torch sees one and numerics is "
         "'fast', else the CPU. No GPU has run it yet (docs/numerics.md).",
     )
@@ -51,6 +51,13 @@ class ModelConfig(BaseModel, frozen=True, extra="forbid"):
         description="'exact': engine and trainer compute the same bits, checked at the start. 'fast': unchecked; the "
         "trainer corrects for the difference and reports what it removed.",
     )
+
+    @field_validator("device")
+    @classmethod
+    def _known(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
+            raise ValueError("no such device; set 'cpu', 'cuda', 'cuda:1' or 'auto'")
+        return device
 
     @property
     def served_as(self) -> str:

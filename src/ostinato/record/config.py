@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 
 class Encrypt(StrEnum):
@@ -32,7 +33,6 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
     )
     namespace: str = Field(
         default="ostinato",
-        pattern=r"^([a-oq-z_][a-z0-9_]{0,62}|p([a-fh-z0-9_][a-z0-9_]{0,61})?|pg([a-z0-9][a-z0-9_]{0,60})?)$",
         description="The schema of the database that this run's log lies in: one for each run. Those of Postgres begin with pg_.",
     )
     retain_days: float | None = Field(
@@ -42,7 +42,9 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
     segment_mb: float = Field(default=256.0, gt=0, description="Megabytes of a segment, after which a new one begins.")
     segment_hours: float = Field(default=24.0, gt=0, description="Hours after which a new segment begins.")
     append_s: float = Field(
-        default=5.0, gt=0, description="Longest wait for the disk, or for another process that writes; then 503."
+        default=5.0,
+        gt=0,
+        description="Longest wait for the disk, for Postgres, or for another process that writes; then 503.",
     )
     lease_s: float = Field(
         default=15.0,
@@ -63,3 +65,12 @@ class RecordConfig(BaseModel, frozen=True, extra="forbid"):
         default=None,
         description="A file of 32 or more random bytes that the keys are wrapped with; unset: not wrapped.",
     )
+
+    @field_validator("namespace")
+    @classmethod
+    def _a_schema(cls, namespace: str) -> str:
+        if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,62}", namespace):
+            raise ValueError(
+                "no name for a schema; use up to 63 of a-z, 0-9 and _, no digit first, and not pg_, which is Postgres's own"
+            )
+        return namespace

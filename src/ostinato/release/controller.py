@@ -94,7 +94,7 @@ class ReleaseController:
     @property
     def trouble(self) -> str | None:
         """Why the last step or the last watch of `run` failed; None if neither did."""
-        return "; ".join(self._troubles.values()) or None
+        return "; ".join(dict.fromkeys(self._troubles.values())) or None
 
     @property
     def live(self) -> PolicyVersion:

@@ -135,7 +135,9 @@ def _read_keys(file: Path) -> tuple[int, list[str]]:
         raise BadConfig(f"serve.api_keys_file: {file}: {error}; write the whole path") from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise BadConfig(f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}") from None
+        raise BadConfig(
+            f"serve.api_keys_file: {file} cannot be read by user {os.getuid()}: {why}; name a file with a key a line, as in acme:sk-..."
+        ) from None
 
 
 class UserKeys:

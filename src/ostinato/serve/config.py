@@ -76,7 +76,8 @@ class ServeConfig(BaseModel, frozen=True, extra="forbid"):
     )
     api_keys_file: Path | None = Field(
         default=None,
-        description="A file with more such keys, one a line (# begins a comment), for owner and group alone; read at the start.",
+        description="A file with more keys like those of `serve.api_keys`, one a line (# begins a comment), which not everybody may read; "
+        "it is read at the start.",
     )
     user_keys: tuple[SecretStr, ...] = Field(
         default=(), description="Secrets with which a tenant signs who its users are, each 'secret' or 'tenant:secret'."

@@ -143,8 +143,8 @@ class TrainConfig(BaseModel, frozen=True, extra="forbid"):
         default=1,
         ge=1,
         le=64,
-        description="Ranks that compute each micro-batch together, each its own tokens of it: for episodes whose activations one rank "
-        "has no memory for. Divides `ranks`.",
+        description="Ranks that compute each micro-batch together, each its own tokens of it (context parallelism): for episodes whose "
+        "activations one rank has no memory for. Divides `ranks`.",
     )
     seed: int = Field(
         default=0, description="Seeds torch at the start, for models that draw; later the checkpoint holds the RNG."

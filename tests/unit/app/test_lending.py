@@ -171,11 +171,12 @@ def test_a_run_that_can_lend():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["engine.kind=embedded"], "compute.lend.most lends vLLM servers; set engine.kind"),
-        (["compute.lend.most=2"], "people's slot has 2 servers: raise engine.replicas.live, or lend at most 1"),
-        (["learn.source=people"], "there are no rollouts to lend to"),
+        (["engine.kind=embedded"], 'engine.kind is "embedded": set engine.kind = "vllm" and engine.urls, or'),
+        (["compute.lend.most=2"], "has 2 servers, .* raise engine.replicas.live to 3, or lend at most 1"),
+        (["engine.replicas={}"], "has 1 server, .* raise engine.replicas.live to 2$"),
+        (["learn.source=people"], 'no rollouts to lend to; set it to "worlds" or "both"'),
         (["record.url='postgresql://a@b/c'"], "set compute.lend.only_gateway = true"),
-        (["compute.lend.carries=0"], "set carries, or most = 0"),
+        (["compute.lend.carries=0"], "set carries to .*, or most = 0"),
         (["compute.lend.lend_below=0.8"], "lend_below must lie below return_above"),
     ],
 )

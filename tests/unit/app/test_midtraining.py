@@ -157,13 +157,13 @@ def test_the_first_steps_are_small_in_a_short_course_too(place):
     [
         ({"phases": (Phase(length=60),)}, "multiple"),
         ({"phases": (Phase(length=512, share=0),)}, "multiple"),
-        ({"phases": (Phase(length=1024),), "batch_tokens": 1024}, "context"),
+        ({"phases": (Phase(length=1024),), "batch_tokens": 1024}, "context has 512 tokens; .* as in --length 512"),
         ({"weights": (1.0, 2.0)}, "--mixture"),
         ({"weights": (-1.0,)}, "--mixture"),
         ({"weights": (float("nan"),)}, "--mixture"),
         ({"phases": (Phase(length=64, share=float("inf")),)}, "share"),
         ({"held_out": 0.0}, "--held-out"),
-        ({"held_out": 1e-9}, "held out"),
+        ({"held_out": 1e-9}, "--held-out 1e-09 of the 40 files .* leaves 40 to read and 0 to measure on"),
     ],
 )
 def test_a_course_that_cannot_be_read_is_refused_before_it_begins(more, said, place, corpus, tmp_path):
@@ -214,7 +214,7 @@ def test_two_test_files_may_say_the_same(tmp_path):
 
 def test_a_test_file_that_says_nothing_is_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text("{}\n")
-    with pytest.raises(BadConfig, match="--against"):
+    with pytest.raises(BadConfig, match=r"--against .*nothing of it could be found; leave it out"):
         read_tests([tmp_path / "empty.jsonl"], CorpusConfig())
     with pytest.raises(BadConfig, match="cannot be read"):
         read_tests([tmp_path / "none.jsonl"], CorpusConfig())

@@ -387,6 +387,27 @@ async def test_run_goes_on_after_trouble_and_stops_when_told(disk):
     assert failures == []
 
 
+async def test_a_trouble_that_step_and_watch_share_is_told_once(disk):
+    control, stop = await started(disk, judge := FakeJudge(), poll_s=0.005), asyncio.Event()
+
+    def away(*_):
+        raise Unavailable("the log is away")
+
+    async def watch():
+        away()
+
+    judge.on_run, control.watch = away, watch
+    disk.publish(V3)
+    task = asyncio.create_task(control.run(stop))
+    said = set()
+    for _ in range(40):
+        await asyncio.sleep(0.005)
+        said.add(control.trouble)
+    assert said - {None} == {"Unavailable: the log is away"}
+    stop.set()
+    await asyncio.wait_for(task, 1)
+
+
 async def test_a_watch_that_goes_well_does_not_hide_a_step_that_fails(disk):
     control = await started(disk, judge := FakeJudge(), poll_s=0.005)
 

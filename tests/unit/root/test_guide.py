@@ -2,7 +2,10 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from ostinato import config
 from ostinato.core.records import NoReward, Pending, Reward, Signal, Source
@@ -15,6 +18,31 @@ from ostinato.testing.records import a_turn
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "guide").glob("*.md"))
 GUIDE = "\n".join(page.read_text() for page in PAGES)
+
+
+README = (Path(__file__).parents[3] / "README.md").read_text()
+KEYS = [name for name, _ in config.keys(config.Config)]
+ROOMS = {name.partition(".")[0] for name in KEYS}
+
+
+@pytest.mark.parametrize("settings", re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL))
+def test_every_block_of_settings_is_taken(settings):
+    config.Config.model_validate(tomllib.loads(settings))
+
+
+def test_every_setting_that_is_named_exists():
+    """A key, a section of keys, or an entry of a table."""
+    named = {
+        name
+        for name in re.findall(r"`\[{0,2}([a-z_]+(?:\.[a-z_0-9]+)+)\b(?=[\]` =])", GUIDE + README)
+        if name.partition(".")[0] in ROOMS and not name.endswith((".py", ".json", ".jsonl"))
+    }
+    assert len(named) > 100
+    assert [name for name in sorted(named) if not any(_within(name, key) or _within(key, name) for key in KEYS)] == []
+
+
+def _within(name: str, section: str) -> bool:
+    return f"{name}.".startswith(f"{section}.")
 
 
 def block(language: str) -> str:

@@ -12,6 +12,7 @@ from cyclopts import CycloptsError
 
 from ostinato.app.storage import SERVED_REFS
 from ostinato.config import load
+from ostinato.launch.commands.computing.plan import load_description
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "numba", "scipy", "numpy", "pydantic", "aiohttp", "obstore")
@@ -100,7 +101,7 @@ def parses(words: str) -> None:
     if app.parse_commands(tokens)[2]:
         app.parse_args(tokens, exit_on_error=False, print_error=False)
     for setting in (tokens[at + 1] for at, token in enumerate(tokens) if token == "--set"):
-        load(None, [setting])
+        (load_description if tokens[0] == "plan" else load)(None, [setting])
 
 
 GUIDE = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs" / "guide").glob("*.md"))]

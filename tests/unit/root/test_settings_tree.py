@@ -54,8 +54,10 @@ def test_overrides_are_toml_or_words(text, expected):
         ("qqqqqqqq=1", "unknown key 'qqqqqqqq'; valid here: "),
         ("train.learning_rate=-1", "train.learning_rate: Input should be greater than 0 (got -1)"),
         ("learn.batch=many", "learn.batch: Input should be a valid integer"),
-        ("evaluate.bars=[{axis='score'}]", "evaluate.bars.0: Value error, a bar needs one of at_least and at_most"),
+        ("evaluate.bars=[{axis='score'}]", "evaluate.bars.0: a bar needs one of at_least and at_most"),
         ("evaluate.bars=[{at_lest=0.5}]", "unknown key 'evaluate.bars.0.at_lest'"),
+        ("model.device=gpu", "model.device: no such device; set 'cpu', 'cuda', 'cuda:1' or 'auto' (got 'gpu')"),
+        ("record.namespace=pg_mine", "record.namespace: no name for a schema; use up to 63 of a-z, 0-9 and _"),
         ("nonsense", "write it as section.key=value"),
         ("listen.port.number=3", "listen.port"),
     ],
@@ -64,6 +66,13 @@ def test_a_mistake_names_the_key_and_the_way_out(override, message):
     with pytest.raises(BadConfig) as caught:
         load(None, [override])
     assert message in str(caught.value)
+
+
+def test_what_a_whole_section_must_hold_is_told_without_repeating_the_section():
+    with pytest.raises(BadConfig) as caught:
+        load(None, ["compute.lend.most=1", "compute.lend.hold_s=77"])
+    assert "compute.lend: most is set" in str(caught.value)
+    assert "77" not in str(caught.value)
 
 
 def test_every_key_is_read_by_something():

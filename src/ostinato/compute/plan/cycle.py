@@ -214,7 +214,8 @@ def _training(told: Description) -> Lane:
     fits = training.state_bytes * told.model.parameters / (on.accelerators * on.memory * told.reached.memory)
     if 0 < training.machines < fits:
         raise BadConfig(
-            f"training.machines: {training.machines} machines have no room for the trainer's state; {math.ceil(fits)} have"
+            f"training.machines: {training.machines} machines have no room for the trainer's state; set it to "
+            f"{math.ceil(fits)} or more, or to 0 for as many as keep up"
         )
     seconds = sum(roofline(need, on, told.reached, told.reached.train).seconds for _, need in work)
     wanted = seconds / (told.turns.hours * 3600 * told.reached.busy * on.accelerators)

@@ -10,25 +10,40 @@ from pathlib import Path
 from ostinato.app.lending import check_lending
 from ostinato.app.numerics import check_products, trainer_backend
 from ostinato.app.proving import check_suite
+from ostinato.app.storage import check_log
 from ostinato.app.worlds_grading import open_backend
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, StorageFull
-from ostinato.serve.auth import check_bind, client_keys
+from ostinato.serve.auth import Keyring, UserKeys, check_bind, client_keys
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-async def check_start(config: Config) -> None:
-    """Raise what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Touches nothing; takes a second at most."""
-    check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
+async def check_start(config: Config, *, on_ray: bool = False) -> None:
+    """Raise what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Touches nothing; takes a second at most.
+
+    `on_ray`: the workers run on other nodes, whose GPUs and environment are not this machine's.
+    """
+    check_keys(config)
     check_place(config)
     check_model(config)
-    check_device(config)
+    if not on_ray:
+        check_device(config)
+        check_log(config)
     check_products(config)
     check_sandboxes(config)
     check_lending(config)
     if config.evaluate.suite:
         await check_suite(config)
+
+
+def check_keys(config: Config) -> None:
+    """Raise BadConfig for keys that a gateway would refuse, or an address that it may not have without any."""
+    serve = config.serve
+    found = client_keys(serve.api_keys, serve.api_keys_file)
+    check_bind(config.listen.host, found)
+    Keyring(found, [] if serve.admin_key is None else [serve.admin_key], own=len(serve.api_keys))
+    UserKeys(serve.user_keys)
 
 
 def check_device(config: Config) -> None:

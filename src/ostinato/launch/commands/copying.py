@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ostinato.app.storage import copy_rows_of, named_log
+from ostinato.app.storage import copy_rows_of, log_elsewhere, named_log
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, NotFound
+from ostinato.record.config import RecordConfig
 
 
 async def copy_between(config: Config, source: str, target: str, console: Console) -> None:
@@ -19,6 +20,10 @@ async def copy_between(config: Config, source: str, target: str, console: Consol
         raise BadConfig("the two logs are the same; name another target")
     if isinstance(one, Path) and not one.exists():
         raise NotFound(f"no log in {one}; name a run's directory or postgresql://user@host/database")
+    if isinstance(one, RecordConfig):
+        name, there = log_elsewhere(one)
+        if not there:
+            raise NotFound(f"no log at {name}; correct the URL or record.namespace")
     columns = (TextColumn("copying rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("rows", total=None)

@@ -15,13 +15,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ostinato.app.proving import check_suite
-from ostinato.app.storage import Home
+from ostinato.app.storage import Home, log_elsewhere
 from ostinato.config import Config
 from ostinato.core.errors import BadConfig, OstinatoError, StorageFull
-from ostinato.launch.commands.checks import check_model, check_place
+from ostinato.launch.commands.checks import check_keys, check_model, check_place
 from ostinato.launch.placing.address import read_address
 from ostinato.launch.placing.port import bind, url_of
-from ostinato.serve.auth import check_bind, client_keys
 
 GIB = 1 << 30
 NEEDED_GIB = 8  # two checkpoints of a 135M model, its versions and a log
@@ -161,6 +160,13 @@ def _disk(config: Config) -> str:
     return f"{free:.0f} GiB free in {place}, which can be written"
 
 
+def _log(config: Config) -> str:
+    if not config.record.url:
+        return f"a directory, {Home(config.run.directory).log}"
+    name, there = log_elsewhere(config.record)
+    return name if there else f"{name} can be reached; the log is made at the first start"
+
+
 def _memory(_: Config) -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     if total < NEEDED_GIB:
@@ -171,7 +177,7 @@ def _memory(_: Config) -> str:
 
 
 def _address(config: Config) -> str:
-    check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
+    check_keys(config)
     url = read_address(Home(config.run.directory).address)
     if url is not None and url.endswith(f":{config.listen.port}"):
         return f"this run's gateway answers on {url}"
@@ -191,6 +197,7 @@ CHECKS: tuple[tuple[str, Callable[[Config], str]], ...] = (
     ("suite", _suite),
     ("memory", _memory),
     ("disk", _disk),
+    ("log", _log),
     ("port", _address),
 )
 

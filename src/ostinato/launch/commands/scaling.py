@@ -25,7 +25,9 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
     if board is None or board.ended is not None or wall_clock() - board.at > STALE_S:
         raise NotFound(f"the run in {place.root} is not up; start it with `ostinato up --on ray`")
     if config.learn.source == "people":
-        raise BadRequest('learn.source is "people": there are no rollouts', field="worker")
+        raise BadRequest(
+            'learn.source is "people": there are no rollouts; start the run with "worlds" or "both"', field="worker"
+        )
     if placed_from_elsewhere(place.workers, place.scale):
         raise BadRequest("`ostinato up` runs on another machine; ask for workers there", field="worker")
     if not place.scale.exists():

@@ -10,7 +10,7 @@ from rich.console import Console
 from ostinato.app.storage import Home, open_folds, open_log, open_store
 from ostinato.config import Config
 from ostinato.core.clock import wall_clock
-from ostinato.core.errors import StorageFull
+from ostinato.core.errors import StorageFull, Unavailable
 from ostinato.core.numerics import Contract, same_arithmetic
 from ostinato.launch.commands.log import existing
 from ostinato.launch.placing.address import read_address
@@ -19,7 +19,7 @@ from ostinato.launch.views import summary
 from ostinato.launch.views.contracts import apart, parts
 from ostinato.launch.views.disk import disk_use
 from ostinato.launch.views.observe import DEMO_MARKER
-from ostinato.launch.views.overview import Overview, overview
+from ostinato.launch.views.overview import Overview, overview, workers
 from ostinato.launch.views.progress import last_lines
 from ostinato.launch.views.status_json import as_json
 from ostinato.release.ledger import ReleaseLedger, State
@@ -30,16 +30,17 @@ _WORTH_KEEPING = 10_000  # rows: having read more, the next look shall not do so
 
 
 async def show_status(config: Config, console: Console, *, machine: bool = False) -> None:
-    """One screen, or one JSON object for a machine. Raises NotFound if the run does not exist."""
+    """One screen, or one JSON object for a machine.
+
+    Raises NotFound if the run does not exist; Unavailable if its log is away, after the workers, who say that they wait for it.
+    """
     place = existing(config)
-    folds = open_folds(config)
-    with open_log(config) as log:
-        seen, rows = await summary.summarise(log, folds, log.newest())
-        accounting = await account(log, folds, config.reward)
-        ledger = await ReleaseLedger(log, wall_clock).refresh()
-    if rows > _WORTH_KEEPING:
-        with contextlib.suppress(StorageFull):
-            await summary.keep(seen, folds)
+    try:
+        seen, accounting, ledger = await _read(config)
+    except Unavailable:
+        for part in [] if machine else workers(read_board(place.workers), wall_clock()):
+            console.print(part, highlight=False, soft_wrap=True)
+        raise
     shown = await _look(config, place, seen, ledger, accounting)
     if machine:
         console.print_json(data=as_json(shown), highlight=False)
@@ -48,6 +49,19 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
         console.print(part, highlight=False, soft_wrap=True)
     for line in _contracts(seen):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+async def _read(config: Config) -> tuple[summary.Summary, Accounting, State]:
+    """What the log adds up to."""
+    folds = open_folds(config)
+    with open_log(config) as log:
+        seen, rows = await summary.summarise(log, folds, log.newest())
+        accounting = await account(log, folds, config.reward)
+        ledger = await ReleaseLedger(log, wall_clock).refresh()
+    if rows > _WORTH_KEEPING:
+        with contextlib.suppress(StorageFull):
+            await summary.keep(seen, folds)
+    return seen, accounting, ledger
 
 
 async def _look(config: Config, place: Home, seen: summary.Summary, ledger: State, accounting: Accounting) -> Overview:

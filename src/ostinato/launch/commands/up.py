@@ -150,7 +150,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
     Raises Conflict if the run is up already, BadConfig for what cannot be placed, WorkerFailed if the serving worker fails for good, or
     another one before anything was served.
     """
-    await check_start(config)
+    await check_start(config, on_ray=on == "ray")
     check_sharing(config, on_ray=on == "ray")
 
     def say(worker: str, what: str) -> None:

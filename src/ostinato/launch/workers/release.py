@@ -57,7 +57,7 @@ async def _judge(run: Run, life: Life) -> None:
         life.pulse.begin(f"judging candidates on {len(suite.items)} items of {suite.name}")
     monitors = open_monitors(run)
     controller = open_releases(run, evaluation, monitors)
-    life.pulse.trouble = lambda: "; ".join(filter(None, (controller.trouble, monitors.trouble))) or None
+    life.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, (controller.trouble, monitors.trouble)))) or None
     await monitors.refresh()  # an alarm that stands pauses the first step already
     progress = Progress(run.home.progress("release"), kept_bytes(config))
     telling = asyncio.create_task(tell_pace(controller, config.evaluate.gate.alpha, progress))

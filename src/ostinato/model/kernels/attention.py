@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import literally, njit
 
 from ostinato.model.kernels.arithmetic import fma, load, store
 from ostinato.model.kernels.vector import (
@@ -118,6 +118,12 @@ def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
                 c_RX[row, x] = total
 
 
+@njit(nogil=True, error_model="numpy")
+def _accumulate_apart(a_RI, b_IX, c_RX, rows, inner, width, ahead):
+    """`accumulate` as a function of its own: it has all registers to itself, and is compiled once for all calls."""
+    accumulate(a_RI, b_IX, c_RX, rows, inner, literally(width), ahead)
+
+
 @njit(nogil=True, cache=True)
 def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
     """Put the keys and values of `tokens` into their blocks."""
@@ -182,29 +188,25 @@ def attend_head(
     _take(q_NHD, at, count, head * share, share, pitch, scale, q)
     scores[:used, start * block : stop * block] = np.float32(0.0)
     out[:used] = np.float32(0.0)
-    for b in range(start, common):  # the values are on their way while the keys are used
-        held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
-        accumulate(q, keys[held, head], part, used, dim, block, values[held, head])
-    for i in range(count):
-        position, own = positions_N[at + i], where_N[at + i]
-        end = max(common, position // block + 1)
-        for b in range(max(start, common), end):
-            held, part = table[own + b], scores[i * pitch :, b * block : (b + 1) * block]
-            accumulate(q[i * pitch :], keys[held, head], part, apart, dim, block, values[held, head])
-        seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
-        for g in range(share):
-            row = i * pitch + g
-            top, sums[row] = _softmax(scores, row, start * block, seen, end * block)
-            lse_NH[at + i, head * share + g] = top + np.log(sums[row])
-    for b in range(start, common):
-        held, part = table[where_N[at] + b], scores[:, b * block : (b + 1) * block]
-        coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-        accumulate(part, values[held, head], out, used, block, dim, coming)
-    for i in range(count):
-        for b in range(max(start, common), positions_N[at + i] // block + 1):
-            held, part = table[where_N[at + i] + b], scores[i * pitch :, b * block : (b + 1) * block]
+    for i in range(-1, count):  # -1: the blocks that all share; then each query's own
+        query, row, rows = at + max(i, 0), max(i, 0) * pitch, used if i < 0 else apart
+        first, end = (start, common) if i < 0 else (max(start, common), max(common, positions_N[query] // block + 1))
+        for b in range(first, end):  # the values are on their way while the keys are used
+            held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
+            _accumulate_apart(q[row:], keys[held, head], part, rows, dim, block, values[held, head])
+        if i >= 0:
+            position = positions_N[query]
+            seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
+            for g in range(share):
+                top, sums[row + g] = _softmax(scores, row + g, start * block, seen, end * block)
+                lse_NH[query, head * share + g] = top + np.log(sums[row + g])
+    for i in range(-1, count):
+        query, row, rows = at + max(i, 0), max(i, 0) * pitch, used if i < 0 else apart
+        first, end = (start, common) if i < 0 else (max(start, common), positions_N[query] // block + 1)
+        for b in range(first, end):
+            held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
             coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-            accumulate(part, values[held, head], out[i * pitch :], apart, block, dim, coming)
+            _accumulate_apart(part, values[held, head], out[row:], rows, block, dim, coming)
     _give(out, sums, at, count, head * share, share, pitch, out_NHD)
 
 

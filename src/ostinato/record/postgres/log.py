@@ -24,6 +24,15 @@ from ostinato.record.rowlog import RowLog
 T = TypeVar("T")
 
 
+def server_of(config: RecordConfig) -> Server:
+    """Where the log of these settings lies. Raises BadConfig for settings that no log in Postgres can have; asks no server."""
+    if config.encrypt is not Encrypt.NONE:
+        raise BadConfig(
+            "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
+        )
+    return Server.of(config)
+
+
 class PostgresLog(RowLog):
     """The `Log` seam on a schema of a Postgres database. Use `open`.
 
@@ -61,11 +70,7 @@ class PostgresLog(RowLog):
             BadConfig: the URL is none, the server is too old or not durable, or the schema is another program's or version's.
             Unavailable: no server answers that can be written to.
         """
-        if config.encrypt is not Encrypt.NONE:
-            raise BadConfig(
-                "record.encrypt is not there for a log in Postgres; set it to 'none', or leave record.url empty"
-            )
-        server = Server.of(config).fenced(token)
+        server = server_of(config).fenced(token)
         name = server.ask(lambda connection: ready_schema(connection, server, clock(), first))
         return cls(server, name, clock, config, patience)
 

@@ -100,7 +100,7 @@ async def test_it_counts_what_was_logged_since_the_last_look(tmp_path):
 
 @pytest.mark.parametrize(
     ("on_ray", "more", "message"),
-    [(False, (), "up --on ray"), (True, ("learn.source=people",), "there are no rollout workers")],
+    [(False, (), "up --on ray"), (True, ("learn.source=people",), 'no rollout workers; set it to "worlds" or "both"')],
 )
 def test_a_run_whose_workers_cannot_move_is_refused(tmp_path, on_ray, more, message):
     with pytest.raises(BadConfig, match=message):

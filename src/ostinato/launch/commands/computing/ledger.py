@@ -42,9 +42,7 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
         table.add_row(name, f"{count:.3e}", f"{100 * count / found.total if found.total else 0:.1f}%")
     console.print(table)
     per = "no step yet" if found.per_training is None else f"{found.per_training:.3f} for each operation of training"
-    console.print(
-        f"on sampling: {100 * found.of_all:.1f}% of all; {per} (a third was published in both senses)", highlight=False
-    )
+    console.print(f"on sampling: {100 * found.of_all:.1f}% of all; {per}", highlight=False)
     if lent["seconds"]:
         console.print(
             f"of it on servers that people lent: {lent['tokens']:.0f} tokens in {lent['seconds'] / 3600:.2f} server-hours; "

@@ -28,10 +28,13 @@ def check_sharing(config: Config, *, on_ray: bool) -> None:
         return
     if not on_ray:
         raise BadConfig(
-            "compute.share moves rollout workers, and a run on one machine has one; start it with `ostinato up --on ray`, or leave it out"
+            "compute.share moves rollout workers, and a run on one machine has one; start it with `ostinato up --on ray`, or set "
+            "compute.share = 0"
         )
     if config.learn.source == "people":
-        raise BadConfig('compute.share: learn.source is "people", so there are no rollout workers')
+        raise BadConfig(
+            'compute.share: learn.source is "people", so there are no rollout workers; set it to "worlds" or "both", or compute.share = 0'
+        )
     decoder_of(read_shape(config))
 
 

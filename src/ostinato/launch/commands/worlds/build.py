@@ -33,8 +33,11 @@ def _check_installed() -> None:
 async def build_tasks(packages: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console) -> None:
     """Build, write the taskset, and print what came of each package.
 
-    Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package gave a task.
+    Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package is named or none
+    gave a task.
     """
+    if not packages:
+        raise BadRequest("name a package, as in `ostinato worlds build tabulate --out tasks.jsonl`", field="package")
     _check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
     place = open_build_place(out, cache)

@@ -67,7 +67,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "worlds.concurrency=64",
         "worlds.window=32",
         "worlds.epochs=0",
-        "worlds.measure_every=128",
+        "worlds.measure_every=256",
         "train.learning_rate=3e-5",
         "train.turn_tokens=40",
         "learn.publish_every=1",  # the last step's weights are the candidate
@@ -107,7 +107,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
 class Plan:
     """How the time is divided: seconds of training in the world, and of users.
 
-    Example: ``Plan.of(minutes=18.0, training=0.6) == Plan(training_s=648.0, users_s=432.0)``
+    Example: ``Plan.of(minutes=20.0, training=0.65) == Plan(training_s=780.0, users_s=420.0)``
     """
 
     training_s: float
