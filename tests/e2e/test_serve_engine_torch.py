@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
+from threading import get_ident
 
 import pytest
 import torch
@@ -200,6 +202,18 @@ async def test_threads_take_short_turns_while_a_version_is_built_and_long_ones_a
             await tiny.engine.load("live", tiny_snapshot(tmp_path, 2, seed=2))
     assert during[0] < before / 10
     assert sys.getswitchinterval() == before
+
+
+async def test_one_thread_builds_all_versions_whatever_else_threads_do(tmp_path, monkeypatch):
+    """Memory that one thread's versions had is no use to another's: a gateway held one model for each thread that had built."""
+    builders = set()
+    async with tiny_engine(tmp_path) as tiny:
+        make = tiny.engine._make
+        monkeypatch.setattr(tiny.engine, "_make", lambda weights: builders.add(get_ident()) or make(weights))
+        for number in range(1, 4):
+            await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(3)))
+            await tiny.engine.load("live", tiny_snapshot(tmp_path, number, seed=number))
+    assert len(builders) == 1
 
 
 async def test_a_crash_fails_all_streams_and_then_refuses(tmp_path, monkeypatch):

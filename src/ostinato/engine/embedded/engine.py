@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from transformers import PreTrainedModel
@@ -79,6 +80,8 @@ class TorchEngine:
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
+        # one thread for all: freed weights stay with the part of the heap that their thread took them from, and the next version is to reuse it
+        self._building = ThreadPoolExecutor(1, thread_name_prefix="build")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: EngineThread | None = None
         self._open = 0
@@ -118,6 +121,7 @@ class TorchEngine:
             with contextlib.suppress(Unavailable):
                 self._worker.post(self._worker.stop)
             await asyncio.to_thread(self._worker.join)
+        self._building.shutdown(wait=False)
 
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """One chunk per token and sample, in order within a sample. See `core.seams.Engine.generate`.
@@ -165,7 +169,9 @@ class TorchEngine:
             model = next(same, None)
             if model is None:
                 with _short_turns():
-                    model = await asyncio.to_thread(self._make, snapshot.weights)
+                    model = await asyncio.get_running_loop().run_in_executor(
+                        self._building, self._make, snapshot.weights
+                    )
             policy = Policy(version=snapshot.policy, model=model)
             swap, _ = await self._call(lambda: worker.exchange(slot, policy))
         self._last_pause_s = swap.pause_s

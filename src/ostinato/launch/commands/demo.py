@@ -239,7 +239,7 @@ async def traffic(
             while not working.done():
                 seen = await observer.look()
                 passed = (time.monotonic() - started) / 60
-                head = f"{passed:.1f} of {minutes:g} min, {scenario.users} simulated users on {url}"
+                head = f"{passed:.1f} of {round(minutes, 1):g} min, {scenario.users} simulated users on {url}"
                 live.update(panel(seen, head, scenario.arms(seen, wall_clock())))
                 if not console.is_terminal and passed >= told:  # the panel is shown at the end only
                     console.print(head, highlight=False, soft_wrap=True)
