@@ -82,6 +82,7 @@ class TokenVllm(FakeVllm):
     def forget(self) -> None:
         """As after a restart."""
         self.label, self.active, self.paused = "default", False, False
+        self.staging = AnyVersion()  # pyright: ignore[reportAttributeAccessIssue]
         self.served = [""] * len(self.served)
         self._prefixes.clear()
 

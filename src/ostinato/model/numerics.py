@@ -9,10 +9,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from ostinato.core.numerics import Contract
 from ostinato.model.devices.backend import OWN, Backend
+from ostinato.model.devices.cache import CacheAttend, CachedLayer
+from ostinato.model.devices.softmax import TensorSoftmax
 from ostinato.model.linear import linear
+from ostinato.model.paged import Entry
 from ostinato.model.threads import team
 
 TORCH_KERNELS = "1"
@@ -60,7 +65,7 @@ def contract(
     return Contract(
         mode=mode,
         torch=torch.__version__,
-        blas=f"{blas()} bits {probe()}",
+        blas=f"{blas()} bits {probe(backend)}",
         isa=isa() if backend.device == "cpu" else gpu(backend.device),
         threads=threads,
         block=block,
@@ -72,20 +77,49 @@ def contract(
 
 
 @torch.inference_mode()
-def probe() -> str:
-    """Eight hex digits of the bits of a few sums and products: what no list of switches can leave out.
+def probe(backend: Backend = OWN) -> str:
+    """Eight hex digits of the bits of a few sums and products, made where the engine computes: what no list of switches can leave out.
 
     Most terms of each sum cancel in pairs, so that what remains shows the order in which they were added, and some numbers are so
     small that a process that flushes them to zero gets others.
     """
-    source = torch.Generator().manual_seed(0)
+    with team(1):
+        bits = [part.cpu() for part in computed(backend)]
+    return sha256(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in bits)).hexdigest()[:8]
+
+
+def computed(backend: Backend) -> list[Tensor]:
+    """What `probe` reads: results of the engine's own operations on the backend's device, where they are left.
+
+    FlexAttention, which a prompt goes through on CUDA, is not among them: compiling it takes far longer than a start should.
+    """
+    source = torch.Generator().manual_seed(0)  # drawn on the host: every device is given the same numbers
     weight, x = (torch.randn(rows, _INPUTS, generator=source) for rows in (_OUTPUTS, _ROWS))
     weight[:, 1::2], x[:, 1::2] = weight[:, ::2], -x[:, ::2]
     x[:, ::16] *= 1 + 2.0**-6
-    tiny = torch.full((4,), 2.0**-130)
-    with team(1):
-        bits = [linear(x.bfloat16(), weight.bfloat16()), linear(x, weight), torch.exp(x[0]), tiny * torch.arange(4.0)]
-    return sha256(b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in bits)).hexdigest()[:8]
+    weight, x, small, steps = (
+        part.to(backend.device) for part in (weight, x, torch.full((4,), 2.0**-130), torch.arange(4.0))
+    )
+    multiply = linear if backend.kernels == "own" else F.linear
+    products = [multiply(x.bfloat16(), weight.bfloat16()), multiply(x, weight)]
+    made = [*products, torch.exp(x[0]), small * steps]
+    return made if backend.kernels == "own" else [*made, _drawn_from(products[0]), _attended(weight, x)]
+
+
+def _drawn_from(logits_MV: Tensor) -> Tensor:
+    """Log-probabilities, as a token's are found."""
+    device, rows = logits_MV.device, len(logits_MV)
+    tokens_M = torch.arange(rows, device=device)
+    return TensorSoftmax.of(logits_MV, torch.full((rows,), 0.7, device=device)).of_tokens(tokens_M)
+
+
+def _attended(cached: Tensor, x: Tensor) -> Tensor:
+    """One token's attention over a cache, as each step of a stream has it: 8 heads over 4."""
+    slots_SKD = cached.view(_OUTPUTS, 4, -1)
+    held = CachedLayer(slots_SKD.clone(), slots_SKD.flip(0))
+    last = Entry(start=_OUTPUTS - 1, end=_OUTPUTS, blocks=(2, 0, 1))
+    attend = CacheAttend([held], _OUTPUTS // 3, [last], x.device)
+    return attend(0, x[:2].view(1, 8, -1), slots_SKD[:1], slots_SKD[1:2], 0.125, 0)
 
 
 def blas() -> str:

@@ -33,6 +33,65 @@ async def test_a_server_that_was_started_again_gets_its_weights_back(quick_looks
     assert (chunks[-1].finish, runs(chunks)) == (Finish.LENGTH, [1])
 
 
+async def test_nobody_waits_for_the_download_of_a_server_that_was_started_again_before_it_loaded(quick_looks):
+    fakes, go_on, asked = [TokenVllm(SCRIPT) for _ in range(3)], asyncio.Event(), []
+    async with vllm_engine(*fakes, replicas={"live": 2}) as engine:
+        await engine.load("live", version(1))
+        await engine.load("canary", version(3))
+        driver = engine._servers[1].driver
+        honest = driver.stage
+
+        async def stage(policy):
+            asked.append(policy)
+            if len(asked) > 1:
+                await go_on.wait()
+            seconds = await honest(policy)
+            if len(asked) == 1:
+                fakes[1].forget()
+            return seconds
+
+        driver.stage = stage
+        async with asyncio.timeout(5):
+            await engine.load("live", version(2))
+            await engine.load("canary", version(4))
+        assert [fake.label for fake in fakes] == ["hash2", "default", "hash4"]
+        await until(lambda: len(asked) == 2)
+        async with asyncio.timeout(5):
+            await engine.load("canary", version(5))
+        assert (asked, fakes[1].label, fakes[2].label) == ([version(2).policy] * 2, "default", "hash5")
+        go_on.set()
+        await until(lambda: fakes[1].label == "hash2")
+
+
+async def test_a_version_whose_only_server_lost_it_is_fetched_again_before_it_is_loaded(quick_looks):
+    fakes, go_on, asked = [TokenVllm(SCRIPT) for _ in range(2)], asyncio.Event(), []
+    async with vllm_engine(*fakes) as engine:
+        await engine.load("live", version(1))
+        await engine.load("canary", version(3))
+        driver = engine._servers[0].driver
+        honest = driver.stage
+
+        async def stage(policy):
+            asked.append(policy)
+            if len(asked) > 1:
+                await go_on.wait()
+            seconds = await honest(policy)
+            if len(asked) == 1:
+                fakes[0].forget()
+            return seconds
+
+        driver.stage = stage
+        loading = asyncio.create_task(engine.load("live", version(2)))
+        await until(lambda: len(asked) == 2)
+        fakes[1].forget()
+        await until(lambda: fakes[1].label == "hash3")  # what is looked after meanwhile does not wait for it
+        assert not loading.done()
+        go_on.set()
+        assert (await loading).policy == version(2).policy
+        assert fakes[0].label == "hash2"
+        assert asked == [version(2).policy] * 3  # the last by the swap itself, which finds it there
+
+
 async def test_a_server_that_hangs_holds_up_no_other(quick_looks, monkeypatch, caplog):
     monkeypatch.setattr("ostinato.engine.vllm.fleet._ASK_S", 0.5)
     fakes, never = [TokenVllm(SCRIPT), TokenVllm(SCRIPT)], asyncio.Event()

@@ -138,21 +138,38 @@ def graph(path: Path) -> set[str]:
     return {node.name().removesuffix("Backward") for node in seen}
 
 
-def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(tmp_path: Path):
+@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+def test_no_matrix_gets_its_gradient_as_a_tensor_of_its_own(backend: Backend, tmp_path: Path):
     """They are added where they are summed, those of the embedding and of the head that shares its weight too: only norms are left."""
-    _, _, by_autograd = passed(llama(tmp_path / "model"), FP32, coefficients())
+    _, _, by_autograd = passed(llama(tmp_path / "model"), FP32, coefficients(), backend)
     assert by_autograd
     assert all("norm" in name for name in by_autograd), by_autograd
 
 
+@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
+def test_a_bf16_head_that_runs_chunk_by_chunk_adds_its_gradient_up_in_fp32(backend: Backend, tmp_path: Path):
+    """A sum in bf16 of 600 equal parts would end at 256 of them."""
+    policy = Policy(llama(tmp_path / "model"), torch.bfloat16, TrainConfig(compute="bf16"), backend=backend)
+    policy.model.requires_grad_(True)
+    sums = {name: torch.zeros(p.shape) for name, p in policy.model.named_parameters()}
+    sum_gradients_into(policy.model, sums)
+    head, states_MD = policy.model.get_output_embeddings(), torch.ones(2, 64, dtype=torch.bfloat16)
+    torch.stack([head(states_MD).sum() for _ in range(600)]).sum().backward()
+    for name, parameter in policy.model.named_parameters():
+        if parameter.grad is not None:  # what autograd made of it, in its dtype
+            sums[name] += parameter.grad
+    assert (sums["model.embed_tokens.weight"] == 1200).all()
+
+
+@pytest.mark.parametrize("backend", [OWN, Backend(kernels="torch")], ids=["own", "torch"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, tmp_path: Path):
+def test_the_bits_of_a_pass_with_gradients_are_those_of_one_without(dtype: str, backend: Backend, tmp_path: Path):
     """And those are the engine's: modules as they were loaded, without anything of the trainer's in them. Wide enough that another
     library's products have other bits."""
     path = llama(tmp_path / "model", hidden_size=256, intermediate_size=2048)
     config = TrainConfig(compute=dtype, publish=dtype)
-    found, _ = ours(path, config, coefficients())
-    packed, policy = pack(token_turns(turns())), Policy(path, arithmetic(config), config)
+    found, _ = ours(path, config, coefficients(), backend)
+    packed, policy = pack(token_turns(turns())), Policy(path, arithmetic(config), config, backend=backend)
     with torch.no_grad():
         assert torch.equal(policy.logprobs(packed, TreeAttention(packed), temperatures(turns())), found)
 

@@ -20,6 +20,11 @@ _LOG = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _ASK_S = 10.0  # a server that has not said after that what it serves is asked again
 _PAUSES = 1024
+_AGAIN = 2  # times that a version is fetched anew if its servers lose it before they load it
+
+
+class NotStaged(Unavailable):
+    """A server has not, or no longer, what it was to load: it was started again, or fetches something else. It was left as it is."""
 
 
 class Fleet:
@@ -47,8 +52,8 @@ class Fleet:
         self._rolling = asyncio.Lock()  # one `load` at a time
         self._loading = (
             asyncio.Lock()
-        )  # servers change over one after another; nobody downloads in it, and `driving` is taken inside
-        self._promised: Collection[Replica] = ()  # to the slot whose version they fetch
+        )  # servers change over one after another; nobody downloads in it, or waits for who does
+        self._promised = dict[Replica, str]()  # to the slot whose version they fetch, unless that failed
 
     def candidates(self, slot: str) -> list[Replica]:
         """Who may be asked something new of a slot. Raises Unavailable if nobody."""
@@ -78,14 +83,13 @@ class Fleet:
                     f"each of the {len(self.replicas)} vLLM servers holds another slot's version or drains; add one to engine.urls for "
                     f"{slot!r}"
                 )
-            self._promised = found
             try:
-                staged, failed = await self._staged([each for each in found if not each.holds(policy.hash)], policy)
-                async with self._loading:
-                    pause_s = await self._roll(slot, policy, found, staged, failed)
+                for _ in range(_AGAIN):  # where every server lost what it had fetched, nothing has changed
+                    with contextlib.suppress(NotStaged):
+                        return await self._bring(slot, policy, found), found
+                return await self._bring(slot, policy, found), found
             finally:
-                self._promised = ()
-        return pause_s, found
+                self._promised.clear()
 
     async def fetch(self, replica: Replica, slot: str) -> None:
         """Have a server fetch a slot's version beside its serving. What fails is tried again when it is brought there."""
@@ -110,6 +114,13 @@ class Fleet:
                 group.create_task(self._keep(replica))
 
     # ---- a version comes
+
+    async def _bring(self, slot: str, policy: PolicyVersion, found: Sequence[Replica]) -> float:
+        without = [each for each in found if not each.holds(policy.hash)]
+        self._promised.update(dict.fromkeys(without, slot))
+        staged, failed = await self._staged(without, policy)
+        async with self._loading:
+            return await self._roll(slot, policy, found, staged, failed)
 
     async def _roll(
         self,
@@ -171,6 +182,7 @@ class Fleet:
         for replica, result in zip(replicas, results, strict=True):
             if isinstance(result, Unavailable):
                 replica.set_aside()
+                self._promised.pop(replica, None)
                 lost = result
                 _LOG.error("%s", result)
             elif result is not None:
@@ -186,16 +198,28 @@ class Fleet:
             await replica.server.driver.stage(policy)
 
     async def _swap(self, replica: Replica, policy: PolicyVersion, loaded: Callable[[], object]) -> float:
-        """Bring a version to a server; returns the pause. `loaded` is called when no token of the old one can come any more."""
+        """Have a server load what it staged; returns the pause. `loaded` is called when no token of the old one can come any more.
+
+        Raises NotStaged rather than wait for a download.
+        """
 
         def arrived() -> None:
             replica.policy, replica.sure = policy, False  # until the driver says that all went well
             loaded()
 
+        if replica.driving.busy:
+            raise NotStaged(f"{replica.server.url} fetches something else than {policy}")
         replica.swapping = True
         try:
             async with replica.driving:
+                if not await replica.server.driver.has_staged(policy):
+                    raise NotStaged(
+                        f"{replica.server.url} lost {policy} before it was to load it; was it started again?"
+                    )
                 swap = await replica.server.driver.swap(policy, arrived)
+        except NotStaged:
+            replica.woken.set()
+            raise
         except BaseException as error:
             replica.sure = False  # the new weights may be in under the old label
             replica.set_aside()
@@ -262,6 +286,14 @@ class Fleet:
             if (self._due(replica), replica.state) == (held, seen):
                 replica.well = True
                 replica.stand_for(slot)
+            return
+        promised = self._promised.get(replica)
+        if promised is not None and replica.may_stand_for(promised):
+            # it has another version to fetch, and to keep until it loads that
+            known = replica.policy is None or replica.policy.hash == served
+            if replica.well and not known and not replica.swapping and replica.state == seen:
+                replica.set_aside()  # it was started again
+            await asyncio.sleep(_LOOK_S)
             return
         async with replica.driving:
             await replica.server.driver.stage(policy)

@@ -31,6 +31,30 @@ class Loan:
         return {"lent": self.to, "back": self.home}.get(self.stage)
 
 
+class Driving:
+    """A lock that knows whether anybody holds it or waits for it. Example: ``async with replica.driving: ...``"""
+
+    def __init__(self) -> None:
+        self._lock, self._drivers = asyncio.Lock(), 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether who takes it now may have to wait."""
+        return self._drivers > 0
+
+    async def __aenter__(self) -> None:
+        self._drivers += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._drivers -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._drivers -= 1
+        self._lock.release()
+
+
 @dataclass(eq=False, slots=True)
 class Replica:
     """One server. It stands for `slots`, which hold the same version: requests for them may go there.
@@ -52,7 +76,7 @@ class Replica:
     draining: bool = False
     failures: int = 0
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    driving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    driving: Driving = field(default_factory=Driving)
     loan: Loan | None = None
 
     def may_stand_for(self, slot: str) -> bool:

@@ -45,6 +45,10 @@ class WeightDriver(Protocol):
         """Have the server fetch and verify a version while it serves. Raises Corrupt, Unavailable."""
         ...
 
+    async def has_staged(self, policy: PolicyVersion) -> bool:
+        """Whether the server still has what it staged: it may have been started again since. Raises Unavailable."""
+        ...
+
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object]) -> Paused:
         """Load a version; calls `loaded` when it is in and the server has not gone on yet."""
         ...

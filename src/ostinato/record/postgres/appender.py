@@ -188,10 +188,10 @@ class PostgresAppender:
         self._head = None
 
     def _step_back(self) -> None:
-        """Nothing was written yet: the connection, and what is remembered, may stay."""
+        """Nothing was written yet: the connection, and what is remembered, may stay. Who holds the lock has to be alive."""
         try:
             if self._connection is not None:
-                self._connection.execute("ROLLBACK")
+                self._server.end_silent_writer(self._connection, before="ROLLBACK; ")
         except psycopg.Error:
             self._leave()
 

@@ -77,6 +77,7 @@ def _take(connection: Connection, server: Server, asked: Mapping[str, Any]) -> i
     try:
         found = connection.execute(_TAKE, asked).fetchone()
     except psycopg.errors.LockNotAvailable:
+        server.end_silent_writer(connection)
         raise Conflict(f"the last {role} process at {server.name} is writing; try again") from None
     if found is None:
         raise Conflict(f"another {role} process at {server.name} was quicker; try again")

@@ -163,7 +163,7 @@ class PostgresSegment(PackedRows):
 
         Values are bound: the text of a statement that fails lands in the server's own log. A pipeline may end a transaction, though none
         may begin with one: idle time is not counted after it, but by then no lock is held, whether it was committed or aborted.
-        Nor is it counted between the messages of one: whoever is cut off there is noticed by the server's TCP keepalive.
+        Nor is it counted between the messages of one: whoever is stopped or cut off there is ended by those who wait for the lock.
         """
         pending, size = self._pending, self._bytes
         self._pending, self._bytes = [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -22,6 +23,8 @@ from ostinato.record.codec.kinds import Kind
 from ostinato.record.config import RecordConfig
 from ostinato.record.roles import FencingToken
 
+logger = logging.getLogger(__name__)
+
 OLDEST = 130000
 """The oldest server that is talked to: Postgres 13."""
 
@@ -35,6 +38,14 @@ _PASSING = frozenset(
 """Serialization failure, deadlock, lock or statement timeout, a server that stops or starts or became a standby, too long a pause within
 a transaction, too many clients."""
 _OURS = re.compile(r"does not exist|authentication failed|no password|pg_hba\.conf|not permitted|invalid")
+
+_END_SILENT: LiteralString = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted "
+    "AND objsubid = 1 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND (classid::bigint << 32 | objid::bigint) = {lock} AND usename = current_user AND state = 'active' "
+    "AND wait_event = 'ClientRead' AND state_change < clock_timestamp() - {silence} * interval '1 s'"
+)
+"""Whoever holds the log's lock, and whose next message within a pipeline has not come for so long. `state_change` is its last one."""
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
@@ -144,6 +155,25 @@ class Server:
             blake2b(f"ostinato {self.namespace}".encode(), digest_size=8).digest(), "big", signed=True
         )
 
+    @property
+    def silence_s(self) -> float:
+        """How long whoever holds the log's lock may be silent: others must get it within their `record.append_s`."""
+        return self.wait_s / 2
+
+    def end_silent_writer(self, connection: Connection, before: LiteralString = "") -> None:
+        """End the session of a writer that fell silent between the messages of its commit, where Postgres counts no idle time.
+
+        For who waited for a lock in vain; `before` is sent in the same message. A writer that comes back to it tries its rows again. Only
+        sessions of our own user are seen and ended.
+        """
+        *_, ended = ask_at_once(connection, before + _END_SILENT, lock=self.lock, silence=self.silence_s)
+        if ended:
+            logger.warning(
+                "a writer of %s was silent for %g s in the middle of a commit: its connection is ended",
+                self.name,
+                self.silence_s,
+            )
+
     def refusal(self, error: Exception) -> OstinatoError:
         """The project's error for one of psycopg's: StorageFull, Corrupt, TooLarge or Unavailable, naming the remedy."""
         if isinstance(error, OstinatoError):
@@ -168,7 +198,7 @@ def ask_at_once(connection: Connection, statements: LiteralString, **values: obj
     Nothing that people wrote may be among them: the server writes the text of a statement that fails to its own log.
 
     Not with psycopg's pipeline: it sends a message more, after which the server no longer counts how long a transaction is idle, and a
-    process that was cut off or lost its power would keep the log's lock for as long as TCP keeps the connection.
+    process that was cut off or lost its power would keep the log's lock until somebody waits for it in vain (`Server.end_silent_writer`).
     """
     cursor = connection.execute(sql.SQL(statements).format(**values), prepare=False)
     answers = [cursor.fetchall() if cursor.description else []]
@@ -208,12 +238,12 @@ def _prepare(connection: Connection, server: Server) -> None:
         "set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false), "
         # with another the snapshot would be older than the log's lock, and places would be given twice
         "set_config('default_transaction_isolation', 'read committed', false), "
-        # who is cut off, dies or pauses in a transaction holds the log's lock: others must get it within their `record.append_s`
+        # who is cut off, dies or pauses in a transaction holds the log's lock
         "set_config('idle_in_transaction_session_timeout', %s, false), set_config('tcp_user_timeout', %s, false), "
         "set_config('tcp_keepalives_idle', %s, false), set_config('tcp_keepalives_interval', %s, false), "
         "set_config('tcp_keepalives_count', '2', false)"
     )
-    timeout, silence = f"{round(server.wait_s * 1000)}ms", f"{round(server.wait_s * 500)}ms"
+    timeout, silence = f"{round(server.wait_s * 1000)}ms", f"{round(server.silence_s * 1000)}ms"
     alive = str(max(1, round(server.wait_s / 6)))
     values = (f'"{server.namespace}"', timeout, f"{LOCK_MS}ms", silence, silence, alive, alive)
     found = connection.execute(query, values).fetchone()

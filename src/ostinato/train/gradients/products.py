@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from ostinato.model.gated import GatedMLP, fill_gradients, gated
 from ostinato.model.linear import Linear, linear
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
 
 def sum_gradients_into(model: nn.Module, sums: Mapping[str, Tensor]) -> None:
     """Make the plain linear layers, embeddings and gated layers of `model` add their weights' gradients to the fp32 `sums`, by name.
@@ -27,7 +29,9 @@ def sum_gradients_into(model: nn.Module, sums: Mapping[str, Tensor]) -> None:
     by_weight = {id(parameter): sums[name] for name, parameter in model.named_parameters()}
     for module in model.modules():
         if type(module) is Linear:
-            _replace_forward(module, partial(_linear, module, by_weight[id(module.weight)]))
+            _replace_forward(module, partial(_linear, module, linear, by_weight[id(module.weight)]))
+        elif type(module) is nn.Linear:  # by torch's kernels
+            _replace_forward(module, partial(_linear, module, F.linear, by_weight[id(module.weight)]))
         elif is_plain_embedding(module):
             _replace_forward(module, partial(_embedding, module, by_weight[id(module.weight)]))
         elif isinstance(module, GatedMLP) and type(module.down_proj) is Linear:
@@ -57,10 +61,10 @@ class _Linear(torch.autograd.Function):
     """`weight` is an argument so that autograd comes by; its gradient goes to `total`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor, product: Product) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.total, ctx.has_bias = total, bias is not None
-        return linear(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -68,13 +72,13 @@ class _Linear(torch.autograd.Function):
         grad_NO = _flat(grads[0])
         _add_product(ctx.total, grad_NO, _flat(x))
         grad_x = grad_NO.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        return grad_x, None, grad_NO.sum(0) if ctx.has_bias else None, None
+        return grad_x, None, grad_NO.sum(0) if ctx.has_bias else None, None, None
 
 
-def _linear(module: Linear, total: Tensor, x: Tensor) -> Tensor:
+def _linear(module: nn.Linear, product: Product, total: Tensor, x: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
-        return linear(x, module.weight, module.bias)
-    return _Linear.apply(x, module.weight, module.bias, total)  # pyright: ignore[reportReturnType]
+        return product(x, module.weight, module.bias)
+    return _Linear.apply(x, module.weight, module.bias, total, product)  # pyright: ignore[reportReturnType]
 
 
 # ---------------------------------------------------------------- embeddings

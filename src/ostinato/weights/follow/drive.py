@@ -99,6 +99,11 @@ class VllmFollower:
             raise Corrupt(f"{policy} is refused by {self._url}, which goes on as it was: {why}")
         return max(float(worker["seconds"]) for worker in workers)
 
+    async def has_staged(self, policy: PolicyVersion) -> bool:
+        """Whether every worker has the version ready, so that `swap` waits for no download. Raises Unavailable."""
+        workers = await self._ask("ostinato_status")
+        return all(worker["state"] == "ready" and worker["root"] == policy.hash for worker in workers)
+
     async def swap(self, policy: PolicyVersion, loaded: Callable[[], object] | None = None) -> VllmSwap:
         """Put a version before the server's users. Streams stay open.
 

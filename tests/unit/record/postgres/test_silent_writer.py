@@ -1,14 +1,23 @@
 """Who falls silent in the middle of a transaction, cut off or without power, holds the log's lock no longer than others can wait."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import closing
 from dataclasses import replace
 
 import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 from tests.contract.test_log import SIGNAL, read
+from tests.unit.record.postgres.test_leases import expire
 
+from ostinato.core.errors import Conflict
+from ostinato.record.postgres.leases import PostgresRoles
 from ostinato.record.postgres.log import PostgresLog
 from ostinato.record.postgres.server import Server
 
@@ -39,6 +48,78 @@ async def test_others_write_within_their_time_while_a_writer_is_silent(in_postgr
         await asyncio.gather(paused, return_exceptions=True)
         assert await silent.append(replace(SIGNAL, id="silent")) == 4
         assert [row.id for _, row in await read(silent)] == [SIGNAL.id, "before", "meanwhile", "silent"]
+
+
+async def test_others_write_within_their_time_while_a_writer_is_stopped_between_the_messages_of_its_commit(in_postgres):
+    """There Postgres counts no idle time, and the machine still answers for a process that is stopped."""
+    config = in_postgres(append_s=6)
+    with PostgresLog.open(config) as other:
+        await other.append(SIGNAL)
+        with _started(config, "stopped") as writer:
+            try:
+                _, status = await asyncio.to_thread(os.waitpid, writer.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status)
+                # raises Unavailable where the lock is kept
+                assert await other.append(replace(SIGNAL, id="meanwhile")) == 2
+            finally:
+                writer.send_signal(signal.SIGCONT)
+            assert await asyncio.to_thread(writer.wait) == 0
+        assert [row.id for _, row in await read(other)] == [SIGNAL.id, "meanwhile", "stopped"]
+
+
+def _started(config, name):
+    return subprocess.Popen([sys.executable, "-m", "tests.fakes.stopping_writer", config.model_dump_json(), name])
+
+
+def test_only_who_holds_this_logs_lock_and_is_silent_within_a_pipeline_is_ended(in_postgres):
+    server = Server.of(in_postgres(append_s=2))
+    patient = Server.of(in_postgres(append_s=60))
+    elsewhere = replace(patient, namespace="elsewhere")
+    with closing(server.dial()) as waiting, closing(patient.dial()) as idle, closing(patient.dial()) as foreign:
+        for holder, log in ((idle, patient), (foreign, elsewhere)):
+            holder.execute("BEGIN")
+            holder.execute("SELECT pg_advisory_xact_lock(%s)", (log.lock,))
+        _begin_pipeline(foreign)
+        time.sleep(1.2 * server.silence_s)
+        server.end_silent_writer(waiting)
+        assert idle.execute("SELECT 1").fetchone() == (1,)
+        _begin_pipeline(idle)
+        server.end_silent_writer(waiting)
+        assert not _lock_is_free(waiting, server)  # it was not silent for long
+        time.sleep(1.2 * server.silence_s)
+        server.end_silent_writer(waiting)
+        while not _lock_is_free(waiting, server):
+            time.sleep(0.01)
+        assert not _lock_is_free(waiting, elsewhere)
+
+
+def test_a_role_is_taken_over_from_who_fell_silent_in_the_middle_of_its_commit(in_postgres):
+    config = in_postgres(append_s=2, lease_s=3600)
+    roles, server = PostgresRoles(config), Server.of(config)
+    with closing(roles.take("train")) as first, closing(Server.of(in_postgres(append_s=60)).dial()) as silent:
+        expire(config)
+        silent.execute("BEGIN")
+        silent.execute("SELECT pg_advisory_xact_lock(%s)", (server.lock,))
+        server.fenced(first.token).fence(silent)
+        _begin_pipeline(silent)
+        time.sleep(1.2 * server.silence_s)
+        with pytest.raises(Conflict, match="is writing; try again"):
+            roles.take("train")
+        with closing(roles.take("train")) as second:
+            assert second.token.number == first.token.number + 1
+
+
+def _begin_pipeline(connection):
+    """Send a first statement, have it carried out, and say no more."""
+    connection.pgconn.enter_pipeline_mode()
+    connection.pgconn.send_query_params(b"SELECT 1", [])
+    connection.pgconn.send_flush_request()
+    connection.pgconn.flush()
+    time.sleep(0.05)
+
+
+def _lock_is_free(connection, server):
+    return connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (server.lock,)).fetchone() == (True,)
 
 
 def _commit(connection):
