@@ -27,7 +27,7 @@ demo-worlds: install ## a model learns in a simulated world, passes its bar and 
 	$(BIN)/ostinato demo worlds
 
 test: install ## the tests in two processes: the quick ones, then whole programs
-	$(BIN)/pytest -n 2 --ignore tests/e2e
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e
 	$(BIN)/pytest -n 2 --dist worksteal tests/e2e
 
 unit: install ## the fast part: half a minute

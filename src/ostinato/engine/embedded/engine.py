@@ -80,7 +80,7 @@ class TorchEngine:
         self._contract, self._wide, self._grammars, self._clock = contract, wide, grammars, clock
         self._rows = DEFAULT_ROWS if contract is None else contract.rows
         self._loading = asyncio.Lock()
-        # one thread for all: freed weights stay with the part of the heap that their thread took them from, and the next version is to reuse it
+        # one thread: freed weights stay with the part of the heap of the thread that took them, and the next version is to reuse it
         self._building = ThreadPoolExecutor(1, thread_name_prefix="build")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: EngineThread | None = None
