@@ -1,4 +1,4 @@
-# pyright: basic, reportCallIssue=false
+# pyright: basic, reportCallIssue=false, reportPrivateImportUsage=false
 """Causal attention over keys and values in blocks, for one query or many, in one stated order of operations.
 
 For the query of one head at position p, with fp32 arithmetic throughout:
