@@ -1,4 +1,4 @@
-# pyright: basic, reportCallIssue=false, reportPrivateImportUsage=false
+# pyright: basic, reportCallIssue=false
 """Causal attention over keys and values in blocks, for one query or many, in one stated order of operations.
 
 For the query of one head at position p, with fp32 arithmetic throughout:
@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import literally, njit
+from numba import njit
 
 from ostinato.model.kernels.arithmetic import fma, load, store
 from ostinato.model.kernels.vector import (
@@ -118,12 +118,6 @@ def accumulate(a_RI, b_IX, c_RX, rows, inner, width, ahead):
                 c_RX[row, x] = total
 
 
-@njit(nogil=True, error_model="numpy")
-def _accumulate_apart(a_RI, b_IX, c_RX, rows, inner, width, ahead):
-    """`accumulate` as a function of its own: it has all registers to itself, and is compiled once for all calls."""
-    accumulate(a_RI, b_IX, c_RX, rows, inner, literally(width), ahead)
-
-
 @njit(nogil=True, cache=True)
 def write(k_NKD, v_NKD, tokens, blocks, offsets, keys, values):
     """Put the keys and values of `tokens` into their blocks."""
@@ -193,7 +187,7 @@ def attend_head(
         first, end = (start, common) if i < 0 else (max(start, common), max(common, positions_N[query] // block + 1))
         for b in range(first, end):  # the values are on their way while the keys are used
             held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
-            _accumulate_apart(q[row:], keys[held, head], part, rows, dim, block, values[held, head])
+            accumulate(q[row:], keys[held, head], part, rows, dim, block, values[held, head])
         if i >= 0:
             position = positions_N[query]
             seen = (max(0, position - window + 1) if window > 0 else 0, position + 1)
@@ -206,7 +200,7 @@ def attend_head(
         for b in range(first, end):
             held, part = table[where_N[query] + b], scores[row:, b * block : (b + 1) * block]
             coming = _coming(keys, table, where_N, positions_N, held, head, after, b, block)
-            _accumulate_apart(part, values[held, head], out[row:], rows, block, dim, coming)
+            accumulate(part, values[held, head], out[row:], rows, block, dim, coming)
     _give(out, sums, at, count, head * share, share, pitch, out_NHD)
 
 
