@@ -48,7 +48,7 @@ from ostinato.worlds.tasks.tasksets import save
 RESULT = Path(__file__).parents[1] / "results" / "learning.json"
 TRIES = 4
 SHOWN = 48
-STEPS = {"functions": 12, "repairs": 12, "numbers": 16, "removals": 6}
+STEPS = {"functions": 12, "repairs": 10, "numbers": 10, "removals": 6}
 TASKS = {"functions": function_tasks, "repairs": repair_tasks, "numbers": tool_world.tool_tasks}
 SETTINGS = {
     "listen.port": 0,
@@ -62,6 +62,7 @@ SETTINGS = {
 }
 """Of every world; each was tried with one seed before and kept for all."""
 OWN: dict[str, dict[str, Any]] = {
+    "repairs": {"worlds.groups": 8},
     "numbers": {"worlds.groups": 8},
     "removals": {"worlds.groups": 8, "reward.flat_groups": "train"},
 }
@@ -104,7 +105,7 @@ async def start_of(world: str, place: Path, tasks: Path | None) -> tuple[Path, d
     if world in TASKS:
         file = write_tasks(world, place)
     if world in ("functions", "repairs"):
-        return file, {}
+        return file, OWN.get(world, {})
     boxes = Boxes()
     if world == "numbers":
         tools = tool_world.HARNESS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from enum import StrEnum
@@ -20,15 +21,18 @@ class TaskKind(StrEnum):
     BUG = "bug"
 
 
-def _tests(fail_to_pass: Sequence[str]) -> str:
-    shown = "\n".join(f"- {test}" for test in fail_to_pass[:_SHOWN])
-    more = len(fail_to_pass) - _SHOWN
-    return shown + (f"\n- and {more} more" if more > 0 else "")
+def _tests(fail_to_pass: Sequence[str], called: str = "") -> str:
+    """Some of the tests, those named after what is to be written first: they say most of it."""
+    named = called.rpartition(".")[2].strip("_").lower()
+    ordered = sorted(fail_to_pass, key=lambda test: named not in test.rpartition("::")[2].lower())
+    more = len(ordered) - _SHOWN
+    return "\n".join(f"- {test}" for test in ordered[:_SHOWN]) + (f"\n- and {more} more" if more > 0 else "")
 
 
-def _on_lines(signature: str) -> str:
-    """A signature with each decorator on a line of its own, all indented alike."""
-    return "\n    ".join(line.strip() for line in signature.splitlines())
+def _what(function: Function) -> str:
+    if not function.in_class:
+        return "function"
+    return "property" if re.search(r"^@(\w+\.)?(cached_)?property$", function.signature, re.MULTILINE) else "method"
 
 
 def first_paragraph(docstring: str) -> str:
@@ -47,8 +51,8 @@ def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Seq
 
     Example: ``instruct(TaskKind.BUG, function, "tabulate", ["test_a.py::test_b"])``
     """
-    what = "method" if function.in_class else "function"
-    tests = _tests(fail_to_pass)
+    what = _what(function)
+    tests = _tests(fail_to_pass, "" if kind is TaskKind.BUG else function.name)
     plural = "These tests fail" if len(fail_to_pass) > 1 else "This test fails"
     if kind is TaskKind.REMOVAL:
         says = (
@@ -62,10 +66,10 @@ def instruct(kind: TaskKind, function: Function, package: str, fail_to_pass: Seq
         left = docstring_left(kind, function)
         says = f"\n\nWhat it is to do:\n{textwrap.indent(left, '    ')}" if left else ""
         return (
-            f"{package} uses a {what} `{function.name}` that `{function.path}` does not have. Add it:\n\n    "
-            f"{_on_lines(function.signature)}{says}\n\n{plural} until then:\n{tests}\n\nLeave the tests as they are."
+            f"In {package}, `{function.path}` lacks the {what} `{function.name}`. Add it:\n\n"
+            f"{textwrap.indent(function.signature, '    ')}{says}\n\n{plural} until then:\n{tests}\n\nLeave the tests as they are."
         )
-    about = f"\n\nThis part of it is concerned: {first_paragraph(function.docstring)}" if function.docstring else ""
+    about = f"\n\nThe faulty part is documented so: {first_paragraph(function.docstring)}" if function.docstring else ""
     return (
         f"{package} has a bug in `{function.path}`. {plural}:\n{tests}{about}\n\n"
         "Find the cause and mend it where it is. Leave the tests as they are."

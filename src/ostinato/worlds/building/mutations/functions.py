@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from dataclasses import dataclass
 
 _SAYS_NOTHING = {"None", "Any", "object"}  # as an annotation
@@ -74,7 +75,7 @@ def _function(path: str, name: str, node: ast.FunctionDef | ast.AsyncFunctionDef
         last=last,
         code_lines=sum(bool(line) and not line.startswith("#") for line in code),
         docstring=docstring,
-        signature="".join(lines[first - 1 : start]).split("#")[0].strip(),
+        signature=textwrap.dedent("".join(lines[first - 1 : start])).split("#")[0].strip(),
         in_class="." in name,
         types=_types(node),
     )
