@@ -141,7 +141,7 @@ class Wire:
                 return
 
     async def _insisting(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Retry until there is an answer. A packet that arrives twice is recognised by its number. Raises Unavailable, BadConfig."""
+        """Retry a few times. A packet that arrives twice is recognised by its number. Raises Unavailable, BadConfig."""
         failed = Unavailable("E2B was not asked")
         for pause in _PAUSES_S:
             await asyncio.sleep(pause)
