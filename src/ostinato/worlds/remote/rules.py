@@ -1,7 +1,7 @@
 """What a worker on another machine may send, and how it is rewritten for the gateway. Pure: the door does the I/O.
 
-Such a worker is another party's program. It reports rewards for its own rollouts only, each once. All names that it sends are prefixed
-with its own name, so that they cannot be another worker's.
+Such a worker is another party's program. It may report rewards only for its own rollouts, and each once. All names that it sends are
+prefixed with its own name, so that they cannot be another worker's.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def targets(body: Any) -> list[str]:
 def own_verdicts(
     body: list[dict[str, Any]], groups: Mapping[str, str | None], episode_of: Callable[[str], str | None]
 ) -> list[dict[str, Any]]:
-    """The events for the gateway, each with an id derived from its content, so that no worker can take another's id. The id of a non-zero
-    grade is derived from its rollout: the log keeps each id once, so it holds at most one such grade of all the rollout's turns, even
-    after the door was restarted.
+    """The events for the gateway, each with an id derived from its name and subject, so that no worker can take another's id. The id of a
+    non-zero grade is derived from its rollout: the log keeps each id once, so it holds at most one such grade of all the rollout's
+    turns, even after the door was restarted.
 
     Args:
         body: events that `targets` accepted.

@@ -39,7 +39,7 @@ def atif_of(
         rollout: the rollout to convert.
         version: Ostinato's version.
         episode: the run's id.
-        model: the gateway's name of its model.
+        model: the gateway's name for its model.
         tools: the tools offered to the model.
         turns: turns of the log by id, whose token ids and log-probabilities are included.
     """

@@ -189,7 +189,7 @@ class Wire:
         self._complaint = (self._complaint + text)[-_COMPLAINT:]
 
     def _hear(self, text: str) -> None:
-        """Take output of the command. Lines without our mark come from a login shell and are ignored."""
+        """Take output of the command. Lines without a mark of ours come from a login shell and are ignored."""
         *lines, self._text = (self._text + text).split("\n")
         for line in lines:
             if not self._open:

@@ -57,7 +57,7 @@ def _limit(settings: Settings) -> None:
         (
             resource.RLIMIT_NPROC,
             settings.processes - 1,
-        ),  # per user, so for all programs together; the first one counts as pid 1's
+        ),  # per user, so for all programs together; their first process counts as pid 1's
         (resource.RLIMIT_NOFILE, settings.open_files),
         (resource.RLIMIT_FSIZE, settings.disk),
         (resource.RLIMIT_CORE, 0),
