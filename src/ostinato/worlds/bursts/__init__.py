@@ -1,1 +1,1 @@
-"""How many sandboxes start how fast on which machines: a simulation, to plan by."""
+"""Capacity planning: simulates how fast a burst of sandboxes starts on given machines."""

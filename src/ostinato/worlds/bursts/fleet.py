@@ -1,4 +1,4 @@
-"""What a burst is simulated with: clusters, what a sandbox asks for and what it really takes, and how starts go. Pure."""
+"""Inputs and result of a burst simulation: machines, the resources sandboxes request and use, and how starts behave. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 
 
 class Packing(StrEnum):
-    """Where the next sandbox goes."""
+    """Policy that picks the machine for the next sandbox."""
 
-    FIRST_FIT = "first-fit"  # the first machine that has room for what is asked for
-    LEAST_LOADED = "least-loaded"  # the machine to which the least was promised
+    FIRST_FIT = "first-fit"  # the first machine with room for the request
+    LEAST_LOADED = "least-loaded"  # the machine with the fewest sandboxes assigned to it
     PRESSURE = (
-        "pressure-aware"  # the machine that has most left of what is really taken, and the shortest queue of starts
+        "pressure-aware"  # the machine with the lowest sum of actual use and queue of starts
     )
 
 
@@ -20,7 +20,7 @@ class Packing(StrEnum):
 class Fleet:
     """Equal clusters of equal machines, each cluster in a region of its own.
 
-    `start_rate` is sandboxes a second that one machine can start, `cluster_rate` what one cluster's control plane can place.
+    `start_rate` is how many sandboxes one machine starts per second, `cluster_rate` how many one cluster's control plane places per second.
 
     Example: ``Fleet(clusters=4, nodes=250)``
     """
@@ -36,7 +36,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """So many sandboxes within `over_s` seconds. What they ask for is the same; what they take is log-normal with these means and sigmas.
+    """`sandboxes` requests within `over_s` seconds. All request the same resources; their actual use is log-normal with means `taken_*`
+    and sigma `spread`.
 
     Example: ``Burst(sandboxes=100_000, lose_region_at=20.0)``
     """
@@ -57,7 +58,8 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """What came of it. Times are seconds since the first request; utilisation counts machines in use when the last one was placed.
+    """The result of a simulation. `all_s` is when the last sandbox started, in seconds since the burst began; `p50_s` and `p99_s` are
+    quantiles of the wait from request to start. `cores` and `memory` are the mean utilisation of the machines in use at the end.
 
     Example: ``Placed(packing=Packing.FIRST_FIT, placed=100_000, unplaced=0, all_s=50.1, p50_s=25.0, p99_s=49.6, failed=1010, killed=0,
     lost=0, machines=782, cores=0.6, memory=0.6, cost=16.3)``

@@ -1,7 +1,7 @@
-"""A burst, event by event. Pure: the same arguments give the same numbers.
+"""Discrete-event simulation of a burst. Pure: the same arguments give the same numbers.
 
-Every machine is a queue of starts; every cluster's control plane is another before it. Heaps keep each decision at the logarithm of the
-number of machines.
+Every machine is a queue of starts, and every cluster's control plane is a queue in front of its machines. Heaps keep the cost of each
+decision at the logarithm of the number of machines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RESERVE = 0.9
 """Share of a machine's memory that pressure-aware packing fills."""
 _MOST_TRIES = 12
 _WAIT_S = 1.0
-"""After so long somebody who found no room asks again."""
+"""Pause before a request that found no room is tried again."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Simulation:
         return max(cores, gb) + queue
 
     def _offer(self, at: int) -> None:
-        """Put a machine into the heap as it is now; what was said of it before counts no more."""
+        """Push a machine's current state onto the heap, which makes its earlier entries stale."""
         machine = self.machines[at]
         machine.version += 1
         if self._fits(machine):
@@ -221,7 +221,7 @@ class _Simulation:
 
 
 def simulate(fleet: Fleet, burst: Burst, packing: Packing, seed: int = 0) -> Placed:
-    """Place a burst. Every way to place meets the same sandboxes under the same seed. Raises BadRequest for a fleet of nothing."""
+    """Simulate a burst. Under the same seed, every policy gets the same sandboxes. Raises BadRequest without a machine or a sandbox."""
     if min(fleet.clusters, fleet.nodes, burst.sandboxes) < 1:
         raise BadRequest("a burst needs at least one cluster, one machine and one sandbox")
     return _Simulation(fleet, burst, packing, seed).run()

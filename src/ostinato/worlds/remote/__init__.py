@@ -1,1 +1,1 @@
-"""Rollouts on somebody else's machines: their files stay there; what comes here over mutual TLS are model calls and verdicts."""
+"""Rollouts on another party's machines: files stay there, and only model calls and verdicts come here, over mutual TLS."""

@@ -1,4 +1,4 @@
-"""What can be set about rollouts on other machines: the door of the trainer's side, and the way to it from the other."""
+"""Settings for rollouts on other machines: the door on the trainer's side, and a worker's connection to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class DoorConfig(BaseModel, frozen=True, extra="forbid"):
-    """`[worlds.door]`: where rollout workers of other machines come in, each by its own certificate."""
+    """`[worlds.door]`: where rollout workers on other machines connect, each with its own certificate."""
 
     host: str = Field(default="", description="Address to bind. Empty: there is no door.")
     port: int = Field(default=8443, ge=0, le=65535, description="TCP port; 0 lets the system choose.")
@@ -24,7 +24,7 @@ class DoorConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 class ConnectConfig(BaseModel, frozen=True, extra="forbid"):
-    """`[worlds.connect]`, or the options of `ostinato rollout`: the door to work for."""
+    """`[worlds.connect]`, or the options of `ostinato rollout`: the door that the worker connects to."""
 
     url: str = Field(
         default="", pattern=r"^(https://[^/]+/?)?$", description="The door, https://host:port. Empty: none."

@@ -1,6 +1,6 @@
-"""The door on the trainer's side: what a rollout worker of another machine may ask, and nothing else, under the name in its certificate.
+"""The door on the trainer's side: the few requests that a rollout worker on another machine may make, under its certificate's name.
 
-Data flow: worker --mutual TLS--> door --the run's key--> gateway. What became of the worker's turns is read from the log.
+Data flow: worker --mutual TLS--> door --the run's key--> gateway. The outcomes of the worker's turns are read from the log.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ OUTCOMES = "/v1/worlds/outcomes"
 _COUNTING = "/v1/messages/count_tokens"
 _CONNECTIONS = 1024
 _GRADED = 100_000  # rollouts whose grade is remembered
-_MEMBERS, _GROUPS = 512, 2_000  # rollouts of a group at most; groups that are counted
+_MEMBERS, _GROUPS = 512, 2_000  # most rollouts of a group; most groups that are counted
 _HANDSHAKE_S = 10.0
 _BODY_S = 30.0
-_READ_S = 20.0  # in which a piece of an answer is taken
+_READ_S = 20.0  # for a worker to receive one piece of an answer
 _SHOWN = ("Content-Type", "request-id", "x-request-id", "x-ostinato-turn", "x-ostinato-purpose", "idempotent-replayed")
 
 
 class Busy(OstinatoError):
-    """A worker asks too much at once."""
+    """A worker has too many requests open at once."""
 
     status = 429
     code = "too_many_requests"
 
 
 class NoSuchPath(OstinatoError):
-    """Not for workers."""
+    """A path that is not served to workers."""
 
     status = 404
     code = "not_found"
 
 
 class Door:
-    """Lets workers in. An async context manager that serves from its entry to its exit.
+    """Serves workers. An async context manager that serves from its entry to its exit.
 
     Args:
-        gateway: who is asked in the end, with the run's own key.
-        turns: whose turns are whose.
+        gateway: receives the calls, made with the run's own key.
+        turns: tells which turns are a worker's own.
         listener: a bound socket.
         context: TLS that demands certificates (`door_context`).
-        names: the workers that may come in; empty: all whose certificate is good.
-        calls: requests of one worker at once.
-        body_bytes: of one request at most.
+        names: the workers that may connect; empty: all with a valid certificate.
+        calls: most concurrent requests of one worker.
+        body_bytes: most bytes of one request's body.
 
     Example::
 
@@ -129,7 +129,7 @@ class Door:
             return web.json_response({"error": {"message": "the connection was lost", "code": "gone"}}, status=400)
 
     def _worker(self, request: web.BaseRequest) -> str:
-        """Who asks, by the certificate. Raises Unauthorized."""
+        """The worker's name from its certificate. Raises Unauthorized."""
         transport = request.transport
         name = None if transport is None else common_name(transport.get_extra_info("peercert"))
         if name is None or (self._names and name not in self._names):
@@ -173,15 +173,15 @@ class Door:
         return await self._turns.outcomes(worker, int(after))
 
     async def _tell(self, worker: str, body: Any) -> Any:
-        async with self._telling.setdefault(worker, asyncio.Lock()):  # in the order in which they come
+        async with self._telling.setdefault(worker, asyncio.Lock()):  # one at a time, in order of arrival
             own = await self._turns.groups(worker, targets(body))
             verdicts = own_verdicts(body, own, self._turns.episode)
             self._grade_once(verdicts)
             return await self._gateway.call("POST", "/v1/feedback", verdicts)
 
     def _grade_once(self, verdicts: Sequence[dict[str, Any]]) -> None:
-        """Raise BadRequest where a second turn of one rollout is to be worth something: its turns' values are added up. What was told
-        before this door began, the log knows by the verdict's id, and keeps none beside it.
+        """Raise BadRequest for a non-zero grade at a second turn of a rollout, because the values of a rollout's turns are summed. Grades
+        from before this door started are in the log under their verdict's id, and the log keeps no second verdict with the same id.
         """
         for verdict in verdicts:
             if verdict["name"] != GRADED or not verdict["value"]:
@@ -197,7 +197,7 @@ class Door:
                 self._graded.popitem(last=False)
 
     def _count_member(self, group: str, episode: int) -> None:
-        """Raise BadRequest for a group that becomes too large for one step of the trainer."""
+        """Count an episode as a member of its group. Raises BadRequest if the group is then too large for one step of the trainer."""
         members = self._members.setdefault(group, set())
         if group and episode not in members and len(members) >= _MEMBERS:
             raise BadRequest(

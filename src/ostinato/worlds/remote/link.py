@@ -1,4 +1,4 @@
-"""The other side of the door: a worker's way to the trainer, which may be lost at any moment."""
+"""The worker's side of the door: outcomes read over a connection that may be lost at any moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNKNOWN = PolicyVersion(number=0, hash="")
 
 
 class FarOutcomes:
-    """What became of this worker's turns, read through the door as `Spending` reads it of a log: of a batch its step and our turns only.
+    """Outcomes of this worker's turns, read through the door as `Spending` reads them from a log. A batch has only its step and our turns.
 
     Example: ``Spending(FarOutcomes(gateway), after=await FarOutcomes(gateway).end())``
     """

@@ -1,4 +1,4 @@
-"""Whose turns the log holds, as far as the door must know."""
+"""Tells the door which turns in the log belong to a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE = 500
 
 
 class OwnTurns:
-    """Reads a worker's own turns, and what became of them, out of the run's log.
+    """Reads a worker's own turns and their outcomes from the run's log.
 
     Example: ``await OwnTurns(log).groups("acme", ["chatcmpl-3f:0"])  # {"chatcmpl-3f:0": "acme/w3f.0"}``
     """
@@ -25,7 +25,7 @@ class OwnTurns:
         self._known: OrderedDict[str, tuple[Arm, str, str | None]] = OrderedDict()
 
     async def groups(self, worker: str, turns: Iterable[str]) -> dict[str, str | None]:
-        """Those of these turns that are the worker's, each with its group's name in the log. Raises Unavailable."""
+        """The worker's own turns among `turns`, each with its group's name in the log. Raises Unavailable."""
         asked = list(dict.fromkeys(turns))
         unknown = [turn for turn in asked if turn not in self._known]
         for turn in await self._log.find(Turn, [(turn,) for turn in unknown]) if unknown else ():
@@ -40,7 +40,7 @@ class OwnTurns:
         return found
 
     def episode(self, turn: str) -> str | None:
-        """The episode of a turn that `groups` was asked about lately."""
+        """The episode of a turn that `groups` looked up recently, or None."""
         known = self._known.get(turn)
         return None if known is None else known[1]
 
@@ -49,8 +49,8 @@ class OwnTurns:
         return await self._log.append()
 
     async def outcomes(self, worker: str, after: Cursor) -> dict[str, Any]:
-        """What became of the worker's turns in the next rows of the log: `taken` by the trainer, or `held` back, with the reason;
-        `cursor` is where to go on, `step` the last step that was seen. Raises Unavailable.
+        """Outcomes of the worker's turns in the next rows of the log: `taken` by the trainer, or `held` back with the reason. `cursor` is
+        where to continue, `step` the highest step in these rows. Raises Unavailable.
         """
         cursor, step, seen = after, 0, 0
         taken, held = list[str](), list[tuple[str, str]]()

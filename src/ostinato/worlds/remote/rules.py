@@ -1,7 +1,7 @@
-"""What a worker on another machine may say, and what becomes of it. Pure: the door asks, and does the rest.
+"""What a worker on another machine may send, and how it is rewritten for the gateway. Pure: the door does the I/O.
 
-Such a worker is somebody else's program. Its rewards are its own to tell, about its own rollouts, each once; all its names get its own
-name in front, so that they are nobody else's.
+Such a worker is another party's program. It may report rewards only for its own rollouts, and each once. All names that it sends are
+prefixed with its own name, so that they cannot be another worker's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def belongs(worker: str, arm: Arm, episode: str) -> bool:
 
 
 def call_headers(worker: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a call for the gateway: in the slot for worlds, and under names of the worker's own. Raises BadRequest."""
+    """The headers of a call to the gateway: the slot for worlds, and names prefixed with the worker's. Raises BadRequest."""
     found = {**passed_headers(headers), "X-Ostinato-Slot": Arm.WORLD.value}
     for name in (*_NAMED, "X-Ostinato-Harness", LEFT):
         value = headers.get(name)
@@ -51,7 +51,7 @@ def call_headers(worker: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def call_body(worker: str, path: str, body: Any, *, model: str, temperature: float) -> dict[str, Any]:
-    """A call's body for the gateway: one answer of the one model, sampled as this side says. Raises BadRequest."""
+    """The body of a call to the gateway: one answer of the run's model, with this side's sampling settings. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
     if body.get("previous_response_id") is not None:
@@ -66,7 +66,7 @@ def call_body(worker: str, path: str, body: Any, *, model: str, temperature: flo
 
 
 def targets(body: Any) -> list[str]:
-    """The turns that events are about. Raises BadRequest for what is no list of events."""
+    """The turns that events are about. Raises BadRequest if the body is not a list of events."""
     if not isinstance(body, list) or not 0 < len(body) <= MOST_EVENTS:
         raise BadRequest(f"send a list of 1 to {MOST_EVENTS} events")
     found = [event.get("target") if isinstance(event, dict) else None for event in body]
@@ -78,17 +78,18 @@ def targets(body: Any) -> list[str]:
 def own_verdicts(
     body: list[dict[str, Any]], groups: Mapping[str, str | None], episode_of: Callable[[str], str | None]
 ) -> list[dict[str, Any]]:
-    """The events for the gateway, each with the one id that it can have: nobody can take an id that is another's. A grade other than 0 has
-    its rollout's, so that the log, which keeps each id once, holds no second one for any of its turns, even after the door was restarted.
+    """The events for the gateway, each with an id derived from its name and subject, so that no worker can take another's id. The id of a
+    non-zero grade is derived from its rollout: the log keeps each id once, so it holds at most one such grade of all the rollout's
+    turns, even after the door was restarted.
 
     Args:
-        body: events whose `targets` were read.
-        groups: the worker's own turns among them, each with its group.
-        episode_of: the episode of one of those turns.
+        body: events that `targets` accepted.
+        groups: the worker's own turns among their targets, each with its group.
+        episode_of: returns the episode of one of those turns.
 
     Raises:
-        Unauthorized: a turn is not the worker's, or an event is no verdict.
-        BadRequest: a value that no verdict has.
+        Unauthorized: a turn is not the worker's, or an event is not a verdict.
+        BadRequest: a value outside the verdict's range, or a turn without a group to close.
     """
     found: list[dict[str, Any]] = []
     for event in body:

@@ -1,4 +1,4 @@
-"""Mutual TLS: both sides show a certificate, and both look at it."""
+"""Mutual TLS: each side presents a certificate and verifies the other's."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def door_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """That of the side that is connected to. Raises BadConfig naming the file that is wrong."""
+    """The TLS context of the door, the server side. Raises BadConfig naming the file that is wrong."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     return _filled(context, certificate, key, authority, "worlds.door")
 
 
 def worker_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """That of the side that connects. Raises BadConfig naming the file that is wrong."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the name
+    """The TLS context of a worker, the client side. Raises BadConfig naming the file that is wrong."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies the host name
     return _filled(context, certificate, key, authority, "worlds.connect")
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:
-    """The one common name of a checked certificate, as `ssl` tells it; None if it is none that can be used."""
+    """The common name of a verified certificate, as `ssl` represents it; None unless it has exactly one, and that is usable."""
     subject = (certificate or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 and _NAME.fullmatch(names[0]) else None

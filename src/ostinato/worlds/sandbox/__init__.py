@@ -1,4 +1,4 @@
-"""Where code that a model wrote runs: one box of namespaces each, with a filter on system calls, and nothing of the host in reach."""
+"""Sandboxes for code that a model wrote: boxes of Linux namespaces with a system call filter, and nothing of the host within reach."""
 
 from ostinato.worlds.sandbox.backend import Boxes
 from ostinato.worlds.sandbox.config import SandboxConfig

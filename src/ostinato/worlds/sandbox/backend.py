@@ -1,4 +1,4 @@
-"""Where sandboxes come from: boxes of Linux namespaces, as many at once as the settings allow."""
+"""The namespaces backend: starts boxes of Linux namespaces, as many at once as the settings allow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _START_S = 20.0
 
 class Boxes:
     r"""A `Backend` of namespaces on this machine. The zygote starts with the first box; `close` ends everything.
-    Without `groups` no control group is made, even where one could be, and a watch keeps the memory limit.
+    Without `groups` no control group is made, even where it is possible, and a watch enforces the memory limit.
 
     Example::
 
@@ -43,7 +43,7 @@ class Boxes:
         self._zygote = Zygote(full=True, groups=groups)
         self._turns = asyncio.Semaphore(self.config.boxes)
         self._open: set[Box] = set()
-        self._without_sockets: set[str] = set()  # mounts that were looked through
+        self._without_sockets: set[str] = set()  # mounts that were searched for sockets
 
     async def isolation(self) -> Isolation:
         await self._zygote.opened()

@@ -1,4 +1,4 @@
-"""One sandbox with a state: programs, files, forks, changes. The host's side; `native/` is the other."""
+"""The host's side of one stateful sandbox: programs, files, forks, changes. The sandbox's side is `native/`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _KINDS = (ChangeKind.WRITTEN, ChangeKind.DELETED, ChangeKind.LINK, ChangeKind.OT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """What lies below a box's own layer, from the top. A name is a directory of the box's stage, of an ancestor's ("a0/l1": the first
-    mount that is passed on), or a layer of the host ("h3").
+    """The layers below a box's own layer, topmost first. A name is a directory of the box's stage, of an ancestor's stage ("a0/l1", where
+    a0 is the first mount that was passed on), or a layer of the host ("h3").
 
     Example: ``Stack(own=("l0", "f"), inherited=(), layers=("h3",), ancestors=0)``
     """
@@ -36,19 +36,19 @@ class Stack:
     ancestors: int = 0
 
     def frozen(self, number: int) -> Stack:
-        """After the box's own layer was frozen."""
+        """The stack after the box's own layer was frozen under this number."""
         return Stack(
             own=(f"l{number}", *self.own), inherited=self.inherited, layers=self.layers, ancestors=self.ancestors
         )
 
     def child(self) -> Stack:
-        """What a fork starts from: this box's stage becomes the ancestor after those that it has itself."""
+        """The stack that a fork starts from: this box's stage becomes the last of its ancestors."""
         passed = tuple(f"a{self.ancestors}/{name}" for name in self.own)
         return Stack(own=("f",), inherited=(*passed, *self.inherited), layers=self.layers, ancestors=self.ancestors + 1)
 
     @property
     def lowers(self) -> tuple[str, ...]:
-        """All of them."""
+        """All layers, topmost first."""
         return (*self.own, *self.inherited, *self.layers)
 
 
@@ -72,7 +72,7 @@ class Box:
         self.on_stop: list[Callable[[], None]] = []
 
     async def _asked(self, operation: Operation, text: str = "", *, count: int = 0, fds: Sequence[int] = ()) -> Answer:
-        """One question about files. Raises Unavailable."""
+        """Send a request that runs no program and wait for its answer. Raises Unavailable."""
         _, answer = self._line.ask(operation, os.fsencode(text) + b"\0", count=count, timeout=_GRACE_S, fds=fds)
         try:
             async with asyncio.timeout(_GRACE_S):
@@ -143,7 +143,7 @@ class Box:
         )
 
     def _let_go(self, pipes: Sequence[Pipe]) -> None:
-        """What a program in the background still holds is read on, so that its printing does not end it; the rest is closed."""
+        """Keep reading pipes that a background program still holds, so that printing does not end it. Close the others."""
         self._lingering = [pipe for pipe in self._lingering if not (pipe.ended.done() and pipe.ended.result())]
         for pipe in pipes:
             if pipe.write >= 0 or not self._line.open:
@@ -270,7 +270,7 @@ def _read_all(fd: int, path: str, most: int) -> bytes:
 
 
 def read_changes(data: bytes) -> list[Change]:
-    """Records as inside/compare.py writes them."""
+    """Parse the records that inside/compare.py writes."""
     from ostinato.worlds.sandbox.inside.compare import HEAD
 
     found: list[Change] = []

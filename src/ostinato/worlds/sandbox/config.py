@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """Limits of one run, and how many runs at once."""
+    """The backend, the limits of one run, and how many runs and sandboxes may exist at once."""
 
     backend: Literal["namespaces", "gvisor", "e2b"] = Field(
         default="namespaces",

@@ -29,8 +29,8 @@ def python_inside() -> str:
 
 
 class Zygote:
-    """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others nothing but a runtime and /tmp. Those that give way
-    leave the processor to everything else on the machine.
+    """One keeper and its zygote. `full` boxes have /proc, /etc and the like; others have only a runtime and /tmp. With `gives_way`, boxes
+    yield the processor to everything else on the machine.
 
     Example::
 
@@ -61,7 +61,7 @@ class Zygote:
         return json.dumps(given).encode()
 
     async def opened(self) -> socket.socket:
-        """The control socket of a live zygote. Raises SandboxRefused with the step that failed, Unavailable if somebody killed it."""
+        """The control socket of a live zygote. Raises SandboxRefused with the step that failed, Unavailable if it was killed."""
         async with self._lock:
             if self._control is not None:
                 return self._control
@@ -92,8 +92,8 @@ class Zygote:
             return self._control
 
     async def start(self, message: bytes, fds: Sequence[int], layers: Mapping[str, int] | None = None) -> None:
-        """Have a box started; it answers on its own line. A zygote that somebody killed is replaced once, unless the message speaks of
-        `layers` by the numbers of the one before. Raises Unavailable.
+        """Start a box, which answers on its own line. A zygote that was killed is replaced once, unless the message refers to `layers` by
+        the old zygote's numbers. Raises Unavailable.
         """
         for _ in range(2):
             control = await self.opened()
@@ -108,7 +108,7 @@ class Zygote:
         raise Unavailable("the sandbox's zygote died during two attempts; is something killing it (out of memory)?")
 
     async def layer(self, path: str) -> int:
-        """The zygote's number for a directory of the host, opened now if it was not before. Raises BadRequest, SandboxRefused."""
+        """The zygote's number for a directory of the host, opened at first use. Raises BadRequest, SandboxRefused, Unavailable."""
         path = os.path.realpath(path)
         if not os.path.isdir(path):
             raise BadRequest(f"layers: {path!r} is no directory", field="layers")
@@ -128,7 +128,7 @@ class Zygote:
             return self._layers[path]
 
     async def _open_layer(self, control: socket.socket, path: str) -> int:
-        """Raises SandboxRefused, and OSError where the keeper or the zygote is gone."""
+        """Have the keeper open a layer. Raises SandboxRefused, and OSError if the keeper or the zygote is gone."""
         assert self._requests is not None
         loop = asyncio.get_running_loop()
         await send(self._requests, path.encode(), ())
@@ -149,7 +149,7 @@ class Zygote:
         return int(number)
 
     def close(self) -> None:
-        """End the zygote and every box, and wait until the keeper has tidied up. A later box starts a new one."""
+        """End the zygote and every box, and wait until the keeper has cleaned up. A later box starts a new one."""
         for end in (self._control, self._requests):
             if end is not None:
                 end.close()

@@ -56,7 +56,7 @@ def _cache() -> Path:
 
 
 def _numbers_source() -> str:
-    """C that knows the numbers of the calls on the machine it is compiled for."""
+    """C source for looking up system call numbers on the machine it is compiled for."""
     rows = "".join(f'#ifdef SYS_{name}\n{{"{name}", SYS_{name}}},\n#endif\n' for name in NAMES)
     head = "#include <string.h>\n#include <sys/syscall.h>\nstatic const struct { const char *name; int number; } calls[] = {\n"
     body = (
@@ -74,9 +74,9 @@ def build() -> Path:
 
 
 def compiled(name: str, sources: Mapping[str, str]) -> Path:
-    """C as a shared object; compiled now if these sources (file name -> text) have not been compiled by this user here before.
+    """Compile C sources (file name -> text) to a shared object, unless this user has compiled the same sources here before.
 
-    Raises SandboxRefused where there is no compiler, no place for the result, or the sources do not compile.
+    Raises SandboxRefused if there is no compiler or no place for the result, or if the sources do not compile.
     """
     digest = hashlib.sha256(" ".join((*_FLAGS, platform.machine(), platform.libc_ver()[1])).encode())
     for file, text in sources.items():

@@ -1,4 +1,4 @@
-"""What a program prints, collected up to a limit."""
+"""A program's output, collected up to a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 class Pipe:
     """The read end of a pipe, drained into memory up to `cap` bytes.
 
-    `ended` becomes True at the end of what is written, False as soon as it was more than `cap`.
+    `ended` becomes True at the end of the output, or False as soon as there is more than `cap`.
     """
 
     def __init__(self, cap: int) -> None:
@@ -38,12 +38,12 @@ class Pipe:
         return len(self.data) > self.cap
 
     def sent(self) -> None:
-        """The write end now belongs to the other process only."""
+        """Close our copy of the write end, which the other process now has."""
         os.close(self.write)
         self.write = -1
 
     def take_rest(self) -> bytes:
-        """All that was printed up to now. A program in the background may go on printing; that is read and forgotten."""
+        """All output up to now. A background program may go on printing, but that is read and discarded."""
         while self._open and not self.flooded:
             before = len(self.data)
             self._drain()

@@ -1,4 +1,4 @@
-"""As many sandboxes at once as the settings allow, each with its way out: what backends of whole machines and kernels count alike."""
+"""Limits how many sandboxes are open at once and gives each its proxy, for the backends with a kernel per sandbox."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ostinato.worlds.sandbox.proxy import PROXY_PORT, Proxy
 
 
 class Placed(Protocol):
-    """A sandbox as its backend keeps it."""
+    """What `Places` needs of a sandbox."""
 
     on_stop: list[Callable[[], object]]
     """Called once, when it has ended."""
 
     async def listen(self, port: int) -> socket.socket:
-        """Take up a port of its loopback."""
+        """Listen on a port of its loopback."""
         ...
 
     async def stop(self) -> None:
@@ -29,7 +29,7 @@ B = TypeVar("B", bound=Placed)
 
 
 class Places(Generic[B]):
-    """The places of one backend, and who is in them.
+    """The places of one backend, and the sandboxes in them.
 
     Example::
 
@@ -42,7 +42,7 @@ class Places(Generic[B]):
         self._taken: set[B] = set()
 
     async def start(self, launch: Callable[[], Awaitable[B]], hosts: Collection[str]) -> B:
-        """What `launch` starts once there is a place, with a proxy to `hosts` if there are any. On an error the place is free again.
+        """Call `launch` once there is a place, and add a proxy to `hosts` if there are any. On an error the place is freed again.
 
         Raises what `launch` and the sandbox's `listen` raise.
         """
@@ -65,5 +65,5 @@ class Places(Generic[B]):
         return box
 
     async def close(self) -> None:
-        """Stop all that are open."""
+        """Stop all open sandboxes."""
         await asyncio.gather(*(box.stop() for box in list(self._taken)))

@@ -1,4 +1,4 @@
-"""The messages between host, zygote and boxes, as `native/sandbox.h` has them, and one box's end of the line on the host's side."""
+"""The messages between host, zygote and boxes, as `native/sandbox.h` defines them, and the host's end of the line to a box."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENABLE = (
 
 
 class Operation(IntEnum):
-    """What pid 1 of a box is asked, and what it says by itself."""
+    """Requests to pid 1 of a box, and the messages it sends by itself."""
 
     EXEC = 1
     READ = 2
@@ -73,7 +73,7 @@ def refusal(step: str, error: str) -> SandboxRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What pid 1 answered. `code` is an error number, or how a program ended; `fds` belong to whoever gets this.
+    """What pid 1 answered. `code` is an error number, or how a program ended; `fds` belong to the receiver.
 
     Example: ``Answer(operation=Operation.EXEC, code=0, reason=0, seconds=0.016, text="", fds=())``
     """
@@ -87,7 +87,7 @@ class Answer:
 
 
 def anonymous_file(data: bytes | memoryview, *, sealed: bool = False) -> int:
-    """An anonymous file that holds the bytes, positioned at its start. Sealed, nobody can change or enlarge it."""
+    """An anonymous file that holds the bytes, positioned at its start. If `sealed`, nobody can change or resize it."""
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:
@@ -101,7 +101,7 @@ def anonymous_file(data: bytes | memoryview, *, sealed: bool = False) -> int:
 
 
 async def send(to: socket.socket, message: bytes, fds: Sequence[int]) -> None:
-    """Send one message with descriptors, waiting for room. Raises OSError if nobody is there."""
+    """Send one message with descriptors, waiting for room. Raises OSError if the other end is closed."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     while True:
         try:
@@ -122,7 +122,7 @@ async def _writable(end: socket.socket) -> None:
 
 
 class Line:
-    """The host's end of a box's socket: questions and answers, each with descriptors; several questions may be open at once."""
+    """The host's end of a box's socket: requests and answers, each with descriptors. Several requests may be open at once."""
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +136,7 @@ class Line:
         self.open = True
 
     def sent(self) -> None:
-        """The other end now belongs to the box only."""
+        """Close our copy of the other end, which the box now has."""
         self.theirs.close()
 
     def _receive(self) -> None:
@@ -176,7 +176,7 @@ class Line:
         timeout: float = 0.0,
         fds: Sequence[int] = (),
     ) -> tuple[int, asyncio.Future[Answer]]:
-        """Put a question; the answer comes into the future. Raises Unavailable if the box is gone."""
+        """Send a request. Returns its number and a future of the answer. Raises Unavailable if the box is gone."""
         number, self._next = self._next, self._next + 1
         answer: asyncio.Future[Answer] = self._loop.create_future()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -193,7 +193,7 @@ class Line:
         return number, answer
 
     def end(self, number: int) -> None:
-        """Have one program ended, with all that it started."""
+        """Ask pid 1 to end a program with all that it started."""
         with contextlib.suppress(OSError):
             self._socket.sendmsg([REQUEST.pack(Operation.KILL, number, 0, 0, 0)])
 
@@ -201,11 +201,11 @@ class Line:
         for future in (self.ready, *self._waiting.values()):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # looked at, should nobody wait for it
+                future.exception()  # retrieved, in case nobody waits for it
         self._waiting.clear()
 
     def close(self) -> None:
-        """Hang up; the box ends itself then. Idempotent."""
+        """Hang up, upon which the box ends itself. Idempotent."""
         if not self.open:
             return
         self.open = False

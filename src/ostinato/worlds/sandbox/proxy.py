@@ -1,8 +1,7 @@
 """The one way out of a sandbox that may reach hosts: an HTTP CONNECT proxy on the host's side of a port of its loopback.
 
-The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can speak
-for the proxy, and the proxy resolves the names: what is allowed is a name and a port as they were given, never an address that a
-program chose.
+The box has no network but its loopback. Its pid 1 opens the port and passes the listening socket out, so nothing in the box can
+impersonate the proxy. The proxy resolves the names: it allows names and ports exactly as listed, never an address that a program chose.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def check_hosts(hosts: Collection[str]) -> None:
 
 
 class Proxy:
-    """Serves one box. `close` ends it with every connection."""
+    """The proxy of one box. `close` ends it with every connection."""
 
     VARIABLES: ClassVar[dict[str, str]] = dict.fromkeys(
         ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
@@ -51,10 +50,10 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, sock=self._listener, limit=_HEAD_BYTES)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop serving and end every connection. Idempotent."""
         if self._server is not None:
             self._server.close()
-        self._listener.close()  # which no server may have taken up
+        self._listener.close()  # in case no server has taken it over
         for task in self._tasks:
             task.cancel()
 

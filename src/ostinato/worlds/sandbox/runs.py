@@ -42,7 +42,7 @@ class SingleRuns:
         async with SingleRuns(SandboxConfig()) as sandbox:
             result = await sandbox.run("print(6 * 7)", timeout=2.0)   # result.stdout == b"42\n"
 
-    Somebody waits for these runs, so they have their share of the processor unless they are told to give way to everything else.
+    Callers wait for these runs, so they get a usual share of the processor, unless `gives_way` yields it to everything else.
 
     Raises SandboxRefused where the kernel cannot isolate; there is no mode without isolation.
     """
@@ -114,7 +114,7 @@ class SingleRuns:
         check_names(placed)
         count, text = pack_program(tuple(program), ENVIRONMENT, "")
         async with self._turns:
-            for _ in range(2):  # a zygote that somebody killed is replaced once
+            for _ in range(2):  # a zygote that was killed is replaced once
                 with contextlib.suppress(Unavailable):
                     return await self._exchange(pack_files(placed), flags, count, text, stdin, timeout)
                 self.close()
@@ -123,7 +123,7 @@ class SingleRuns:
     async def _exchange(
         self, files: bytes, flags: ExecFlag, count: int, text: bytes, stdin: bytes, timeout: float
     ) -> ExecResult:
-        """One run. Raises Unavailable if the zygote died under it."""
+        """Do one run. Raises Unavailable if the zygote dies during it or does not answer."""
         cap = self.config.output_bytes
         line, blobs = Line(), list[int]()
         out, err = pipes = [Pipe(cap), Pipe(cap)]
@@ -148,7 +148,7 @@ class SingleRuns:
                 os.close(fd)
             for pipe in pipes:
                 pipe.close()
-            line.close()  # makes pid 1 of a run that still goes on end it
+            line.close()  # pid 1 of a run that has not ended then ends it
 
     async def _result(self, ended: asyncio.Future[Answer], out: Pipe, err: Pipe) -> ExecResult:
         waiting = {ended, out.ended, err.ended}

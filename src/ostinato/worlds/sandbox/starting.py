@@ -1,4 +1,4 @@
-"""From a spec to the message that starts a box, and what of a spec is refused."""
+"""Checks the parts of a sandbox's spec, and packs them into the message that starts a box."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_mounts(mounts: Mapping[str, str], workdir: str) -> None:
 
 
 def _is_free(path: str, others: Sequence[str]) -> bool:
-    """True for a plain absolute path that neither lies in a place that is taken nor holds the interpreter or one of the others."""
+    """True for a plain absolute path apart from the interpreter and `others`, neither below nor above them, and not in a taken place."""
     plain = path.startswith("/") and path == os.path.normpath(path) and path != "/" and "\0" not in path
     below = any(f"{path}/".startswith(f"{place}/") for place in (*TAKEN, sys.base_prefix, *others))
     above = any(f"{place}/".startswith(f"{path}/") for place in (sys.base_prefix, *others))
@@ -71,13 +71,13 @@ def _is_free(path: str, others: Sequence[str]) -> bool:
 
 
 def check_cwd(cwd: str | None) -> None:
-    """Raise BadRequest for a program's directory that leads out, by what it says."""
+    """Raise BadRequest for a program's directory whose path has '..' or NUL in it."""
     if cwd is not None and (".." in cwd.split("/") or "\0" in cwd):
         raise BadRequest(f"cwd: {cwd!r} must be a path inside the sandbox, without '..'", field="cwd")
 
 
 def inside_workdir(path: str, workdir: str) -> str:
-    """A file's path relative to the working directory. Raises BadRequest for a path outside, by what it says."""
+    """A file's path relative to the working directory. Raises BadRequest for a path that lies outside by its text alone."""
     name = path.removeprefix(f"{workdir}/")
     parts = name.split("/")
     if not name or name.startswith("/") or ".." in parts or parts[-1] in ("", ".") or "\0" in name or len(name) > 4000:
@@ -86,7 +86,7 @@ def inside_workdir(path: str, workdir: str) -> str:
 
 
 def check_environment(variables: Mapping[str, str]) -> None:
-    """Raise BadRequest for a variable that cannot be one."""
+    """Raise BadRequest for an invalid environment variable."""
     for name, value in variables.items():
         if not name or "=" in name or "\0" in name + value:
             raise BadRequest(
@@ -95,7 +95,7 @@ def check_environment(variables: Mapping[str, str]) -> None:
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:
-    """Files as one blob, as `write_files` in native/setup.c reads it. What begins with "#!" may be executed."""
+    """Files as one blob, as `write_files` in native/setup.c reads it. Files that begin with "#!" become executable."""
     parts: list[bytes] = []
     for name, data in files.items():
         encoded = os.fsencode(name)
@@ -115,7 +115,9 @@ def pack_start(
     binds: Sequence[tuple[str, str]] = (),
     address_space: int = 0,
 ) -> bytes:
-    """`struct start`. The last `layers` of `lowers` are the host's, as "h" + the zygote's number, as the first of each of `binds` is."""
+    """Pack `struct start`. The last `layers` of `lowers`, and the first text of each of `binds`, are layers of the host: "h" + the zygote's
+    number.
+    """
     head = START.pack(
         flags, max(4096, limits.disk_mb * 64), limits.processes, limits.open_files, len(lowers), layers, mounts, 0, len(binds), 0,
         limits.disk_mb << 20, limits.memory_mb << 20, address_space,
@@ -125,7 +127,7 @@ def pack_start(
 
 
 def pack_program(argv: tuple[str, ...], env: Mapping[str, str], cwd: str) -> tuple[int, bytes]:
-    """A program's directory, arguments and variables, and the two counts in one number. Raises BadRequest."""
+    """Pack a program's directory, arguments and variables. Returns the two counts in one number, and the bytes. Raises BadRequest."""
     texts = [cwd, *argv, *(f"{name}={value}" for name, value in env.items())]
     if not argv or any("\0" in text for text in texts):
         raise BadRequest("argv: must name a program, and hold no NUL", field="argv")

@@ -1,4 +1,4 @@
-"""What lies in a directory of the host that programs are to see, and that they should not come to."""
+"""Searches host directories that programs are shown for what programs must not reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ostinato.core.errors import BadRequest
 
 
 def entries(directory: str, enter: Callable[[os.DirEntry[str]], bool] = lambda _: True) -> Iterator[os.DirEntry[str]]:
-    """All below it that `enter` says yes to, no link followed; what cannot be listed is passed over."""
+    """All entries below a directory that `enter` accepts. Links are not followed, and directories that cannot be listed are skipped."""
     left = [directory]
     while left:
         try:
@@ -24,8 +24,8 @@ def entries(directory: str, enter: Callable[[os.DirEntry[str]], bool] = lambda _
 
 
 def roots_own(directory: str) -> list[str]:
-    """Files that root or its group may read and others may not, and directories that others may not enter; what lies in those is left
-    out. Nothing for the directory itself.
+    """Files below a directory that belong to root or its group and that others may not read, and such directories that others may not
+    read and enter. The contents of those are left out, and `directory` itself is not checked.
     """
     found = list[str]()
 
@@ -48,8 +48,8 @@ def roots_own(directory: str) -> list[str]:
 
 
 def check_no_socket(directory: str) -> None:
-    """Raise BadRequest for a directory with a socket in it: to connect, no right to write is needed where a file system is read-only,
-    and programs may be the user on the host whom it belongs to.
+    """Raise BadRequest for a directory with a socket in it: a read-only file system does not keep programs from connecting to it, and
+    programs may run as the host user who owns it.
     """
     for entry in entries(directory):
         if entry.is_symlink() or entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):

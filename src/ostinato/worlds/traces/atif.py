@@ -1,7 +1,7 @@
-"""A rollout as ATIF-v1.8 (Agent Trajectory Interchange Format, as Harbor 0.25.0 has it), and back.
+"""Converts a rollout to ATIF-v1.8 (Agent Trajectory Interchange Format, as in Harbor 0.25.0) and back.
 
-A step is a message of the system, of the user, or of the agent; the results of an agent's calls are the observation of its step. What ATIF
-has no field for (why it ended, changed files, the ids of turns, arguments that are no object) stands under `extra` by the key "ostinato".
+A step is a system, user or agent message; the results of an agent's tool calls are the observation of its step. Data that ATIF has no
+field for (why the rollout ended, changed files, turn ids, arguments that are not an object) is under `extra`, with the key "ostinato".
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def atif_of(
     tools: Sequence[Tool] = (),
     turns: Mapping[str, Turn] | None = None,
 ) -> Json:
-    """The trajectory, made of JSON's types.
+    """The rollout's trajectory, built from JSON types.
 
     Args:
-        rollout: what happened.
-        version: Ostinato's.
+        rollout: the rollout to convert.
+        version: Ostinato's version.
         episode: the run's id.
-        model: what the gateway calls its model.
-        tools: what the model was told it may call.
-        turns: turns of the log by id; those that are given lend their token ids and log-probabilities.
+        model: the gateway's name for its model.
+        tools: the tools offered to the model.
+        turns: turns of the log by id, whose token ids and log-probabilities are included.
     """
     name = rollout.harness.partition("@")[0]
     agent: Json = {"name": f"ostinato-{name}", "version": version, "extra": {OWN: {"harness": rollout.harness}}}
@@ -73,7 +73,7 @@ def atif_of(
 
 
 def rollout_of(trajectory: Any) -> Rollout:
-    """The rollout that `atif_of` wrote. Raises BadConfig for another program's trajectory, or one that is not whole."""
+    """The rollout that `atif_of` wrote. Raises BadConfig for another program's trajectory, or an incomplete one."""
     try:
         if trajectory["schema_version"] != SCHEMA:
             raise BadConfig(f"schema_version is {trajectory['schema_version']!r}; {SCHEMA} is read")
@@ -95,7 +95,7 @@ def rollout_of(trajectory: Any) -> Rollout:
 
 
 def _steps(rollout: Rollout, turns: Mapping[str, Turn]) -> list[Json]:
-    """One step for each message that is no result. The last answers are the turns', in order."""
+    """One step for each message that is not a tool result. The last assistant messages correspond to the rollout's turns, in order."""
     steps: list[Json] = []
     calling: dict[str, Json] = {}
     answers = [number for number, message in enumerate(rollout.messages) if message.role is Role.ASSISTANT]
@@ -125,10 +125,10 @@ def _steps(rollout: Rollout, turns: Mapping[str, Turn]) -> list[Json]:
 
 
 def _observe(steps: list[Json], calling: Mapping[str, Json], message: Message) -> None:
-    """A result belongs to the step that called; one that answers nothing known is a step of its own."""
+    """Add a tool result to the last step if that step made the call, else as a step of its own."""
     result: Json = {"content": message.text, "extra": {OWN: {"answers": message.answers, "failed": message.failed}}}
     step: Json | None = calling.get(message.answers)
-    # only the last agent's step may still get results: an order that ATIF cannot tell is kept by a step of its own
+    # only the last step may still get results: a step of its own keeps an order that ATIF cannot express otherwise
     if step is not None and step is steps[-1]:
         result["source_call_id"] = message.answers
     else:
@@ -164,7 +164,7 @@ def _metrics(turn: Turn) -> Json:
 
 
 def _written_call(call: ToolCall) -> Json:
-    """A call; its text is kept beside its values, because the model wrote the text."""
+    """A tool call. The text of its arguments is kept beside the parsed values, because the text is what the model wrote."""
     own = {"arguments": call.arguments}
     return {"tool_call_id": call.id, "function_name": call.name, "arguments": call.values() or {}, "extra": {OWN: own}}
 

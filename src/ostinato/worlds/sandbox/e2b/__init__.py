@@ -1,4 +1,4 @@
-"""Sandboxes that are virtual machines of E2B's cloud, or of a server of one's own that speaks its protocol."""
+"""Sandboxes that are virtual machines in E2B's cloud, or on your own server that speaks its protocol."""
 
 from ostinato.worlds.sandbox.e2b.backend import E2BBoxes
 

@@ -1,4 +1,4 @@
-"""E2B's official SDK, where it is installed: machines are asked for here, and its errors become ours. The key is in none of them."""
+"""Requests machines through E2B's official SDK, if installed, and translates its errors into ours. None of them contains the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from e2b import AsyncCommandHandle, AsyncSandbox
 
 KEY = "E2B_API_KEY"
-LIFE_S = 300  # without a sign of life from us a machine ends after this long
+LIFE_S = 300  # a machine ends after this long without a keep-alive from us
 _REQUEST_S = 60.0
 _UPLOAD_S = 600.0
 _INSTALL = "sandbox.backend = \"e2b\" needs E2B's SDK, which is not installed: pip install 'ostinato[e2b]'"
@@ -25,11 +25,11 @@ _NO_KEY = (
 
 
 class MachineGone(Unavailable):
-    """The machine is no more, or never was: nothing that ran in it can be asked for again."""
+    """The machine no longer exists, or never did, so nothing that ran in it can be reached again."""
 
 
 class Account:
-    """Who asks for machines, of which template. Raises BadConfig without the SDK or the key.
+    """Requests machines of one template with one key. Raises BadConfig without the SDK or the key.
 
     Example::
 
@@ -49,14 +49,14 @@ class Account:
             raise BadConfig(_NO_KEY)
 
     async def machine(self) -> Machine:
-        """A new machine without a network. Raises BadConfig for a key or template that is refused, Unavailable."""
+        """Create a machine without a network. Raises BadConfig if the key or the template is refused, Unavailable."""
         with self.explained("start a sandbox"):
             sandbox = await self._sdk.AsyncSandbox.create(
                 template=self._template,
                 timeout=LIFE_S,
                 allow_internet_access=False,
                 metadata={"made_by": "ostinato"},
-                idempotency_key=str(uuid.uuid4()),  # asked again after a lost answer, it is the same machine
+                idempotency_key=str(uuid.uuid4()),  # a retry after a lost answer gets the same machine
                 api_key=self._key,
                 request_timeout=_REQUEST_S,
                 debug=False,
@@ -65,7 +65,7 @@ class Account:
 
     @contextlib.contextmanager
     def explained(self, doing: str) -> Generator[None]:
-        """Turn whatever the SDK raises into an error of ours. What it says is kept, but for the key."""
+        """Turn any error of the SDK into one of ours that keeps its message, except for the key."""
         try:
             yield
         except OstinatoError:
@@ -90,7 +90,7 @@ class Account:
 
 
 class Machine:
-    """One virtual machine. All calls raise Unavailable, MachineGone where it is known to be no more."""
+    """One virtual machine. All calls raise Unavailable, MachineGone if it is known to be gone, or BadConfig if the key is refused."""
 
     def __init__(self, account: Account, sandbox: AsyncSandbox) -> None:
         self._account, self._sandbox = account, sandbox
@@ -98,16 +98,16 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """Its id at E2B."""
+        """The machine's id at E2B."""
         return self._sandbox.sandbox_id
 
     async def upload(self, path: str, data: bytes) -> None:
-        """Write a file as root, and the directories above it."""
+        """Write a file as root, and make its parent directories."""
         with self._account.explained("take a file"):
             await self._sandbox.files.write(path, data, user="root", request_timeout=_UPLOAD_S, use_octet_stream=True)
 
     async def run(self, command: str, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
-        """Start the one command that we talk to, as root. What it prints goes to the two functions."""
+        """Start the helper command as root. Its output goes to `heard`, its error output to `complained`."""
         with self._account.explained("run the sandbox's helper"):
             handle = await self._sandbox.commands.run(
                 command, background=True, user="root", cwd="/", stdin=True, timeout=0, retain_output=False,
@@ -117,7 +117,7 @@ class Machine:
         return Following(self._account, handle)
 
     async def follow(self, heard: Callable[[str], None], complained: Callable[[str], None]) -> Following:
-        """Listen to that command again after the connection broke. What it printed meanwhile is lost."""
+        """Listen to the helper again after the connection broke. Its output in the meantime is lost."""
         with self._account.explained("reach the sandbox's helper"):
             handle = await self._sandbox.commands.connect(
                 self._pid, timeout=0, retain_output=False, on_stdout=heard, on_stderr=complained
@@ -125,29 +125,29 @@ class Machine:
         return Following(self._account, handle)
 
     async def send(self, data: bytes) -> None:
-        """Give bytes to that command. After an error they may have arrived or not; never a part of them."""
+        """Send bytes to the helper's standard input. After an error, either all of them have arrived or none."""
         with self._account.explained("reach the sandbox's helper"):
             await self._sandbox.commands.send_stdin(self._pid, data, request_timeout=_REQUEST_S)
 
     async def keep(self) -> None:
-        """Let it live for `LIFE_S` seconds from now on."""
+        """Extend the machine's life to `LIFE_S` seconds from now."""
         with self._account.explained("keep the sandbox"):
             await self._sandbox.set_timeout(LIFE_S, request_timeout=_REQUEST_S)
 
     async def kill(self) -> None:
-        """End it. True or not, it ends by itself later."""
+        """End the machine. If this fails, it ends by itself later."""
         with self._account.explained("end the sandbox"):
             await self._sandbox.kill(request_timeout=_REQUEST_S)
 
 
 class Following:
-    """A command that is listened to."""
+    """The helper command, while we are connected to its output."""
 
     def __init__(self, account: Account, handle: AsyncCommandHandle[Any]) -> None:
         self._account, self._handle = account, handle
 
     async def ended(self) -> int:
-        """Its exit code. Raises Unavailable where the connection broke, so that it may run on."""
+        """Wait for the helper's exit code. Raises Unavailable if the connection broke, when the helper may still be running."""
         from e2b import CommandExitException
 
         with self._account.explained("listen to the sandbox's helper"):

@@ -1,4 +1,4 @@
-"""Where E2B sandboxes come from: one virtual machine each, in E2B's cloud or on a server that speaks its protocol."""
+"""The E2B backend: one virtual machine per sandbox, in E2B's cloud or on a server that speaks its protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ostinato.worlds.sandbox.starting import (
 )
 
 PYTHON = "python3"
-"""An interpreter inside, found on the PATH: that of the template, not this one."""
+"""The interpreter inside, found on the PATH: the template's, not the one that runs this."""
 _START_S = 60.0
 _MISSING = (
     "a living sandbox cannot be copied",
@@ -62,7 +62,7 @@ class E2BBoxes:
         )
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> E2BBox:
-        """As `Backend.start`. `alone`: /proc is empty, so that of two processes of one program neither can look into the other."""
+        """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
         check_names(spec.files)
         check_workdir(spec.workdir)
         check_mounts(spec.mounts, spec.workdir)
@@ -72,8 +72,11 @@ class E2BBoxes:
         return await self._places.start(lambda: self._launch(spec, alone), spec.hosts)
 
     async def _launch(self, spec: SandboxSpec, alone: bool) -> E2BBox:
-        """One machine that serves. Raises BadRequest for files that do not fit, BadConfig for a template that cannot serve, Unavailable."""
-        owner = 100_000 + secrets.randbelow(1 << 20)  # limits per user count nobody else's processes
+        """Start a machine and build the sandbox in it.
+
+        Raises BadRequest for files that do not fit, BadConfig for a template that cannot be used, SandboxRefused, Unavailable.
+        """
+        owner = 100_000 + secrets.randbelow(1 << 20)  # a uid of its own, so that per-user limits count no other processes
         archive = await asyncio.to_thread(parcel, spec, owner)
         try:
             machine = await self._account.machine()
@@ -96,7 +99,7 @@ class E2BBoxes:
         return box
 
     async def _built(self, spec: SandboxSpec, line: Line, owner: int, alone: bool) -> bool:
-        """Let pid 1 build the sandbox; True if the kernel counts memory there."""
+        """Have pid 1 build the sandbox. Returns True if the kernel counts memory there."""
         limits = spec.limits
         told: dict[str, Any] = {
             "workdir": spec.workdir,

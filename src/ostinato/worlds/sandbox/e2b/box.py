@@ -1,4 +1,4 @@
-"""One sandbox that is a machine of E2B's: what its pid 1 answers, ports, and the end of it."""
+"""One sandbox on an E2B machine: requests to its pid 1, its ports, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP_S = 10.0
 
 
 class E2BBox(Calls):
-    """A `Sandbox` far away, kept alive while it is open. Made by `E2BBoxes.start`."""
+    """A remote `Sandbox`, kept alive while it is open. Made by `E2BBoxes.start`."""
 
     def __init__(self, spec: SandboxSpec, machine: Machine, line: Line, env: Mapping[str, str]) -> None:
         super().__init__(spec, line, env)
@@ -36,7 +36,7 @@ class E2BBox(Calls):
         self._ended = False
 
     async def _keep(self) -> None:
-        """Let the machine live on; if nobody does it ends by itself."""
+        """Keep extending the machine's life, since it otherwise ends by itself."""
         while True:
             await asyncio.sleep(_KEEP_S)
             try:
@@ -60,7 +60,7 @@ class E2BBox(Calls):
         if port in self.wire.ports:
             raise Unavailable(f"port {port} of the sandbox cannot be had: it is listened at already")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path may have 107 bytes
+        path = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
         try:
             listener.bind(path)
             listener.listen(128)
@@ -90,7 +90,7 @@ class E2BBox(Calls):
             call()
 
     def _silent(self, why: str) -> Unavailable:
-        """A connection lies between, which may be what is silent."""
+        """Not SandboxBroken, because the connection in between may be what fails."""
         return Unavailable(why)
 
     async def _kill(self, why: Unavailable) -> None:

@@ -21,12 +21,12 @@ _SHARED = ("inside/compare.py", "inside/kernel.py", *(f"gvisor/inside/{name}.py"
     "become", "crowd", "files", "frames", "place", "ports", "programs", "serve"
 )))  # fmt: skip
 _IN_MEMORY = 8 << 20
-_PART = 16 << 20  # bytes of one request
+_PART = 16 << 20  # most bytes of one request
 
 
 @functools.cache
 def helper() -> bytes:
-    """What the machine's python3 runs: a zip of modules."""
+    """The zip of modules that the machine's python3 runs."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in (*(_HERE / "inside").glob("*.py"), *(_HERE.parent / name for name in _SHARED)):
@@ -36,9 +36,9 @@ def helper() -> bytes:
 
 
 def parcel(spec: SandboxSpec, owner: int) -> IO[bytes] | None:
-    """The archive, rewound, on disk where it is large; None if there is nothing to send. All of it belongs to `owner`.
+    """The archive, rewound, and on disk if it is large; None if there is nothing to send. Layers and mounts in it belong to `owner`.
 
-    Sockets and device files of a layer or mount are left out. Raises BadRequest for one that cannot be read.
+    Sockets and device files of a layer or mount are left out. Raises BadRequest for a layer or mount that cannot be read.
     """
     if not (spec.layers or spec.mounts or spec.files):
         return None
@@ -79,6 +79,6 @@ def _add(tar: tarfile.TarFile, field: str, source: str, name: str, owner: int) -
 
 
 def parts(archive: IO[bytes]) -> Iterator[bytes]:
-    """Its bytes, each part for one request."""
+    """The archive's bytes in parts, one for each request."""
     while part := archive.read(_PART):
         yield part

@@ -1,7 +1,7 @@
-"""The host's end of the line to a machine: streams of bytes over what a command there reads and prints.
+"""The host's end of the line to a machine: byte streams over the standard input and output of a command there.
 
-If the connection breaks, the line is taken up again where it stood: each side says again what the other did not hear, and knows by its
-number what it did. So nothing is done twice, and nothing is lost but time.
+If the connection breaks, the line resumes where it stopped: each side resends the packets that the other did not receive, and skips those
+whose number it has already handled. So no packet is lost, and none is handled twice.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ostinato.worlds.sandbox.e2b.inside.packets import (
 )
 
 _BATCH = 256 << 10
-_PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to take the line up again
-_LONG_S = 5.0  # connections that last less are taken up ever later, up to this
-_SAY_EVERY = 64  # packets that are heard before the other side is told
+_PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)  # before each try to send, or to reconnect
+_LONG_S = 5.0  # after connections shorter than this, the pause before reconnecting grows, up to this
+_SAY_EVERY = 64  # packets received before the next acknowledgement
 _MOST_CHANNELS = 256
 _COMPLAINT = 1500
 
@@ -48,7 +48,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(slots=True)
 class Channel:
-    """One stream, between the machine and a socket here. `unseen`: bytes that the other side has not passed on yet; `waiting`: ours."""
+    """One stream between the machine and a socket here. `unseen` counts the bytes sent that the other side has not passed on yet,
+    `waiting` those received that this side has not passed on yet.
+    """
 
     unseen: int = 0
     room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,7 +60,8 @@ class Channel:
 
 
 class Wire:
-    """Carries until `close`. `lost` is told once why it cannot go on. `ports` says where connections to a port of the machine lead.
+    """Carries streams until `close`. `lost` is called once with the reason if the line cannot continue. `ports` maps a port of the machine
+    to the path of the local socket that its connections reach.
 
     Example::
 
@@ -78,17 +81,17 @@ class Wire:
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: Following | None = None
         self._open = True
-        self._catching_up = False  # since the connection broke packets were lost, which will be said again
+        self._catching_up = False  # packets were lost when the connection broke, and will be resent
 
     async def open(self, command: str, first: socket.socket) -> None:
-        """Start the command, and carry channel 0 to a socket. Raises Unavailable."""
+        """Start the command and connect channel 0 to a socket. Raises Unavailable."""
         self._carry(0, asyncio.open_connection(sock=first))
         self._following = await self._machine.run(command, self._hear, self._complain)
         self._begin(self._send())
         self._begin(self._follow())
 
     def listen(self, port: int, path: str) -> None:
-        """From now on who connects to a port of the machine reaches a socket that lies here."""
+        """From now on, connections to a port of the machine reach the local socket at `path`."""
         self.ports[port] = path
         self._say(0, LISTEN, NUMBER.pack(port))
 
@@ -101,7 +104,7 @@ class Wire:
                 task.cancel()
 
     async def left(self) -> None:
-        """Until nothing of it runs any more."""
+        """Wait until all tasks of the line have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._following is not None:
             await self._following.leave()
@@ -117,7 +120,7 @@ class Wire:
             self.close()
             self._lost(why)
 
-    # ------------------------------------------------------------ what we say
+    # ------------------------------------------------------------ sending
 
     def _say(self, channel: int, kind: int, data: bytes = b"", *, counted: bool = True) -> None:
         self._out.append(as_bytes(next(self._numbers) if counted else 0, channel, kind, data))
@@ -138,7 +141,7 @@ class Wire:
                 return
 
     async def _insisting(self, ask: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Ask until there is an answer; what is said twice is known by its number. Raises Unavailable, BadConfig."""
+        """Retry a few times. A packet that arrives twice is recognised by its number. Raises Unavailable, BadConfig."""
         failed = Unavailable("E2B was not asked")
         for pause in _PAUSES_S:
             await asyncio.sleep(pause)
@@ -150,7 +153,7 @@ class Wire:
                 failed = error
         raise failed
 
-    # ------------------------------------------------------------ what we hear
+    # ------------------------------------------------------------ receiving
 
     async def _follow(self) -> None:
         begun, short = asyncio.get_running_loop().time(), 0
@@ -186,7 +189,7 @@ class Wire:
         self._complaint = (self._complaint + text)[-_COMPLAINT:]
 
     def _hear(self, text: str) -> None:
-        """What the command printed. Lines that are none of ours are a login shell's."""
+        """Take output of the command. Lines without a mark of ours come from a login shell and are ignored."""
         *lines, self._text = (self._text + text).split("\n")
         for line in lines:
             if not self._open:
@@ -202,7 +205,7 @@ class Wire:
         try:
             number, channel, kind, data = read_line(line)
             if 0 < number <= self._heard or (number > self._heard + 1 and self._catching_up):
-                return  # said again, or to be said again
+                return  # was resent, or will be
             if number != self._heard + 1:
                 raise ValueError(f"packet {number} after {self._heard}")
             self._heard = number
@@ -216,7 +219,7 @@ class Wire:
             self._say(0, SEEN, NUMBER.pack(self._heard), counted=False)
 
     def _do(self, number: int, kind: int, data: bytes) -> None:
-        """One packet. Raises ValueError, KeyError for what no helper of ours says."""
+        """Handle one packet. Raises ValueError or KeyError for one that our helper does not send."""
         if kind == OPEN:
             if number in self._channels or len(self._channels) > _MOST_CHANNELS or len(data) != NUMBER.size:
                 raise ValueError(f"channel {number}")
@@ -225,7 +228,7 @@ class Wire:
             return
         channel = self._channels.get(number)
         if channel is None:
-            return  # we let go of it, and it did not know yet
+            return  # we dropped it, and the other side did not know yet
         if kind in (DATA, END):
             channel.waiting += len(data) or 1
             if channel.waiting > WINDOW + 1:
@@ -249,7 +252,7 @@ class Wire:
         channel.task = self._begin(self._served(number, channel, opening))
 
     async def _served(self, number: int, channel: Channel, opening: Coroutine[Any, Any, Streams]) -> None:
-        """One channel, from its beginning to its end."""
+        """Serve one channel from its beginning to its end."""
         try:
             reader, writer = await opening
             try:

@@ -1,1 +1,1 @@
-"""Which system calls a program in a sandbox may make, and the kernel's filter that says so."""
+"""The system calls that a program in a sandbox may make, and the kernel filter that enforces this."""

@@ -1,6 +1,6 @@
 """Compiles the allow-list into classic BPF: a bisection over call numbers, so that any call costs about eight comparisons.
 
-Pure: numbers and names in, bytes out. A list in order would cost 2.5 times as much to install and up to 200 comparisons a call.
+Pure: numbers and names in, bytes out. A linear list would cost 2.5 times as much to install and up to 200 comparisons a call.
 Instructions are `struct sock_filter` {u16 code, u8 jt, u8 jf, u32 k} over `struct seccomp_data` {nr, arch, instruction pointer, args[6]}.
 """
 
@@ -36,7 +36,7 @@ def _answer(error: int) -> Instruction:
 
 
 def _condition(argument: Argument) -> list[Instruction]:
-    """Falls through where the condition holds, answers with its error where not."""
+    """Falls through if the condition holds, otherwise returns its error."""
     values, count = argument.values, len(argument.values)
     code = [_argument(argument.index)]
     if argument.mask != 0xFFFFFFFF:
@@ -49,7 +49,7 @@ def _condition(argument: Argument) -> list[Instruction]:
 
 
 def _socket_options() -> list[Instruction]:
-    """`setsockopt` by level and name: 26 is a filter at the socket's level and an innocent option at IPv6's."""
+    """`setsockopt` by level and name: 26 is a filter at the socket level, but a harmless option at the IPv6 level."""
     code: list[Instruction] = []
     for level, options in ((SOCKET_LEVEL, SOCKET_OPTIONS), (TCP_LEVEL, TCP_OPTIONS)):
         names = _condition(Argument(index=2, values=options, among=False))
@@ -67,7 +67,7 @@ def _leaf(name: str) -> list[Instruction]:
 
 
 def _bisect(pieces: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """`pieces` are (first number, code), ascending; each piece holds up to the next one's first number."""
+    """`pieces` are (first number, code), ascending; each piece applies up to the next one's first number."""
     if len(pieces) == 1:
         return pieces[0][1]
     middle = len(pieces) // 2
@@ -79,7 +79,7 @@ def _bisect(pieces: Sequence[tuple[int, list[Instruction]]]) -> list[Instruction
 
 
 def compile_filter(numbers: Mapping[str, int], architecture: str) -> bytes:
-    """The program for the calls whose numbers are known on this architecture; a name without a number does not exist here.
+    """The filter program for the calls whose numbers are given. A call without a number does not exist on this architecture.
 
     Example: ``compile_filter({"read": 0, "write": 1}, "x86_64")`` allows two calls and answers all others with ENOSYS.
     Raises KeyError for an architecture that has no entry in `ARCHITECTURES`.

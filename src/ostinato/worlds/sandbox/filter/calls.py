@@ -1,7 +1,7 @@
 """The allow-list: what CPython, git, bash, compilers and coreutils call; everything unnamed fails with ENOSYS.
 
-Not named, on purpose: mount, namespaces, modules, kexec, bpf, perf, keyrings, io_uring, userfaultfd, ptrace and other processes'
-memory, System V and POSIX message queues, memfd, clone3 (its arguments cannot be looked at; libc falls back to clone), inotify,
+Left out on purpose: mount, namespaces, modules, kexec, bpf, perf, keyrings, io_uring, userfaultfd, ptrace and other processes'
+memory, System V and POSIX message queues, memfd, clone3 (a filter cannot inspect its arguments; libc falls back to clone), inotify,
 fanotify, quotas, setting clocks.
 """
 
@@ -32,20 +32,20 @@ PLAIN = tuple(_NAMED.split())
 """Allowed with any argument."""
 
 ANSWERED = {
-    "sync": 0,  # would write out the whole host's disks; there is nothing of the box's to write out
+    "sync": 0,  # would write out all of the host's disks; the box has nothing on disk to write out
     "syncfs": 0,
     **dict.fromkeys(
         ("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"), errno.ENOTSUP
     ),
 }
-"""Not done, and answered with this error; 0 is success."""
+"""Not executed; the filter returns this error, where 0 is success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A call is allowed if the low 32 bits of argument `index`, masked, are among `values` (or are not, with `among` False).
+    """A call is allowed if the low 32 bits of argument `index`, masked, are in `values` (or not in them, if `among` is False).
 
-    Example: ``Argument(index=0, values=(1, 2, 10), error=errno.EAFNOSUPPORT)`` is what families a socket may have.
+    Example: ``Argument(index=0, values=(1, 2, 10), error=errno.EAFNOSUPPORT)`` is the families that a socket may have.
     """
 
     index: int
@@ -70,15 +70,15 @@ RULES: dict[str, tuple[Argument, ...]] = {
     "ioctl": (Argument(index=1, values=(0x5412, 0x541C, 0x5423), among=False),),  # TIOCSTI, TIOCLINUX, TIOCSETD
     "personality": (Argument(index=0, values=(0, 0xFFFFFFFF)),),
     "fcntl": (Argument(index=1, values=(1024, 1026, 1031), among=False),),  # F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ
-    "prlimit64": (Argument(index=0, values=(0,)),),  # its own limits only: pid 1 has the same user
+    "prlimit64": (Argument(index=0, values=(0,)),),  # only the caller's own limits, since pid 1 has the same user
     "madvise": (Argument(index=2, values=(12, 100, 101), among=False, error=errno.EINVAL),),  # merging pages is a side channel
     "mmap": (Argument(index=3, mask=0x40000, values=(0,), error=errno.ENOMEM),),  # MAP_HUGETLB
     "prctl": (
-        # parent-death signal, dumpable, name, capabilities that it has, timer slack, no_new_privs, huge pages, names of mappings
+        # parent-death signal, dumpable, name, its own capabilities, timer slack, no_new_privs, huge pages, names of mappings
         Argument(index=0, values=(1, 2, 3, 4, 15, 16, 21, 23, 29, 30, 37, 38, 39, 41, 42, 47, 0x53564D41), error=errno.EINVAL),
     ),
 }  # fmt: skip
-"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is in filter.py: its two arguments depend on each other."""
+"""Allowed by argument: all of a call's conditions must hold. `setsockopt` is in bpf.py, because its two arguments depend on each other."""
 
 SOCKET_LEVEL, TCP_LEVEL = 1, 6
 SOCKET_OPTIONS = (
@@ -94,4 +94,4 @@ SOCKET_OPTIONS = (
 TCP_OPTIONS = (13, 19, 31)  # congestion control by name (loads modules), repair, upper-layer protocol
 
 NAMES = sorted({*PLAIN, *ANSWERED, *RULES, "setsockopt"})
-"""Every call that the filter must know by number."""
+"""Every call whose number the filter needs."""

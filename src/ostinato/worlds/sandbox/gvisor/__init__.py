@@ -1,4 +1,4 @@
-"""Sandboxes with a kernel of their own: gVisor (`runsc`) answers the system calls of each, so that the host's kernel sees few of them."""
+"""Sandboxes with a kernel of their own: gVisor (`runsc`) handles their system calls, so that few of them reach the host's kernel."""
 
 from ostinato.worlds.sandbox.gvisor.backend import GVisorBoxes
 from ostinato.worlds.sandbox.gvisor.runs import RunsInBoxes

@@ -1,4 +1,4 @@
-"""Where gVisor sandboxes come from: one runsc container each."""
+"""The gVisor backend: one runsc container per sandbox."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _START_S = 30.0
 _PLATFORMS = (
     "systrap",
     "ptrace",
-)  # how gVisor catches system calls, the quicker first; releases before 2023 have only the second
+)  # how gVisor intercepts system calls, the faster first; releases before 2023 have only the second
 _INSTALL = (
     'sandbox.backend = "gvisor" needs runsc, which is not on the PATH. To get it: apt-get install runsc (Debian, Ubuntu), or a release '
     'from https://gvisor.dev/docs/user_guide/install; or set sandbox.backend = "namespaces"'
@@ -79,7 +79,7 @@ class GVisorBoxes:
         return Isolation(kind="gvisor", forks=False, counts_memory=False, missing=missing)
 
     async def _opened(self) -> Ground:
-        """The ground, after a first sandbox showed that they work here. Raises SandboxRefused."""
+        """The ground, once a first sandbox has shown that sandboxes work here. Raises SandboxRefused."""
         async with self._lock:
             if self._ground is None:
                 ground = await asyncio.to_thread(Ground)
@@ -107,7 +107,7 @@ class GVisorBoxes:
         raise SandboxRefused(f"generated code cannot be isolated here: runsc starts no sandbox ({'; '.join(refused)})")
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> GVisorBox:
-        """As `Backend.start` says. `alone`: /proc is empty, so that of two processes of one program neither can look into the other."""
+        """As `Backend.start`. With `alone`, /proc is empty, so that no process of a program can inspect another."""
         check_names(spec.files)
         check_workdir(spec.workdir)
         check_mounts(spec.mounts, spec.workdir)
@@ -146,7 +146,7 @@ class GVisorBoxes:
     async def _launch(
         self, spec: SandboxSpec, ground: Ground, *, alone: bool = False
     ) -> tuple[GVisorBox, dict[str, Any]]:
-        """One container, with what its pid 1 said of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
+        """One container, and its pid 1's report of it. Raises BadRequest for files that do not fit, Unavailable, SandboxRefused."""
         owner = layers_owner(spec.layers) if os.getuid() == 0 else None
         line = Line()
         with contextlib.ExitStack() as leaving:

@@ -1,4 +1,4 @@
-"""One gVisor sandbox: programs, files, changes. The host's side; `inside/` is the other."""
+"""The host's side of one gVisor sandbox: programs, files, changes. The sandbox's side is `inside/`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ostinato.worlds.sandbox.gvisor.line import Line
 from ostinato.worlds.sandbox.gvisor.ports import Ports
 
 PANIC = "panic"
-"""The file of a box in which Go's runtime says why gVisor's kernel ended by itself."""
+"""The file of a box in which Go's runtime reports why gVisor's kernel crashed."""
 
-_REPORT = 1 << 16  # characters of a report that are looked at
+_REPORT = 1 << 16  # characters of a report that are read
 _FAULT = re.compile(r"^(panic|fatal error|SIG[A-Z]+): .*", re.MULTILINE)
 _SHORTAGE = re.compile(
     r"out of memory|cannot allocate|newosproc|create new OS thread|pthread_create|too many open files"
 )
 _STOP_S = 5.0
 _WATCH_S = 1.0
-_KERNEL_MB = 256  # what gVisor's kernel itself may take beyond as much as the programs may
+_KERNEL_MB = 256  # what gVisor's kernel itself may use beyond the programs' own limit
 
 
 class GVisorBox(Calls):
-    """A `Sandbox` that gVisor is the kernel of. Made by `GVisorBoxes.start`."""
+    """A `Sandbox` whose kernel is gVisor. Made by `GVisorBoxes.start`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GVisorBox(Calls):
         self._ports, self._process, self._place = ports, process, place
         self.on_stop: list[Callable[[], object]] = []
         self._kernel: tuple[int, int] | None = (
-            None  # gVisor's own process: its number, a descriptor that stands for it alone
+            None  # gVisor's own process: its pid and its pidfd
         )
         line.at_end = self._fault
         watching = asyncio.create_task(self._watch())
@@ -88,7 +88,7 @@ class GVisorBox(Calls):
             call()
 
     async def _watch(self) -> None:
-        """End a sandbox whose kernel grows without end: no limit inside counts what programs make it remember, as empty files."""
+        """End a sandbox whose kernel grows without end: no limit inside counts the kernel's own state, such as that for empty files."""
         while self._line.open:
             await asyncio.sleep(_WATCH_S)
             most = self.spec.limits.memory_mb + _KERNEL_MB
@@ -96,10 +96,10 @@ class GVisorBox(Calls):
                 await self._kill(SandboxBroken(f"the sandbox is gone: its kernel needed more than {most} MiB"))
 
     def _fault(self) -> SandboxBroken | None:
-        """Why its kernel ended by itself, if it did once programs had run: what they asked of it brought that about, as nobody else asks.
+        """Why the sandbox's kernel crashed, if it did so after a program was started: then the programs' own system calls caused it.
 
-        Go's runtime writes the report, to a file that nothing within can write to. Whoever is killed from outside writes none, and one for
-        want of memory or threads says something of this machine.
+        Go's runtime writes the report, to a file that nothing inside can write to. A kernel that was killed from outside leaves no
+        report, and one about a lack of memory or threads is this machine's fault. Both give None.
         """
         report = ""
         with contextlib.suppress(OSError), (self._place / PANIC).open(errors="replace") as file:
@@ -112,7 +112,7 @@ class GVisorBox(Calls):
         )
 
     def _found(self) -> tuple[int, int] | None:
-        """GVisor's kernel; None: there is none yet, or no more."""
+        """The pid and pidfd of gVisor's kernel, or None before it has started and after it has ended."""
         if self._process.returncode is not None:
             return None
         if self._kernel is None:
@@ -127,7 +127,7 @@ class GVisorBox(Calls):
             os.close(kernel[1])
 
     async def _kill(self, why: Unavailable) -> None:
-        """End it from outside: gVisor's kernel itself, upon which runsc tidies up and ends."""
+        """End the sandbox from outside: kill gVisor's kernel, after which runsc cleans up and exits."""
         self._line.close(why)
         if kernel := self._found():
             with contextlib.suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ class GVisorBox(Calls):
 
 
 def _anonymous_mb(pid: int) -> int:
-    """What a process holds beside files; what programs hold is a file to gVisor's kernel."""
+    """Anonymous memory of a process in MiB. The programs' memory is not in it, since gVisor's kernel keeps that in a file."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):

@@ -1,4 +1,4 @@
-"""From a sandbox's spec to the OCI configuration that runsc starts it by."""
+"""Converts a sandbox's spec into the OCI configuration that runsc starts it with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ostinato.worlds.sandbox.gvisor.ground import NOBODY, Ground
 from ostinato.worlds.sandbox.host import python_inside
 from ostinato.worlds.sandbox.starting import ENVIRONMENT
 
-INSIDE, INIT = 1000, 1  # whom programs run as, and pid 1; users of the sandbox's own kernel
-STRANGER = NOBODY - 1  # a user of the host who owns nothing
+INSIDE, INIT = 1000, 1  # the users that programs and pid 1 run as, in the sandbox's own kernel
+STRANGER = NOBODY - 1  # a host user who owns nothing
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_ADMIN", "SYS_RESOURCE")
 
 _RUN = "import sys; sys.path.insert(0, '/.box/code'); import serve; serve.main()"
 
 
 def layers_owner(layers: Sequence[str]) -> int:
-    """The user on the host whom the layers' files belong to: programs are to be their owner; STRANGER without layers. Raises BadRequest."""
+    """The host user who owns the layers and whom programs are mapped to; STRANGER without layers. Raises BadRequest."""
     for layer in layers:
         if not os.path.isabs(layer):
             raise BadRequest("layers: must be absolute paths of directories", field="layers")
@@ -38,9 +38,8 @@ def layers_owner(layers: Sequence[str]) -> int:
 
 
 def mappings(owner: int) -> list[dict[str, int]]:
-    """Users of the sandbox -> users of the host, for who starts it as root. Root of the sandbox is nobody outside, and so are programs,
-    unless layers belong to somebody; root of the host has a number, so that what only root may enter on the host (an interpreter in its
-    home) can be shown.
+    """Users of the sandbox -> users of the host, for a sandbox started by root. The sandbox's root is nobody outside, and programs are
+    `owner`. The host's root is mapped as well, so that places only root may enter on the host (an interpreter in its home) can be shown.
     """
     nobody = NOBODY if owner != NOBODY else NOBODY - 1
     pairs = {0: nobody, INSIDE: owner} | ({} if owner == 0 else {INSIDE + 1: 0})
@@ -58,8 +57,8 @@ def _tmpfs(place: str, *options: str) -> dict[str, Any]:
 def configuration(
     spec: SandboxSpec, ground: Ground, owner: int | None, covers: Iterable[tuple[str, str]] = ()
 ) -> dict[str, Any]:
-    """The contents of config.json. `owner` None: it is not root who starts the sandbox, so nobody else can be shown in it. `covers`: what
-    is put over what is shown, and where.
+    """The contents of config.json. `owner` is None if root does not start the sandbox, in which case no other user can be mapped into it.
+    `covers` lists paths to mount over what is shown, each with its place in the sandbox.
     """
     mounts: list[dict[str, Any]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
     mounts += [_bind(source, seen) for source, seen in ground.shown()]
@@ -68,7 +67,7 @@ def configuration(
     mounts += [_tmpfs("/.box", "size=4m", "mode=700", f"uid={INIT}", f"gid={INIT}")]
     mounts += [_bind(ground.place / "code", "/.box/code")]
     mounts += [_bind(layer, f"/.box/layers/{number}") for number, layer in enumerate(spec.layers)]
-    mounts += [_tmpfs(seen) for seen in ("/tmp", "/dev/shm", spec.workdir)]  # pid 1 mounts its own ones over them
+    mounts += [_tmpfs(seen) for seen in ("/tmp", "/dev/shm", spec.workdir)]  # pid 1 mounts its own over them
     rights = [f"CAP_{name}" for name in _CAPABILITIES]
     namespaces = [{"type": name} for name in ("pid", "mount", "ipc", "uts", "network")]
     mapped = mappings(owner) if owner is not None else []
@@ -94,5 +93,5 @@ def configuration(
 
 
 def whom_programs_are(owner: int | None) -> int:
-    """Their user inside of the sandbox. Not started by root, only root of the sandbox is the owner of our files."""
+    """The programs' user inside the sandbox. If root did not start it, only the sandbox's root is the owner of our files."""
     return 0 if owner is None else INSIDE

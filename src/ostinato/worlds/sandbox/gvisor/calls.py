@@ -1,4 +1,4 @@
-"""What a host asks of pid 1 of a sandbox over its line: programs, files, changes."""
+"""The host's requests to pid 1 of a sandbox over its line: programs, files, changes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ostinato.worlds.sandbox.gvisor.line import Line
 from ostinato.worlds.sandbox.starting import check_cwd, check_environment, inside_workdir, pack_program
 
 _GRACE_S = 20.0  # beyond a program's own deadline, before the sandbox itself is ended
-_DIFF_S = 60.0  # for a look at all files
+_DIFF_S = 60.0  # to compare all files
 _OUT = (errno.EXDEV, errno.ELOOP, errno.EACCES)
 
 
 class Calls(ABC):
-    """What every sandbox with such a pid 1 answers alike. `env` is what its programs see beside their own variables."""
+    """The calls that all sandboxes with such a pid 1 share. `env` is what its programs see beside their own variables."""
 
     def __init__(self, spec: SandboxSpec, line: Line, env: Mapping[str, str]) -> None:
         self.spec = spec
         self._line, self._env = line, dict(env)
-        self._ran = False  # a program was asked for
+        self._ran = False  # a program was requested
 
     @abstractmethod
     async def _kill(self, why: Unavailable) -> None:
-        """End the sandbox from outside; who asks for more is told why."""
+        """End the sandbox from outside. Pending and later requests raise `why`."""
 
     def _silent(self, why: str) -> Unavailable:
-        """What a sandbox is said to be that does not answer: broken by its programs, since nothing else lies between."""
+        """The error for a sandbox that does not answer: its programs broke it, since nothing else lies in between."""
         return SandboxBroken(why)
 
     async def exec(
@@ -83,7 +83,7 @@ class Calls(ABC):
     async def _asked(
         self, told: Mapping[str, Any], data: bytes = b"", *, within: float = _GRACE_S
     ) -> tuple[int, bytes]:
-        """One question about files: an error's number, and bytes. Raises Unavailable."""
+        """Send a request that runs no program. Returns an error number and bytes. Raises Unavailable."""
         said, found = await self._line.answer(told, data, within=within)
         return int(said["error"]), found
 
@@ -110,7 +110,7 @@ class Calls(ABC):
             raise BadRequest(f"path: {path!r} cannot be written: {os.strerror(error)}", field="path")
 
     async def diff(self) -> Sequence[Change]:
-        """As `Sandbox.diff` says. Files that cannot be compared are the programs' own, so the sandbox is ended: SandboxBroken."""
+        """As `Sandbox.diff`. If the files cannot be compared, the programs are to blame: the sandbox is ended, with SandboxBroken."""
         try:
             error, data = await self._asked({"do": "diff"}, within=_DIFF_S)
             gone: Unavailable = SandboxBroken(f"the sandbox's files could not be compared ({os.strerror(error)})")
@@ -128,7 +128,7 @@ class Calls(ABC):
 
 
 def _killed(reason: str, begun: float) -> ExecResult:
-    """What is said of a program whose sandbox had to be ended because of it."""
+    """The result of a program whose sandbox had to be ended because of it."""
     seconds = time.monotonic() - begun
     timed_out = reason == "timeout"
     return ExecResult(code=-9, stdout=b"", stderr=b"", timed_out=timed_out, killed_reason=reason, seconds=seconds)

@@ -1,4 +1,4 @@
-"""What all gVisor sandboxes of one backend share on the host: the root that programs see, runsc's own state, a directory for each."""
+"""What all gVisor sandboxes of a backend share on the host: the root that programs see, runsc's state, and a directory for each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ int statx(int fd, const char *path, int flags, unsigned mask, struct statx *foun
 
 
 class Ground:
-    """A directory in the place for temporary files; it holds a lock while its process lives, and what others left goes first.
+    """A temporary directory, locked while its process lives. Directories left by processes that were killed are removed first.
 
     `root` is the sandboxes' root, `state` is runsc's, and `box` makes a directory for one sandbox.
     """
@@ -58,7 +58,7 @@ class Ground:
         self._count = 0
         self._closed: dict[
             str, list[str]
-        ] = {}  # what lies in a directory of the host and only root may read; looked for once
+        ] = {}  # host directory -> the paths in it that only root may read, searched for once
         self._build()
 
     def _build(self) -> None:
@@ -94,7 +94,7 @@ class Ground:
         self._show("root", "code", "local", "empty", "blank")
 
     def _show(self, *names: str) -> None:
-        """Everybody may read what sandboxes see, whoever they are outside, and only our own user may write."""
+        """Let any host user read what sandboxes see, since programs may be any of them, and only our own user write."""
         for name in names:
             for directory, _, files in [*os.walk(self.place / name)] or [(str(self.place / name), [], [])]:
                 for path in (directory, *(f"{directory}/{file}" for file in files)):
@@ -102,14 +102,14 @@ class Ground:
                         os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
 
     def mend_statx(self) -> None:
-        """Put a library in front of every program that takes away the flag which this runsc does not know. Raises SandboxRefused."""
+        """Preload a library into every program that clears the statx flag this runsc does not know. Raises SandboxRefused."""
         made = compiled("statx", {"statx.c": _STATX})
         shutil.copyfile(made, self.root / "etc/statx.so")
         (self.root / "etc/ld.so.preload").write_text("/etc/statx.so\n")
         self._show("root/etc")
 
     def shown(self) -> Iterator[tuple[str, str]]:
-        """What of the host every sandbox sees read-only: place on the host, place in the sandbox; later ones cover earlier ones."""
+        """What every sandbox sees of the host, read-only: (host path, path in the sandbox). Later entries cover earlier ones."""
         prefix, libraries = sys.base_prefix, f"{sys.base_prefix}/lib"
         for path in _LINKED:
             if os.path.isdir(path) and not os.path.islink(path):
@@ -126,8 +126,8 @@ class Ground:
                 yield str(self.place / "empty"), path
 
     def covers(self, mounts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """For programs that are root of the host to gVisor: what covers all that only root may read, and its place in the sandbox. `mounts`
-        is as in a spec. Raises BadRequest for too much.
+        """For programs that are the host's root to gVisor: mounts that hide what only root may read, as (host path, path in the sandbox).
+        `mounts` is as in a spec. Raises BadRequest if there are too many.
         """
         places = [*self.shown(), *((source, seen) for seen, source in mounts.items())]
         found = dict[str, str]()
@@ -149,7 +149,7 @@ class Ground:
 
     @contextlib.contextmanager
     def box(self) -> Generator[Path]:
-        """A directory for one sandbox, with room for its ports, which nobody else may enter; gone at the end."""
+        """A private directory for one sandbox, with one for its ports in it, removed at the end."""
         self._count += 1
         made = self.place / f"b{self._count}"
         for each in (made, made / "ports"):
@@ -168,7 +168,7 @@ class Ground:
 
 
 def _locked(base: Path) -> tuple[Path, int]:
-    """A new directory, and the descriptor that holds its lock."""
+    """Make a directory. Returns it and the descriptor that holds its lock."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         with contextlib.suppress(FileNotFoundError):
@@ -176,11 +176,11 @@ def _locked(base: Path) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if place.exists():
                 return place, lock
-            os.close(lock)  # taken for left over before it was held
+            os.close(lock)  # another process removed it as left over before it was locked
 
 
 def _sweep(place: Path) -> None:
-    """Remove what a process left that was killed: whoever lives holds the lock."""
+    """Remove the directory of a process that was killed. A live process holds its lock."""
     with contextlib.suppress(OSError):
         seen = place.lstat()
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():

@@ -13,11 +13,11 @@ from typing import Any
 from ostinato.core.errors import Unavailable
 from ostinato.worlds.sandbox.gvisor.inside.frames import HEAD, MOST_OBJECT, Frame, pack
 
-_MOST_BYTES = 128 << 20  # of one answer; who sends more is no longer our pid 1
+_MOST_BYTES = 128 << 20  # of one answer; our pid 1 never sends more
 
 
 class Line:
-    """Questions and answers, any number at once. `theirs` is to become the sandbox's descriptor 0; `sent` says that it has.
+    """Requests and answers, any number at once. `theirs` becomes the sandbox's descriptor 0; call `sent` once it has.
 
     Example::
 
@@ -36,11 +36,11 @@ class Line:
         self._listening: asyncio.Task[None] | None = None
         self.open = True
         self.at_end: Callable[[], Unavailable | None] = lambda: None
-        """Asked for the reason when the sandbox's end is gone and nobody here hung up; None: it cannot be told."""
+        """Called for the reason when the sandbox closed the line and we did not. Returns None if the reason is unknown."""
         self._why = Unavailable("the sandbox is gone")
 
     async def sent(self) -> None:
-        """The other end belongs to the sandbox now."""
+        """Close our copy of the sandbox's end and begin to listen."""
         self.theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=self._ours)
         self._listening = asyncio.create_task(self._listen(reader))
@@ -62,7 +62,7 @@ class Line:
             self.close(self.at_end() if self.open else None)
 
     def ask(self, told: Mapping[str, Any], data: bytes = b"") -> tuple[int, asyncio.Future[Frame]]:
-        """Send one question: its number, and the answer to come. Raises Unavailable, and so does the answer if the sandbox ends."""
+        """Send a request. Returns its number and a future of the answer. Both raise Unavailable if the sandbox has ended."""
         if not self.open or self._writer is None:
             raise self._gone()
         number = next(self._numbers)
@@ -71,7 +71,7 @@ class Line:
         return number, answer
 
     async def answer(self, told: Mapping[str, Any], data: bytes = b"", *, within: float) -> Frame:
-        """Ask, and wait for the answer. Raises Unavailable."""
+        """Send a request and wait for the answer. Raises Unavailable."""
         number, answer = self.ask(told, data)
         try:
             async with asyncio.timeout(within):
@@ -85,7 +85,7 @@ class Line:
         return type(self._why)(str(self._why))
 
     def close(self, why: Unavailable | None = None) -> None:
-        """Hang up: the sandbox ends by that. Who asks then, or still waits, is told why. Idempotent."""
+        """Hang up, which ends the sandbox. Later and waiting requests raise `why`. Idempotent."""
         self._why = why or self._why
         self.open = False
         if self._writer is not None:

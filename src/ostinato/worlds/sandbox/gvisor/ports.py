@@ -1,6 +1,6 @@
-"""Ports of a sandbox's loopback that the host answers: for each connection a connected socket is handed into the sandbox.
+"""Ports of a sandbox's loopback that the host serves: for each connection, a connected socket is passed into the sandbox.
 
-So no socket of the host's has a name in there, and the sandbox may be forbidden to connect to any that happens to be shown.
+So no socket of the host needs a name inside, and the sandbox can be forbidden to connect to any that happens to be visible there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ostinato.worlds.sandbox.gvisor.inside.ports import CONNECTED, REFUSED
 
 
 class Ports:
-    """The host's end. `theirs` is to become the sandbox's descriptor 1; `sent` says that it has.
+    """The host's end. `theirs` becomes the sandbox's descriptor 1; call `sent` once it has.
 
     Args:
-        place: a directory of the host's that nobody else may enter, for the sockets' names.
+        place: a private directory of the host for the sockets' names.
 
     Example::
 
@@ -34,14 +34,15 @@ class Ports:
         self._open: dict[int, Callable[[], None]] = {}
 
     def sent(self) -> None:
-        """The other end belongs to the sandbox now."""
+        """Close our copy of the sandbox's end."""
         self.theirs.close()
 
     def open(self, port: int) -> socket.socket:
-        """A listener, and a line for the port on its way to pid 1, which has to be told of the port before the next is opened. Raises
-        OSError.
+        """Make a listener and send pid 1 a line for the port. Pid 1 must be told of the port before the next is opened.
+
+        Raises OSError.
         """
-        name = f"/proc/self/fd/{self._place}/{port}"  # a socket's path may have 107 bytes
+        name = f"/proc/self/fd/{self._place}/{port}"  # a socket's path has at most 107 bytes
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         ours, theirs = socket.socketpair()
         try:
@@ -69,12 +70,12 @@ class Ports:
         return listener
 
     def close_port(self, port: int) -> None:
-        """No more connections. Idempotent."""
+        """Accept no more connections to a port. Idempotent."""
         if (close := self._open.pop(port, None)) is not None:
             close()
 
     def close(self) -> None:
-        """All of them. Idempotent."""
+        """Close all ports. Idempotent."""
         for port in list(self._open):
             self.close_port(port)
         for end in (self._ours, self.theirs):
@@ -85,21 +86,21 @@ class Ports:
 
 
 def _connect(line: socket.socket, name: str) -> bool:
-    """Answer the sandbox's wish for one more connection; False once it is gone."""
+    """Answer the sandbox's request for one more connection. False once the sandbox is gone."""
     try:
         if not line.recv(1):
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-            made.setblocking(False)  # refused as well where too many wait
+            made.setblocking(False)  # also refused if too many are waiting
             try:
                 made.connect(name)
             except OSError:
                 line.send(REFUSED)
             else:
-                made.setblocking(True)  # in there it is what it is here
+                made.setblocking(True)  # the sandbox gets the socket in the mode it has here
                 socket.send_fds(line, [CONNECTED], [made.fileno()])
     except BlockingIOError:
-        return True  # nothing was asked for after all
+        return True  # there was no request after all
     except OSError:
         return False
     return True

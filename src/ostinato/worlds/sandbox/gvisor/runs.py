@@ -15,14 +15,14 @@ class Alone(Protocol):
     """A backend that can hide processes from each other."""
 
     async def start(self, spec: SandboxSpec, *, alone: bool = False) -> Sandbox:
-        """As `Backend.start`; `alone`: there is no /proc."""
+        """As `Backend.start`. With `alone`, there is no /proc."""
         ...
 
 
 class RunsInBoxes:
-    r"""What `SingleRuns` is to namespaces: slower by the start of a sandbox and of an interpreter. The backend belongs to the caller.
-    There is no /proc here either: by it a graded body would read what its judge was given. `python` is an interpreter inside; "": this
-    machine's own, which is shown there.
+    r"""The counterpart of `SingleRuns` for other backends, slower by the start of a sandbox and of an interpreter. The caller owns the
+    backend. There is no /proc here either: through it, graded code could read its judge's input. `python` is an interpreter in the
+    sandbox, or "" for this machine's own, which is shown there.
 
     Example::
 

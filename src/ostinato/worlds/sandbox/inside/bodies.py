@@ -46,7 +46,7 @@ def texts(library: Any, name: str) -> list[str]:
 
 
 def go_on(what: int, library: Any) -> NoReturn:
-    """The rest of the child's life."""
+    """Run a body if `what` is 1, else compare the workspace, for the rest of the child's life."""
     status = 126
     try:
         if what == 1:

@@ -1,7 +1,7 @@
-"""What a box changed: its own layers, path by path, against what it started from. Descriptors only; no link is ever followed.
+"""Finds what a box changed: compares its own layers with what it started from, path by path. Works on descriptors and follows no link.
 
-Only what the box itself wrote is looked at, so the cost goes with the changes and not with the workspace. Directories are not
-changes, their files are. A copy that equals its original (chmod and touch copy files up whole) is no change unless it became, or
+Only what the box itself wrote is examined, so the cost depends on the changes and not on the workspace. Files count as changes,
+directories do not. A copy that equals its original (chmod and touch copy whole files up) is not a change unless it became, or
 ceased to be, executable.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 WRITTEN, DELETED, LINK, OTHER = range(4)
 HEAD = struct.Struct("<BBHIQ")  # kind, executable, 0, bytes of the path, bytes of data
 PART = 1 << 20
-MOST_FILE, MOST_BYTES = 8 << 20, 32 << 20  # of one changed file, and of all: what is more is named without its content
+MOST_FILE, MOST_BYTES = 8 << 20, 32 << 20  # of one changed file, and of all; files beyond this are listed without content
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -29,14 +29,14 @@ def entries(directory: int) -> list[str]:
 
 
 def look(directory: int, path: str) -> os.stat_result | None:
-    """What lies at a path, a link as a link; None: nothing."""
+    """The stat of a path, not following a link, or None if nothing is there."""
     with contextlib.suppress(OSError):
         return os.stat(path, dir_fd=directory, follow_symlinks=False)
     return None
 
 
 def walk(root: int, path: str) -> Iterator[str]:
-    """Every path at and below one that is no directory."""
+    """Every path at or below `path` that is not a directory."""
     seen = look(root, path) if path else os.stat(root)
     if seen is None:
         return
@@ -56,7 +56,7 @@ def walk(root: int, path: str) -> Iterator[str]:
 
 
 def touched(layer: int, base: int, path: str = "") -> Iterator[str]:
-    """Paths that a layer has something to say about: its own files, and those of the start that lie below what it replaced or removed."""
+    """Paths that a layer affects: its own files, and the original files below what it replaced or removed."""
     try:
         directory = os.open(path or ".", DIRECTORY, dir_fd=layer)
     except OSError:
@@ -95,7 +95,7 @@ def opaque(layer: int, path: str) -> bool:
 
 
 def same_bytes(one: int, other: int) -> bool:
-    """True if two open files hold the same."""
+    """True if two open files have the same content."""
     at = 0
     while True:
         part = os.pread(one, PART, at)
@@ -107,7 +107,7 @@ def same_bytes(one: int, other: int) -> bool:
 
 
 def unchanged(now: int, base: int, path: str, seen: os.stat_result, before: os.stat_result | None) -> bool:
-    """True if a file is what it was."""
+    """True if a file has its original content and is executable as before."""
     if before is None or not stat.S_ISREG(before.st_mode) or before.st_size != seen.st_size:
         return False
     if (before.st_mode ^ seen.st_mode) & 0o100:
@@ -125,7 +125,7 @@ def unchanged(now: int, base: int, path: str, seen: os.stat_result, before: os.s
 
 
 def write_record(out: int, kind: int, path: str, data: bytes = b"", executable: bool = False) -> None:
-    """Append one change whose data is at hand."""
+    """Append one change whose data is in memory."""
     name = os.fsencode(path)
     os.write(out, HEAD.pack(kind, executable, 0, len(name), len(data)) + name + data)
 
@@ -148,7 +148,7 @@ def write_file(out: int, now: int, path: str, seen: os.stat_result) -> None:
 def write_regular(
     out: int, now: int, base: int, path: str, seen: os.stat_result, before: os.stat_result | None
 ) -> None:
-    """Append one file if it is not what it was; only its name if it is too large: a sparse file costs its maker nothing."""
+    """Append a file if it changed, but only its name if it is too large: a huge sparse file costs its maker nothing."""
     if seen.st_size > MOST_FILE or os.lseek(out, 0, os.SEEK_CUR) + seen.st_size > MOST_BYTES:
         write_record(out, OTHER, path)
     elif not unchanged(now, base, path, seen, before):
@@ -156,7 +156,7 @@ def write_regular(
 
 
 def write_change(out: int, now: int, base: int, path: str) -> None:
-    """Append what became of one path, if anything did."""
+    """Append the change of one path, if there is one."""
     seen, before = look(now, path), look(base, path)
     if seen is None:
         if before is not None and not stat.S_ISDIR(before.st_mode):
@@ -175,9 +175,9 @@ def write_change(out: int, now: int, base: int, path: str) -> None:
 
 
 def write_changes(out: int, base: int, now: int, layers: Sequence[int]) -> None:
-    """All changes, by path, as records `HEAD` + path + data."""
+    """Write all changes, sorted by path, as records `HEAD` + path + data."""
     sys.setrecursionlimit(20_000)  # a path of 4096 bytes has half as many directories
     paths = {path for layer in layers for path in touched(layer, base)}
     for path in sorted(paths):
-        with contextlib.suppress(OSError):  # it went while it was looked at
+        with contextlib.suppress(OSError):  # it was removed while it was read
             write_change(out, now, base, path)

@@ -1,4 +1,4 @@
-"""Control groups: where the kernel lets us, it counts each box's memory and gives all boxes a small share of the processor."""
+"""Control groups: where permitted, the kernel counts each box's memory and gives all boxes a small share of the processor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own_groups(text: str) -> dict[str, str]:
 
 
 def _places(tree: Path, paths: dict[str, str]) -> Iterator[Path]:
-    """Where groups are made."""
+    """Directories in which groups are made."""
     for controller in ("cpu", "memory"):
         if controller in paths:
             yield tree / controller / paths[controller].lstrip("/")
@@ -35,7 +35,7 @@ def _places(tree: Path, paths: dict[str, str]) -> Iterator[Path]:
 
 
 def _removed(group: Path) -> bool:
-    """True once a group and those of its boxes are gone; False while the kernel still holds one."""
+    """Try to remove a group and those of its boxes. False while the kernel still holds one of them."""
     try:
         for box in group.iterdir():
             if re.fullmatch(r"b\d+", box.name):
@@ -49,7 +49,7 @@ def _removed(group: Path) -> bool:
 
 
 def sweep_groups(tree: Path = TREE, own: str | None = None, *, tries: int = 1) -> None:
-    """Remove what keepers that were killed left beside our own groups: whoever lives holds a lock on each of its own."""
+    """Remove the groups that killed keepers left beside our own. A live keeper holds a lock on each of its groups."""
     for place in _places(tree, own_groups(Path("/proc/self/cgroup").read_text() if own is None else own)):
         for group in place.glob("ostinato-*"):
             with contextlib.suppress(OSError):
@@ -65,10 +65,10 @@ def sweep_groups(tree: Path = TREE, own: str | None = None, *, tries: int = 1) -
 
 
 class ControlGroups:
-    """One group for all boxes in each tree that can be written, below the group that this process is in; `close` removes them.
-    What others left there that were killed goes first.
+    """One group for all boxes in each writable tree, below this process's group (in version 2 also beside it); `close` removes them.
+    Groups left by killed keepers are removed first.
 
-    `memory` is the directory in which every box gets its own group, None where memory cannot be counted; `version` 1 or 2.
+    `memory` is the directory in which every box gets its own group, and `version` is 1 or 2; None and 0 if memory cannot be counted.
     """
 
     def __init__(self, tree: Path = TREE, own: str | None = None, *, gives_way: bool = True) -> None:
@@ -76,7 +76,7 @@ class ControlGroups:
         self.memory: Path | None = None
         self.version = 0
         self.shares = False
-        self._made: dict[Path, int] = {}  # with the descriptors that hold their locks
+        self._made: dict[Path, int] = {}  # group -> the descriptor that holds its lock
         self._left: Path | None = None
         self._name = f"ostinato-{os.getpid()}"
         own = Path("/proc/self/cgroup").read_text() if own is None else own
@@ -91,7 +91,7 @@ class ControlGroups:
         made = parent / self._name
         while True:
             made.mkdir()
-            with contextlib.suppress(FileNotFoundError):  # taken for left over before it was held
+            with contextlib.suppress(FileNotFoundError):  # another keeper removed it as left over before it was locked
                 held = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
                 fcntl.flock(held, fcntl.LOCK_EX)
                 if made.exists():
@@ -111,7 +111,7 @@ class ControlGroups:
             self.version = 1
 
     def _second(self, tree: Path, paths: dict[str, str]) -> None:
-        """Groups of version 2 hold processes or groups, not both: so it must be a group in which memory is already shared out to others."""
+        """A version 2 group holds processes or groups, not both, so the parent must be one that distributes memory to child groups."""
         if self.version or "" not in paths:
             return
         parent = tree / paths[""].lstrip("/")
@@ -138,7 +138,7 @@ class ControlGroups:
                 os.chown(path, uid, uid)
 
     def close(self) -> None:
-        """Remove the groups. The kernel lets go of a group a moment after its last process ended, seconds on a busy machine."""
+        """Remove the groups. The kernel releases a group a moment after its last process ended, on a busy machine seconds after."""
         if self._left is not None:
             with contextlib.suppress(OSError):
                 (self._left / "cgroup.procs").write_text("0")
@@ -151,7 +151,7 @@ class ControlGroups:
         self._made.clear()
 
     def let_go(self) -> None:
-        """In a copy of the process: its end must say nothing of who holds the groups."""
+        """Close the locks' descriptors in a fork, so that only the keeper holds the groups."""
         for held in self._made.values():
             os.close(held)
         self._made.clear()

@@ -1,4 +1,4 @@
-"""System calls that Python lacks, and which step of the isolation one of them belonged to."""
+"""System calls that Python lacks, and errors that name the step of the isolation that failed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def write_at(directory: int, path: str, text: str) -> None:
 
 
 def map_user(proc: int, uid: int, gid: int) -> None:
-    """In a fresh user namespace: be INSIDE, who is `uid` outside. Nobody else exists."""
+    """In a fresh user namespace, map INSIDE to `uid` and `gid` outside, and no other user."""
     write_at(proc, "self/setgroups", "deny")
     write_at(proc, "self/uid_map", f"{INSIDE} {uid} 1")
     write_at(proc, "self/gid_map", f"{INSIDE} {gid} 1")

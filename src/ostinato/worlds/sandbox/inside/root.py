@@ -1,4 +1,4 @@
-"""What a box sees of the host: the system's programs and the interpreter's standard library, read-only, on a root that was empty."""
+"""What a box sees of the host: the system's programs and the interpreter's standard library, read-only, on a root that starts empty."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from view import ETC, SHOWN, masks
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
-AT = "/tmp"  # where the new root is built; later its /tmp, which the stage of every box covers, holds what no box may see
+AT = "/tmp"  # where the new root is built; its own /tmp holds what no box may see, since every box's stage covers it
 HIDDEN = f"{AT}/tmp"
 
 
@@ -43,7 +43,7 @@ def bind(source: str, target: str) -> None:
 
 
 def show_system() -> None:
-    """The system's directories, without /usr/local."""
+    """Show the system's directories, except /usr/local."""
     for path in ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin"):
         if os.path.islink(path):
             os.symlink(os.readlink(path), f"{AT}{path}")
@@ -52,7 +52,7 @@ def show_system() -> None:
 
 
 def show_python(prefix: str, version: str) -> None:
-    """Of the interpreter: its program, its standard library and the libraries beside that; and names for it in /usr/local/bin.
+    """Show the interpreter: its program, its standard library and the libraries beside that, with links to it in /usr/local/bin.
 
     An installation below somebody's home makes that path exist inside, with nothing but the installation in it.
     """
@@ -88,7 +88,7 @@ def _touch(path: str) -> None:
 
 
 def show_devices(full: bool) -> None:
-    """Five devices that give nothing away; in a full box also the places that programs expect."""
+    """Show five devices that reveal nothing, and in a full box also the places that programs expect."""
     for name in DEVICES:
         _touch(f"{AT}/dev/{name}")
         mount(f"/dev/{name}", f"{AT}/dev/{name}", None, MS_BIND)
@@ -110,7 +110,7 @@ def show_devices(full: bool) -> None:
 def build_root(prefix: str, version: str, full: bool) -> int:
     """Build the root, make it this process's and forget the host's. Returns a descriptor through which it can still be written.
 
-    In its /tmp lie `proc` (a whole /proc, without which the kernel refuses boxes one of their own) and `layers`.
+    Its /tmp holds `proc` (a complete /proc, without which the kernel refuses boxes a /proc of their own) and `layers`.
     """
     if prefix.startswith("/tmp/"):
         raise StepError(

@@ -11,11 +11,11 @@ ETC = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 SHOWN = ("alternatives", "ld.so.cache", "ssl/certs", "localtime", "mime.types")
-"""Of the host's /etc, where they are there."""
+"""Entries of the host's /etc that are shown if they exist."""
 
 
 def masks(prefix: str, version: str) -> Iterator[str]:
-    """Directories in which packages of the host may lie."""
+    """Directories that may hold packages of the host, to be hidden."""
     yield f"{prefix}/lib/python{version}/site-packages"
     yield "/usr/lib/python3/dist-packages"
     yield f"/usr/lib/python{version}/dist-packages"

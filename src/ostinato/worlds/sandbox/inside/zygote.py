@@ -117,7 +117,7 @@ def keep(requests: socket.socket, zygote: int, groups: ControlGroups | None, roo
 
 
 def leave_host(given: dict[str, Any], root: bool) -> int:
-    """Own mounts with an own root, own network, and nobody outside. Returns the descriptor for mount points."""
+    """Enter namespaces with a root and a network of their own, and become nobody outside. Returns the descriptor for mount points."""
     with k.step("unshare mount, ipc and network namespaces"):
         k.call("unshare", k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC)
     k.mount("none", "/", None, k.MS_REC | k.MS_PRIVATE)
@@ -129,7 +129,7 @@ def leave_host(given: dict[str, Any], root: bool) -> int:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-        k.call("prctl", k.PR_SET_DUMPABLE, 1, 0, 0, 0)  # changing uid made /proc/self root's, and the maps unwritable
+        k.call("prctl", k.PR_SET_DUMPABLE, 1, 0, 0, 0)  # the change of uid gave /proc/self to root and made the maps unwritable
         with k.step("unshare the user namespace"):
             k.call("unshare", k.CLONE_NEWUSER | k.CLONE_NEWNS | k.CLONE_NEWNET)
     k.call("prctl", k.PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -137,7 +137,10 @@ def leave_host(given: dict[str, Any], root: bool) -> int:
 
 
 def lower_priority(gives_way: bool) -> bool:
-    """One session, so one automatic group, for all boxes; about a tenth of a usual weight if they give way. False: no such groups."""
+    """Put all boxes into one session and so into one autogroup, with about a tenth of the usual weight if they give way.
+
+    False if that is wanted and there are no autogroups.
+    """
     os.setsid()
     if not gives_way:
         return True
@@ -151,7 +154,7 @@ def lower_priority(gives_way: bool) -> bool:
 
 
 def forget_arguments() -> None:
-    """Be called init, here and in all boxes: the command line, which names paths of the host, is overwritten in memory."""
+    """Overwrite the command line in memory with "init", here and in all boxes, because it names paths of the host."""
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end; the state is the first field after the name
@@ -160,7 +163,7 @@ def forget_arguments() -> None:
 
 
 def find_out(settings: Settings, given: dict[str, Any], grouped: bool, groups: ControlGroups | None) -> list[str]:
-    """Set what this kernel offers; return what it does not."""
+    """Set what this kernel offers, and return what it does not."""
     missing: list[str] = []
     settings.landlock = max(0, k.libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
     settings.time_namespace = int(os.path.exists("/proc/self/timens_offsets"))
@@ -186,7 +189,7 @@ def start_zygote(
 ) -> None:
     """Become the zygote, say hello, serve."""
     settings = Settings(proc=proc, memory=-1)
-    library = ctypes.PyDLL(given["library"])  # keeps the interpreter's lock: a body comes back out of `serve` with it
+    library = ctypes.PyDLL(given["library"])  # keeps the GIL, which a body needs when it returns from `serve`
     code = ctypes.create_string_buffer(bytes.fromhex(given["filter"]))
     settings.filter, settings.filter_instructions = ctypes.addressof(code), (len(code) - 1) // 8
     grouped = lower_priority(given["gives_way"])
@@ -217,7 +220,7 @@ def start_zygote(
 
 
 def serve_and_attach(control: socket.socket, library: Any, writable: int) -> None:
-    """The compiled loop; it comes back at the end, for a layer to attach, and in a child that goes on in Python."""
+    """Run the compiled loop. It returns at the end, for a layer to attach, and in a child that continues in Python."""
     gc.collect()
     gc.freeze()
     layer = 0

@@ -1,10 +1,10 @@
-/* What a program gives up before it starts. All of it is the task's own, so that a vfork child can do it before it executes. */
+/* Drops a program's privileges before it starts. All of this is state of the task, so that a vfork child can do it before exec. */
 #include "sandbox.h"
 
 struct capabilities_header { uint32_t version; int pid; };
 
 #define READING (1ULL << 0 | 1ULL << 2 | 1ULL << 3)           /* execute, read a file, read a directory */
-#define WRITING (((1ULL << 13) - 1) & ~READING)               /* write, remove, make of all kinds */
+#define WRITING (((1ULL << 13) - 1) & ~READING)               /* write, remove, create files of all kinds */
 #define LATER(abi) ((abi) >= 2 ? 1ULL << 13 : 0)              /* refer */
 #define TRUNCATE(abi) ((abi) >= 3 ? 1ULL << 14 : 0)
 
@@ -16,7 +16,7 @@ static int rule(int ruleset, const char *path, uint64_t rights) {
     return wrong;
 }
 
-/* Read everywhere, write in the box's own places; nobody's abstract sockets. The kernel keeps it beside the mounts, not instead of them. */
+/* Landlock rules: read everywhere, write in the box's own places, no outside abstract sockets. They add to the mounts, not replace them. */
 int build_ruleset(void) {
     box.ruleset = -1;
     if (!settings.landlock) return 0;
@@ -36,7 +36,7 @@ static int drop_capabilities(void) {
     struct capabilities_header header = {0x20080522, 0};
     uint32_t none[6] = {0};
     for (int capability = 0; capability < 64; capability++)
-        if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)) break; /* the first that the kernel does not know */
+        if (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)) break; /* the first capability that the kernel does not know */
     return (int)syscall(SYS_capset, &header, none);
 }
 
@@ -45,7 +45,7 @@ static int set_limit(int which, uint64_t value) {
     return setrlimit(which, &both);
 }
 
-/* Limits of each process; `seconds` of processor time, 0: as many as there are. */
+/* Set the limits of each process. `seconds` limits the processor time; 0 means no limit. */
 int limit(uint64_t seconds) {
     const struct start *start = &box.start;
     int wrong = set_limit(RLIMIT_NPROC, start->processes) | set_limit(RLIMIT_NOFILE, start->open_files) | set_limit(RLIMIT_CORE, 0);
@@ -59,7 +59,7 @@ int limit(uint64_t seconds) {
 int confine(void) {
     struct { unsigned short length; const void *code; } program = {(unsigned short)settings.filter_instructions, settings.filter};
     int fd = openat(settings.proc, "self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) { /* short of memory, the kernel shall take a program first */
+    if (fd >= 0) { /* short of memory, the kernel is to kill a program first */
         if (write(fd, "1000", 4) < 0) return -1;
         close(fd);
     }

@@ -21,7 +21,7 @@ int open_beneath(const char *path, int flags, int mode) {
     return fd;
 }
 
-/* The directory that holds a path's last part, made where it is missing. Cuts the path there; `*name` is the last part. */
+/* Open the parent directory of a path, creating missing directories. `*name` becomes the path's last part. */
 static int open_parent(char *path, const char **name) {
     int directory = root();
     *name = path;
@@ -47,7 +47,7 @@ static int copy(int from, int to) {
     return 0;
 }
 
-/* Replace a file whole: written beside it, then renamed over it, so that nobody sees half of it. */
+/* Replace a file atomically: written beside it, then renamed over it, so that nobody sees half of it. */
 int replace_beneath(const char *given, int from) {
     char path[4096], temporary[64];
     const char *name;

@@ -7,7 +7,7 @@ SEEN int body_fds[MOST_FDS], body_count;
 #define COMPARING 256
 
 static struct { pid_t pid; uint32_t id, flags, reason; uint64_t begun, deadline, kills; } running[MOST_RUNNING];
-static int alone = 1; /* nothing was started that could be left in the background */
+static int alone = 1; /* nothing was started that could still run in the background */
 
 static uint64_t now(void) {
     struct timespec at;
@@ -15,7 +15,7 @@ static uint64_t now(void) {
     return (uint64_t)at.tv_sec * 1000000000 + (uint64_t)at.tv_nsec;
 }
 
-/* Texts that each end in \0: so many from `at` on, as an array that ends in NULL. Returns where the next one begins. */
+/* Split `count` texts from `at` on, each ended by \0, into an array that ends in NULL. Returns where the next text begins. */
 static char *take(char *at, const char *end, uint32_t count, char **texts) {
     uint32_t i = 0;
     for (; i < count && at < end; i++) texts[i] = at, at += strlen(at) + 1;
@@ -30,7 +30,7 @@ static void complain(const char *name, int error) {
     _exit(error == ENOENT || error == ENOTDIR ? 127 : error == EACCES || error == ENOEXEC ? 126 : 127);
 }
 
-/* Find a program as a shell does. */
+/* Execute a program, found as a shell finds it. */
 static void execute(char **arguments, char **environment) {
     const char *path = "/usr/bin:/bin";
     char place[4096];
@@ -51,7 +51,7 @@ static void execute(char **arguments, char **environment) {
     complain(arguments[0], error);
 }
 
-/* In the new process: descriptors 0, 1, 2, then everything that `confine` takes away. */
+/* In the new process: set up descriptors 0, 1, 2, then drop everything that `confine` drops. */
 static void become_program(const int *fds, uint32_t flags, const char *directory, uint64_t milliseconds) {
     sigset_t none;
     int in = flags & WITH_STDIN ? fds[2] : open("/dev/null", O_RDONLY);
@@ -96,7 +96,7 @@ static pid_t start_program(const struct request *request, char *text, const char
     return pid;
 }
 
-/* A fork that goes on in zygote.py, unconfined, and writes what differs from the start into the given file. */
+/* Fork a process that continues in zygote.py, unconfined, and writes the changes since the start into the given file. */
 static pid_t start_comparison(const int *fds) {
     pid_t pid = fork();
     if (pid) return pid;
@@ -169,7 +169,7 @@ void end_by_id(uint32_t id) {
         if (running[i].pid && running[i].id == id) finish(i, KILLED);
 }
 
-/* Deadlines, and the watch over memory where no cgroup keeps the limit. Returns how long to sleep, in milliseconds. */
+/* Enforce deadlines, and the memory limit where no cgroup does. Returns how long to sleep, in milliseconds. */
 int watch(void) {
     uint64_t time = now(), next = UINT64_MAX;
     int watching = settings.memory < 0, busy = 0;

@@ -41,7 +41,7 @@
 #define CLONE_NEWTIME 0x80
 #endif
 
-#define SEEN __attribute__((visibility("default"))) /* from Python; all else keeps out of libc's way, which has a `step` too */
+#define SEEN __attribute__((visibility("default"))) /* visible to Python; the rest is hidden, since libc has a `step` too */
 
 #define MESSAGE_BYTES (160 << 10)
 #define MOST_FDS 250
@@ -69,7 +69,7 @@ struct answer { /* pid 1 -> host; then text */
     uint32_t reason;
     uint64_t nanoseconds;
 };
-struct settings { /* what the zygote says once; descriptors are -1 where the host does not offer a thing */
+struct settings { /* set once by the zygote; descriptors are -1 where the host lacks a feature */
     int proc;             /* the directory /proc of a namespace that sees the box */
     int memory;           /* a writable memory cgroup, in which each box gets a group */
     int memory_version;   /* 1 or 2 */
@@ -91,7 +91,7 @@ struct box { /* one box, from the inside */
 
 extern struct settings settings;
 extern struct box box;
-extern const char *step; /* what is being done, for whoever is refused */
+extern const char *step; /* the current step, to be reported if it fails */
 
 /* setup.c */
 int set_up(int blob, const int *mounts);

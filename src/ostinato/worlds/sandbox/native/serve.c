@@ -1,4 +1,4 @@
-/* Pid 1 of a box: reads what the host asks and answers. Its own end is the end of everything in the box. */
+/* Pid 1 of a box: reads and answers the host's requests. When it ends, everything in the box ends. */
 #include "sandbox.h"
 #include <netinet/in.h>
 #include <sys/signalfd.h>
@@ -42,7 +42,7 @@ static void clone_request(const struct request *request, const char *name) {
     for (int i = 0; i < count && !wrong; i++) close(fds[i]);
 }
 
-/* A port of the box's loopback at which the host listens. */
+/* Open a port of the box's loopback, on which the host listens. */
 static int listener(uint32_t port) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -60,7 +60,7 @@ static void listen_request(const struct request *request) {
     if (fd >= 0) close(fd);
 }
 
-/* One request. Returns what zygote.py shall do, in a body; else 0. */
+/* Handle one request. Returns 0, or in a body what zygote.py is to do. */
 static int answer(struct request *request, char *text, const char *end, int *fds, int count) {
     switch (request->operation) {
     case EXEC:
@@ -89,7 +89,7 @@ static int answer(struct request *request, char *text, const char *end, int *fds
     }
 }
 
-/* What is there: a handle on this process and, where hosts are allowed, the port for the proxy. */
+/* Report that the box is ready, with a pidfd of this process and, if hosts are allowed, the port for the proxy. */
 static void say_ready(void) {
     int fds[2] = {(int)syscall(NR_pidfd_open, getpid(), 0), -1}, count = fds[0] >= 0;
     if (box.start.flags & PROXY && (fds[count] = listener(3128)) >= 0) count++;
@@ -97,7 +97,7 @@ static void say_ready(void) {
     for (int i = 0; i < count; i++) close(fds[i]);
 }
 
-/* Take one message from the host and do it. */
+/* Receive one message from the host and handle it. */
 static int take_message(void) {
     static char space[CMSG_SPACE(sizeof(int) * 8)];
     struct iovec part = {message, sizeof message - 1};

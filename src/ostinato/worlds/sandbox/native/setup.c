@@ -1,4 +1,4 @@
-/* A fresh box: who it is, what it may use, its mounts. Runs once in pid 1, which keeps its capabilities in its own user namespace. */
+/* Sets up a fresh box: its user, its limits, its mounts. Runs once in pid 1, which keeps its capabilities in its own user namespace. */
 #include "sandbox.h"
 #include <net/if.h>
 #include <netinet/in.h>
@@ -16,7 +16,7 @@ static int write_at(int directory, const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* Inside and in the zygote's namespace: uid 1000. No namespace can be made in this one. */
+/* Map uid 1000 to uid 1000 of the zygote's namespace. No further user namespace can be made in this one. */
 static int map_user(void) {
     DO("deny setgroups", write_at(settings.proc, "self/setgroups", "deny"));
     DO("map the user", write_at(settings.proc, "self/uid_map", "1000 1000 1"));
@@ -25,7 +25,7 @@ static int map_user(void) {
     return 0;
 }
 
-/* A memory group of this slot's, empty since its last box ended: set the limit and move in. */
+/* Join this slot's memory group, empty since its last box ended, and set the limit. */
 static int join_memory(void) {
     char name[32], text[32];
     if (settings.memory < 0) return 0;
@@ -43,7 +43,7 @@ static int join_memory(void) {
     return wrong;
 }
 
-/* A clock and a cgroup tree that begin with the box. */
+/* Give the box a clock, a cgroup tree and a host name of its own. */
 static int hide_host(void) {
     if (settings.time_namespace) {
         struct timespec up;
@@ -70,7 +70,7 @@ static int raise_loopback(void) {
 
 int attach(int tree, const char *target) { return (int)syscall(NR_move_mount, tree, "", AT_FDCWD, target, 4 /* from: the descriptor itself */); }
 
-/* Directories of the host, read-only at places of their own. Before the stage hides them: it covers /tmp. */
+/* Show directories of the host, read-only, in their places. Must run before the stage covers /tmp, where they come from. */
 static int show_binds(void) {
     char name[32];
     for (uint32_t i = 0; i < box.start.binds; i++) {
@@ -83,11 +83,11 @@ static int show_binds(void) {
     return 0;
 }
 
-/* Directories of the stage, below which everything writable lies: t /tmp, s /dev/shm, f files, u upper, w overlay's own, h host's layers. */
+/* Build the stage, which holds everything writable: t /tmp, s /dev/shm, f files, u upper, w overlay's own, h host's layers. */
 static int build_stage(const int *mounts) {
     char data[64], name[32];
     int trees[MOST_FDS], layers = (int)box.start.layers;
-    for (int i = 0; i < layers && i < MOST_FDS; i++) { /* before the stage hides them: it covers /tmp */
+    for (int i = 0; i < layers && i < MOST_FDS; i++) { /* before the stage covers /tmp, where they come from */
         snprintf(name, sizeof name, "/tmp/layers/%s", box.lowers[box.start.lowers - (uint32_t)layers + (uint32_t)i] + 1);
         DO("open a layer", trees[i] = (int)syscall(NR_open_tree, AT_FDCWD, name, 1 | O_CLOEXEC | 0x8000 /* recursive */));
     }
@@ -112,7 +112,7 @@ static int build_stage(const int *mounts) {
     return 0;
 }
 
-/* Files as one blob: {u32 name bytes, u32 mode, u64 size, name, \0, data} each. */
+/* Write the files of one blob: {u32 name bytes, u32 mode, u64 size, name, \0, data} each. */
 static int write_files(int blob, const char *below) {
     off_t size = lseek(blob, 0, SEEK_END), at = 0;
     int directory = open(below, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -142,7 +142,7 @@ static int write_files(int blob, const char *below) {
     return close(directory);
 }
 
-/* lowerdir+ takes a directory at a time and hundreds of them; before Linux 6.7 all must fit one page of options. */
+/* lowerdir+ takes one directory at a time, hundreds in all; before Linux 6.7 all must fit into one page of options. */
 static int overlay(int with_upper, const char *const *lowers, uint32_t count) {
     int context = (int)syscall(NR_fsopen, "overlay", 1);
     if (context < 0) return -1;

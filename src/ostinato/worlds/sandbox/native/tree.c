@@ -1,11 +1,11 @@
-/* Who lives in the box, how much memory they hold, and how a program is ended together with all that it started. */
+/* Lists the box's processes, limits their memory, and ends a program together with all that it started. */
 #include "sandbox.h"
 
 #define MOST_PROCESSES 4096
 
 static struct { pid_t pid, parent; int marked; } known[MOST_PROCESSES];
 
-/* A /proc that shows everybody and that no program sees. Made when it is first needed; -1 where the kernel refuses it. */
+/* A /proc that shows every process and that no program sees. Made at first use; -2 if the kernel refuses it. */
 static int own_proc(void) {
     if (box.proc != -1) return box.proc;
     int context = (int)syscall(NR_fsopen, "proc", 1);
@@ -33,7 +33,7 @@ static ssize_t read_small(int pid, const char *file, char *text, size_t size) {
 
 struct entry { uint64_t inode; int64_t offset; unsigned short length; unsigned char type; char name[]; };
 
-/* Pids of the box, pid 1 left out. Returns how many, or -1 without a /proc. */
+/* List the box's pids, except pid 1. Returns how many, or -1 without a /proc. */
 static int list(pid_t *pids, int most) {
     char space[8192];
     int count = 0;
@@ -50,7 +50,7 @@ static int list(pid_t *pids, int most) {
     return count;
 }
 
-/* Mark what descends from `root`. Returns how many live processes do; `*others` counts those that do not. */
+/* Mark `root` and its live descendants. Returns how many, or -1 without a /proc; `*others` counts the other live processes. */
 static int mark(pid_t root, int *others) {
     static pid_t pids[MOST_PROCESSES];
     int count = list(pids, MOST_PROCESSES), kept = 0, found = 0;
@@ -72,8 +72,8 @@ static int mark(pid_t root, int *others) {
     return count < 0 ? -1 : found;
 }
 
-/* End a program and all below it. It adopts its orphans (it is a subreaper and cannot stop being one), so that none gets out from under it.
-   kill(-1) reaches every process of the namespace at once, no fork slips through; to spare others, everybody is halted while it is chosen. */
+/* End a program and its descendants. It adopts its orphans (it is a subreaper and cannot stop being one), so that no descendant escapes.
+   kill(-1) reaches every process of the namespace at once, so no fork slips through. To spare others, all are halted while we choose. */
 void kill_tree(pid_t root) {
     struct timespec moment = {0, 1000000};
     int others = 0;
@@ -85,7 +85,7 @@ void kill_tree(pid_t root) {
         found = mark(root, &others);
         for (int i = 0; i < found + others; i++)
             if (known[i].marked && (known[i].pid != root || found == 1)) kill(known[i].pid, SIGKILL);
-        if (found <= 1) break; /* the root goes last: whoever is below it is found through it */
+        if (found <= 1) break; /* the root goes last, since its descendants are found through it */
         nanosleep(&moment, NULL);
     }
     kill(-1, SIGCONT);
@@ -98,8 +98,8 @@ static uint64_t field(const char *text, const char *name) {
 
 static uint64_t watch_kills;
 
-/* Where no cgroup does it: keep what the programs hold and what lies in the box's tmpfs below the limit, by ending the largest programs first, as the
-   kernel would. Shared memory counts once for each process that maps it. */
+/* Where no cgroup does it: keep the programs' memory plus the contents of the box's tmpfs below the limit, by killing the largest
+   processes first, as the kernel would. Shared memory counts once for each process that maps it. */
 void keep_memory(void) {
     static pid_t pids[MOST_PROCESSES];
     static uint64_t bytes[MOST_PROCESSES];
@@ -124,7 +124,7 @@ void keep_memory(void) {
     }
 }
 
-/* How often a process of the box was ended for want of memory. */
+/* How many processes of the box were killed for lack of memory. */
 uint64_t memory_kills(void) {
     char text[1024];
     if (box.memory_events < 0) return watch_kills;

@@ -1,11 +1,11 @@
-/* The zygote's loop: one message, one clone. It runs in the Python interpreter's only thread and comes back into Python in a body only. */
+/* The zygote's loop: one clone per message. It runs in Python's only thread and returns to Python in a body, for a layer, or at the end. */
 #include "sandbox.h"
 
 struct settings settings;
 struct box box;
 const char *step = "start";
-SEEN int layer = -1; /* a mount that zygote.py shall attach */
-int body = NO_BODY; /* read by zygote.py after `serve` came back */
+SEEN int layer = -1; /* a mount that zygote.py is to attach */
+int body = NO_BODY; /* what zygote.py is to do in a child; returned by `serve` */
 
 static struct { pid_t pid; } slots[4096];
 
@@ -29,7 +29,7 @@ static int free_slot(void) {
     return -1;
 }
 
-/* Take the message apart: names into `box`, which the child inherits. Returns 0, or -1 for a message that is none. */
+/* Parse a message into `box`, which the child inherits. Returns 0, or -1 for an invalid message. */
 static int understand(const char *message, size_t size) {
     if (size < sizeof box.start || message[size - 1]) return -1;
     memcpy(&box.start, message, sizeof box.start);
@@ -44,7 +44,7 @@ static int understand(const char *message, size_t size) {
     return 0;
 }
 
-/* Say which step failed, and why. */
+/* Report which step failed, and why. */
 static void refuse(int to) {
     struct answer refusal = {REFUSED, 0, errno, 0, 0};
     struct iovec parts[2] = {{&refusal, sizeof refusal}, {(void *)step, strlen(step)}};
@@ -52,7 +52,7 @@ static void refuse(int to) {
     sendmsg(to, &message, MSG_NOSIGNAL);
 }
 
-/* A place to mount something on. The root is read-only in every box, so it is made here. */
+/* Make a mount point. The root is read-only in every box, so it is made here. */
 static int make_place(const char *place) {
     char path[1024];
     step = "make the place of the workspace or of a mount";
@@ -103,7 +103,7 @@ static int start_box(int control, const char *message, size_t size, int *fds, in
     return 0;
 }
 
-/* Start boxes until the other side is gone. Returns 0 then; in a child that shall go on in Python, what it shall do. */
+/* Start boxes until the other side is gone, then return 0. Returns ATTACH for a layer, and in a child what it is to do in Python. */
 SEEN int serve(int control) {
     static char message[MESSAGE_BYTES];
     static char space[CMSG_SPACE(sizeof(int) * MOST_FDS)];

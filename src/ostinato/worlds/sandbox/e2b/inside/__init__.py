@@ -1,1 +1,1 @@
-"""What runs inside of an E2B sandbox: standard library only, without the package around it, as root of its virtual machine."""
+"""Code that runs in an E2B sandbox as root of its virtual machine, with the standard library only and without the package around it."""

@@ -1,4 +1,4 @@
-"""Started in an E2B sandbox as root: `python3 helper.pyz PLACE`. It unpacks what the host put into PLACE, and serves it."""
+"""Entry point in an E2B sandbox, run as root: `python3 helper.pyz PLACE`. Unpacks what the host put into PLACE and serves it."""
 
 from __future__ import annotations
 

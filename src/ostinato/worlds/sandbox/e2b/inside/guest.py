@@ -1,7 +1,7 @@
-"""Pid 1 of an E2B sandbox: what gVisor's does, in namespaces of the virtual machine and with its control groups.
+"""Pid 1 of an E2B sandbox: does what pid 1 of a gVisor sandbox does, with namespaces and control groups of the virtual machine.
 
-Programs run as a user of their own, who owns the workspace and nothing else. They have no network but their own loopback, whatever the
-machine has; all they see of its files is read-only.
+Programs run as a user of their own, who owns the workspace and nothing else. Their only network is their own loopback, whatever the
+machine has, and the machine's files are read-only for them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ RLIMITS = ((resource.RLIMIT_NOFILE, 4096), (resource.RLIMIT_CORE, 0))
 
 
 class Herd(Group):
-    """A control group of the kernel's second version: it is emptied at one stroke."""
+    """A cgroup v2 group, whose processes are all killed at once."""
 
     def join(self) -> None:
         with open(f"{PROC}/self/oom_score_adj", "w") as score:
-            score.write("500")  # before pid 1, which has less than nothing
+            score.write("500")  # to be killed before pid 1, whose score is negative
         super().join()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class Herd(Group):
 
 
 class GuestPrograms(Programs):
-    """All programs of the sandbox. Where the kernel counts their memory nothing else has to."""
+    """All programs of the sandbox. No watch is needed if the kernel counts their memory."""
 
     def __init__(self, *given: Any, counts: bool) -> None:
         self._counts = counts
@@ -75,7 +75,7 @@ class GuestPrograms(Programs):
         return super().look()
 
     def _keep_memory(self) -> None:
-        """End the largest programs while what all hold, and what lies in the sandbox's file system, is more than the limit."""
+        """Kill the largest processes while the memory of all, plus what the sandbox's file system holds, exceeds the limit."""
         if self._counts:
             return
         groups = [*(program.group for program in self._running.values()), *self._left]
@@ -93,14 +93,14 @@ class GuestPrograms(Programs):
 
 
 def held(pid: int) -> int:
-    """Bytes that a process holds; shared memory counts for each that maps it."""
+    """Memory of a process in bytes. Shared memory counts for every process that maps it."""
     with contextlib.suppress(OSError), open(f"{PROC}/{pid}/status") as status:
         return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon:", "RssShmem:")))
     return 0
 
 
 def ended_for_memory() -> int:
-    """How many processes of the sandbox the kernel has ended because memory was short."""
+    """How many processes of the sandbox the kernel has killed for lack of memory."""
     fd = os.open(f"{GROUPS}/memory.events", os.O_RDONLY)
     try:
         found = dict(line.split() for line in look(fd).splitlines())
@@ -110,7 +110,7 @@ def ended_for_memory() -> int:
 
 
 class Guest(Server):
-    """Answers the host. `place` is where the host put what belongs to the sandbox."""
+    """Answers the host. `place` is the directory where the host put the sandbox's layers, mounts and files."""
 
     def __init__(self, line: socket.socket, place: str) -> None:
         super().__init__(line)
@@ -140,7 +140,7 @@ class Guest(Server):
 
 
 def reached(path: str) -> socket.socket | None:
-    """Who listens there; None if nobody does."""
+    """A connection to the socket at `path`, or None if nothing listens there."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.connect(path)
@@ -151,7 +151,7 @@ def reached(path: str) -> socket.socket | None:
 
 
 def seclude() -> None:
-    """Leave the machine's mounts, network and names. Raises StepError."""
+    """Leave the machine's mount, network, IPC and host name namespaces. Raises StepError."""
     with step("make the namespaces"):
         call("unshare", CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
         mount("none", "/", None, MS_REC | MS_PRIVATE)
@@ -161,7 +161,7 @@ def seclude() -> None:
 
 
 def show(settings: Settings, place: str, mounts: list[str]) -> None:
-    """Make the machine's files read-only, and put what the host gave where it belongs. Raises StepError."""
+    """Make the machine's files read-only, and mount what the host sent where it belongs. Raises StepError."""
     os.umask(0o022)
     with step("make the places of the workspace and the mounts"):
         for path in (BOX, settings.workdir, *mounts):
@@ -184,7 +184,7 @@ def show(settings: Settings, place: str, mounts: list[str]) -> None:
 
 
 def name_user(number: int) -> None:
-    """Let the user that programs run as have a name, as far as programs see."""
+    """Give the user that programs run as a name in the /etc/passwd and /etc/group that programs see."""
     for name, line in (("passwd", f"user:x:{number}:{number}::/tmp:/bin/sh\n"), ("group", f"user:x:{number}:\n")):
         kept: list[str] = []
         with contextlib.suppress(FileNotFoundError), open(f"/etc/{name}") as file:
@@ -196,7 +196,7 @@ def name_user(number: int) -> None:
 
 
 def make_groups(settings: Settings) -> bool:
-    """A control group for all programs, in which each gets its own; True if the kernel counts memory in it. Raises StepError."""
+    """Make a control group for all programs, with one for each in it. True if the kernel counts memory in it. Raises StepError."""
     with step("mount the control groups"):
         os.mkdir(ALL_GROUPS)
         mount("none", ALL_GROUPS, "cgroup2", QUIET)

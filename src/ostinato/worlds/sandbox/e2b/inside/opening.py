@@ -1,4 +1,4 @@
-"""From the start of the helper in an E2B sandbox to its two processes: what the host sent is unpacked, then pid 1 parts from the relay."""
+"""Starts the helper in an E2B sandbox: unpacks what the host sent, then forks pid 1 and becomes the relay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relay import Relay
 
 
 class Parts(io.RawIOBase):
-    """The files `part.0`, `part.1`, ... of a directory as one; each is removed once it was read."""
+    """The files `part.0`, `part.1`, ... of a directory as one stream. Each is removed as it is opened."""
 
     def __init__(self, place: str) -> None:
         self._place, self._next = place, 0
@@ -43,7 +43,7 @@ class Parts(io.RawIOBase):
 
 
 def unpack(place: str) -> None:
-    """Put the parcel's files where they belong. Raises OSError, TarError."""
+    """Extract the parcel's parts into `place`. Raises OSError, TarError."""
     os.umask(0o022)
     os.chmod(place, 0o700)
     for name in ("layers", "mounts", "ports"):
@@ -53,7 +53,7 @@ def unpack(place: str) -> None:
     with tarfile.open(
         fileobj=io.BufferedReader(Parts(place), 1 << 20), mode="r|gz", encoding="utf-8", errors="surrogateescape"
     ) as tar:
-        tar.extraction_filter = lambda member, path: member  # all of it is the host's own
+        tar.extraction_filter = lambda member, path: member  # the host made the archive, so it is trusted
         tar.extractall(place, numeric_owner=True)
 
 
@@ -63,7 +63,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def main(place: str) -> NoReturn:
-    """Never returns."""
+    """Unpack the parcel, fork pid 1 and run the relay. Never returns."""
     try:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("-900")

@@ -1,9 +1,9 @@
-"""The line between the host and a sandbox that is far away: several streams of bytes over one, which may break and be taken up again.
+"""The line between the host and a remote sandbox: several byte streams over one connection, which may break and be resumed.
 
-To the sandbox packets go as bytes; back they come as lines of text, since whoever carries them hands over text. A packet has a number
-that grows by one from packet to packet, so that one sent again is known; those that concern the line itself have 0.
+Packets go to the sandbox as bytes and come back as lines of text, since the carrier delivers output as text. Packets are numbered
+consecutively, so that a resent one is recognised. Packets about the line itself have number 0.
 
-Channel 0 is the line to pid 1, each other one a connection to a port. Of a channel at most `WINDOW` bytes are on their way.
+Channel 0 is the line to pid 1, and each other channel is a connection to a port. A sender pauses a channel at `WINDOW` bytes in flight.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ HEAD = struct.Struct("<QIB")  # number, channel, kind
 LENGTH = struct.Struct("<I")
 NUMBER = struct.Struct("<Q")
 OPEN, DATA, END, GONE, TOOK, LISTEN, SEEN, AGAIN = range(8)
-"""Kinds: a connection came (its port), bytes, no more will come, broken off, so many bytes were passed on, listen at a port;
-of the line itself: heard up to this number, and say again what comes after it."""
+"""Kinds of packet: new connection (its port), bytes, end of stream, connection broken off, number of bytes passed on, listen on a
+port. About the line itself: received up to this number, and resend what comes after this number."""
 
-PART = 48 << 10  # bytes of one DATA
-WINDOW = 1 << 20  # bytes of a channel that were sent and not yet passed on
+PART = 48 << 10  # most bytes of one DATA packet
+WINDOW = 1 << 20  # a channel pauses when so many bytes were sent and not yet passed on
 MOST_PACKET = HEAD.size + PART + 16
 MOST_LINE = 2 * MOST_PACKET
 MARK, REFUSED = "@", "!"
@@ -30,17 +30,17 @@ Packet = tuple[int, int, int, bytes]
 
 
 def as_bytes(number: int, channel: int, kind: int, data: bytes = b"") -> bytes:
-    """A packet on its way in."""
+    """Encode a packet to the sandbox."""
     return LENGTH.pack(HEAD.size + len(data)) + HEAD.pack(number, channel, kind) + data
 
 
 def as_line(number: int, channel: int, kind: int, data: bytes = b"") -> bytes:
-    """A packet on its way out."""
+    """Encode a packet to the host."""
     return MARK.encode() + base64.b64encode(HEAD.pack(number, channel, kind) + data) + b"\n"
 
 
 def read_line(text: str) -> Packet:
-    """A packet out of a line without its mark and end. Raises ValueError for anything else."""
+    """Decode a packet from a line without its mark and newline. Raises ValueError for anything else."""
     try:
         found = base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -51,7 +51,7 @@ def read_line(text: str) -> Packet:
 
 
 class Packets:
-    """Bytes as they come, in parts of any size -> whole packets."""
+    """Assembles whole packets from bytes that arrive in parts of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -1,6 +1,6 @@
-"""The outer one of the two processes that serve an E2B sandbox: it carries streams between the host and pid 1, or who connects to a port.
+"""The outer of the two processes that serve an E2B sandbox: carries streams between the host and pid 1 or a connection to a port.
 
-Its descriptors 0 and 1 are the line to the host. If the line breaks it keeps what the host has not heard, and says it again when asked.
+Its descriptors 0 and 1 are the line to the host. It keeps packets that the host may not have received, and resends them on request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ MOST_CHANNELS = 256
 
 @dataclass(slots=True)
 class Channel:
-    """One stream: a socket, how much of what it said is not passed on yet, and what it has still to hear."""
+    """One stream to a local socket. `unseen` counts the bytes read from it that the host has not passed on yet, `waiting` holds the bytes
+    still to be written to it.
+    """
 
     number: int
     end: socket.socket
@@ -45,7 +47,7 @@ class Channel:
 
 
 class Relay:
-    """Serves until the host hangs up, or pid 1 ends. `ports` is the directory in which a port's socket lies for pid 1."""
+    """Serves until the host hangs up or pid 1 ends. `ports` is the directory of the sockets through which pid 1 reaches ports."""
 
     def __init__(self, pid_one: socket.socket, ports: str) -> None:
         self._ports = ports
@@ -53,9 +55,9 @@ class Relay:
         self._inbox = Packets()
         self._heard = 0
         self._number = 0
-        self._kept: deque[tuple[int, bytes]] = deque()  # what the host has perhaps not heard
-        self._lines: deque[bytes] = deque()  # what has still to be written
-        self._at = 0  # bytes of the first of them that were
+        self._kept: deque[tuple[int, bytes]] = deque()  # packets that the host may not have received
+        self._lines: deque[bytes] = deque()  # lines still to be written
+        self._at = 0  # bytes of the first line that are already written
         self._last_channel = 0
         self._channels = {0: Channel(0, pid_one)}
         pid_one.setblocking(False)
@@ -65,7 +67,7 @@ class Relay:
         self._selector.register(pid_one, selectors.EVENT_READ, lambda: self._turn(self._channels[0]))
 
     def run(self) -> NoReturn:
-        """Until one side is gone."""
+        """Serve until one side is gone."""
         while True:
             for key, _ in self._selector.select():
                 key.data()
@@ -92,7 +94,7 @@ class Relay:
         self._selector.unregister(1)
 
     def _again(self, number: int) -> None:
-        """Say again what came after a number; a line that is half written is ended first."""
+        """Resend the packets after a number. A partly written line is completed first."""
         half = [self._lines[0]] if self._at else []
         had = bool(self._lines)
         self._seen(number)
@@ -113,7 +115,7 @@ class Relay:
                 os._exit(0)
             for number, channel, kind, data in self._inbox.feed(part):
                 if number and number <= self._heard:
-                    continue  # sent again
+                    continue  # was resent
                 self._heard = max(self._heard, number)
                 self._do(channel, kind, data)
 
@@ -163,7 +165,7 @@ class Relay:
         self._say(channel.number, OPEN, NUMBER.pack(port))
 
     def _turn(self, channel: Channel) -> None:
-        """Carry what can be carried of one channel, in both directions."""
+        """Carry as much of one channel as is possible now, in both directions."""
         try:
             self._pass_on(channel)
             self._take(channel)
@@ -195,7 +197,7 @@ class Relay:
         self._say(channel.number, DATA if part else END, part)
 
     def _watch(self, channel: Channel) -> None:
-        """Wait for what the channel still can do; let go of it once that is nothing."""
+        """Wait for the events that the channel still needs, and drop it once it is finished."""
         if channel.number not in self._channels:
             return
         if channel.said_all and (channel.heard_all or not channel.number) and not channel.waiting:
@@ -220,7 +222,7 @@ class Relay:
         channel.end.close()
 
     def _leave(self) -> NoReturn:
-        """Pid 1 is gone: say what is left to say, and end."""
+        """Pid 1 is gone: write the remaining lines and exit."""
         os.set_blocking(1, True)
         if self._lines:
             self._write()

@@ -1,1 +1,1 @@
-"""Runs inside of a gVisor sandbox: standard library only, files that find each other by path."""
+"""Code that runs inside a gVisor sandbox: standard library only, with modules that import each other by path."""

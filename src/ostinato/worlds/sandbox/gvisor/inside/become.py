@@ -1,4 +1,4 @@
-"""From a fork of pid 1 to a program: its descriptors, its group and limits, and all rights given up. Or to the user of programs alone."""
+"""Turns a fork of pid 1 into a program (descriptors, group, limits, no privileges), or into a process with a program's file rights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAPABILITIES_VERSION = 0x20080522
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A program as it was asked for. `cwd` empty: the workspace."""
+    """A program as requested. An empty `cwd` means the workspace."""
 
     argv: list[bytes]
     env: dict[bytes, bytes]
@@ -29,7 +29,7 @@ class Wanted:
 
     @classmethod
     def read(cls, data: bytes, text: int, count: int) -> Wanted:
-        """Out of what `pack_program` of ../../starting.py made, `text` bytes long, with its number `count`; the input follows."""
+        """Parse the output of `pack_program` in ../../starting.py: `text` bytes and its number `count`. The program's input follows."""
         arguments, variables = count & 0xFFFF, count >> 16
         texts = data[:text].split(b"\0")
         pairs = (each.partition(b"=") for each in texts[1 + arguments : 1 + arguments + variables])
@@ -57,7 +57,7 @@ def _limit(settings: Settings) -> None:
         (
             resource.RLIMIT_NPROC,
             settings.processes - 1,
-        ),  # of the user, so of all programs together; a first one counts as pid 1's
+        ),  # per user, so for all programs together; their first process counts as pid 1's
         (resource.RLIMIT_NOFILE, settings.open_files),
         (resource.RLIMIT_FSIZE, settings.disk),
         (resource.RLIMIT_CORE, 0),
@@ -71,7 +71,7 @@ def _give_up_capabilities() -> None:
 
 
 def act_as_owner(settings: Settings) -> None:
-    """From now on this fork may do with files what programs may, and nothing else; being pid 1's user too, no program can end it."""
+    """Leave this fork only the programs' rights to files. Its real and saved uid stay pid 1's, so that no program can kill it."""
     own = os.getuid()
     os.umask(0o022)
     os.setgroups([])
@@ -85,7 +85,7 @@ def _give_up_rights(settings: Settings) -> None:
         try:
             call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
         except OSError:
-            break  # the first that the kernel does not know
+            break  # the first capability that the kernel does not know
     os.setgroups([])
     os.setresgid(settings.owner, settings.owner, settings.owner)
     os.setresuid(settings.owner, settings.owner, settings.owner)
@@ -99,7 +99,7 @@ def _give_up_rights(settings: Settings) -> None:
 
 
 def _execute(wanted: Wanted) -> NoReturn:
-    """Find the program as a shell does."""
+    """Execute the program, found as a shell finds it."""
     name, found = wanted.argv[0], FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     places = [b""] if b"/" in name else wanted.env.get(b"PATH", b"/usr/bin:/bin").split(b":")
     for place in places:
@@ -112,7 +112,7 @@ def _execute(wanted: Wanted) -> NoReturn:
 
 
 def become(wanted: Wanted, settings: Settings, group: Group, outputs: tuple[int, int]) -> NoReturn:
-    """Never returns."""
+    """Become the program. Never returns."""
     name = b"isolate the program"
     try:
         os.setpgid(0, 0)

@@ -1,7 +1,7 @@
-"""gVisor's own control groups: which processes belong to which program. A process cannot leave its group, nor can what it starts.
+"""gVisor's own control groups: which processes belong to which program. Neither a process nor its descendants can leave its group.
 
-There is one hierarchy only: a task in several is charged in one of them, at random, so that limits would not hold (gVisor of 2022).
-Beside busy programs each system call of pid 1 waits its turn: files that are read often stay open.
+There is one hierarchy only: gVisor of 2022 charges a task in several of them to one at random, so limits would not hold. Busy programs
+delay every system call of pid 1, so files that are read often stay open.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from place import GROUPS
 
 
 def look(fd: int) -> bytes:
-    """What a file of the kernel's says now."""
+    """The current content of an open kernel file."""
     return os.pread(fd, 65536, 0)
 
 
 def end(pid: int) -> None:
-    """Kill a process, if it is still there; a process group, if the number is negative."""
+    """Kill a process if it still exists, or a process group if the number is negative."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -29,27 +29,27 @@ class Group:
 
     def __init__(self, number: int) -> None:
         self._path = f"{GROUPS}/{number}"
-        os.mkdir(self._path, 0o700)  # who makes groups in it takes processes out of our sight
+        os.mkdir(self._path, 0o700)  # private, since processes in groups made inside it would escape us
         self._members = os.open(f"{self._path}/cgroup.procs", os.O_RDWR)
         self._closed = False
 
     def join(self) -> None:
-        """Take this process in."""
+        """Move this process into the group."""
         os.pwrite(self._members, str(os.getpid()).encode(), 0)
 
     def members(self) -> list[int]:
-        """Those that live."""
+        """The live processes in the group."""
         return [int(pid) for pid in look(self._members).split()]
 
     def close(self) -> None:
-        """From now on none of them can start another."""
+        """Forbid the members to start further processes."""
         if not self._closed:
             self._closed = True
             with open(f"{self._path}/pids.max", "wb", buffering=0) as most:
                 most.write(b"0")
 
     def removed(self) -> bool:
-        """True once it is gone; it cannot be while there are members."""
+        """Try to remove the group. False while it has members."""
         if self.members():
             return False
         os.close(self._members)

@@ -1,5 +1,5 @@
-"""Single files of the workspace: no link leads out of it, unless a program swaps links meanwhile. So this runs as the programs' own user
-and without rights (`act_as_owner` of become.py): a link that is swapped in leads to nothing that the program could not reach by itself.
+"""Reads and writes single files of the workspace. No link leads out of it, unless a program swaps links meanwhile. Therefore this runs
+as the programs' own user without privileges (`act_as_owner` in become.py): a swapped link only reaches what the program itself can.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 
 
 def _inside(path: str, workdir: str) -> str:
-    """Where a path leads. Raises OSError for a place outside of the workspace."""
+    """A path with its links resolved. Raises OSError if it lies outside the workspace."""
     found = os.path.realpath(path)
     if found != workdir and not found.startswith(f"{workdir}/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -29,7 +29,7 @@ def read_file(workdir: str, name: str, most: int) -> bytes:
 
 
 def _parent(workdir: str, parts: list[str]) -> str:
-    """The directory that holds a path's last part, made where it is missing."""
+    """The parent directory of a path, with missing directories created."""
     at = workdir
     for part in parts:
         at = f"{at}/{part}"
@@ -40,7 +40,7 @@ def _parent(workdir: str, parts: list[str]) -> str:
 
 
 def replace_file(workdir: str, name: str, data: bytes) -> None:
-    """Replace a file whole: written beside it, then renamed over it, so that nobody sees half of it. Raises OSError."""
+    """Replace a file atomically: written beside it, then renamed over it, so that nobody sees half of it. Raises OSError."""
     *above, last = name.split("/")
     parent = _parent(workdir, above)
     target, partial = f"{parent}/{last}", f"{parent}/.{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""The messages between the host and pid 1 of a gVisor sandbox: a JSON object each, and bytes that go with it."""
+"""The messages between the host and pid 1 of a gVisor sandbox: a JSON object followed by bytes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-HEAD = struct.Struct("<IQ")  # bytes of the object, of what goes with it
+HEAD = struct.Struct("<IQ")  # length of the object, length of the bytes after it
 MOST_OBJECT = 1 << 20
 
 Frame = tuple[dict[str, Any], bytes]
 
 
 def pack(told: Mapping[str, Any], data: bytes | bytearray = b"") -> bytes:
-    """One message."""
+    """Encode one message."""
     text = json.dumps(told).encode()
     return HEAD.pack(len(text), len(data)) + text + data
 
 
 class Unpacker:
-    """Bytes as they come, in parts of any size -> whole messages."""
+    """Assembles whole messages from bytes that arrive in parts of any size."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

@@ -1,11 +1,11 @@
-"""What pid 1 of a gVisor sandbox builds before it answers: one bounded file system for all that programs write, and the workspace over it.
+"""What pid 1 of a gVisor sandbox builds before it answers: one bounded file system for all that programs write, with the workspace on it.
 
-`/.box` belongs to pid 1, and no program can enter it. In it lie what the host put there (`code`, `layers`) and:
+`/.box` belongs to pid 1, and no program can enter it. It holds what the host put there (`code`, `layers`) and:
 
-    own/    the bounded tmpfs: f (the files of the start), up and work (the workspace's own layer), tmp, shm
+    own/    the bounded tmpfs: f (the initial files), up and work (the workspace's own layer), tmp, shm
     base/   the workspace as it was at the start, to compare with
-    proc/   what pid 1 knows of processes and memory, whether or not programs have a /proc
-    pids/   gVisor's own control groups: one for each program (`crowd.py`)
+    proc/   pid 1's own /proc, whether or not programs have one
+    pids/   gVisor's own control groups, one for each program (`crowd.py`)
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ OWN, BASE = f"{BOX}/own", f"{BOX}/base"
 GROUPS, PROC = f"{BOX}/pids", f"{BOX}/proc"
 FILE = struct.Struct(
     "<IIQ"
-)  # as `pack_files` of ../../starting.py writes them: bytes of the name, mode, bytes of the file
+)  # as `pack_files` in ../../starting.py writes them: length of the name, mode, length of the file
 NO_AUTOMOUNT, STATX = 0x800, {"x86_64": 332, "aarch64": 291}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the host says of the sandbox. Sizes in bytes; `owner` is whom programs run as, `layers` how many there are; `alone`: no
-    program sees another one's processes, nor its own, since /proc is empty.
+    """The host's settings for the sandbox. Sizes are in bytes. `owner` is the user that programs run as, `layers` is the number of layers.
+    With `alone`, programs see no processes, not even their own, since /proc is empty.
     """
 
     workdir: str
@@ -46,7 +46,7 @@ class Settings:
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Settings:
-        """Out of a message."""
+        """Parse the settings from a message."""
         given: dict[str, Any] = {each.name: told[each.name] for each in fields(cls)}
         given["filter"] = bytes.fromhex(told["filter"])
         return cls(**given)
@@ -79,7 +79,7 @@ def _make(name: str, mode: int, owner: int) -> None:
 
 
 def lay_out(settings: Settings, files: bytes) -> None:
-    """Mount the workspace and all else that programs may write to. Raises StepError with the step that failed."""
+    """Mount the workspace and everything else that programs may write to. Raises StepError with the step that failed."""
     os.umask(0)
     with step("mount the tmpfs"):
         os.mkdir(OWN)
@@ -119,7 +119,7 @@ def build(settings: Settings, files: bytes) -> None:
 
 
 def has_statx() -> bool:
-    """False where `statx` refuses a flag that coreutils' `ls` and `stat` give: releases of gVisor before 2023."""
+    """False if `statx` refuses a flag that coreutils' `ls` and `stat` use, as in releases of gVisor before 2023."""
     room = ctypes.create_string_buffer(256)
     try:
         call("syscall", ctypes.c_long(STATX[os.uname().machine]), -100, b"/", NO_AUTOMOUNT, 0x7FF, room)

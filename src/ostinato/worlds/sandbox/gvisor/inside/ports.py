@@ -1,5 +1,5 @@
-"""Ports of the sandbox's loopback that the host answers: for each connection the host hands a connected socket in, over a line of the
-port's own.
+"""Ports of the sandbox's loopback that the host serves: for each connection the host passes in a connected socket, over the port's own
+line.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator
 from typing import NoReturn
 
 CONNECTED, REFUSED = b"c", b"n"
-_MOST = 64  # connections of a port at once; more wait, or take the place of one that its program has no more to say on
-_PAUSE_S = 0.1  # after a connection that could not be had
-_TURN_S = 0.05  # until it is looked again who could give way
+_MOST = 64  # concurrent connections of a port; more wait, or replace a connection whose program has finished sending
+_PAUSE_S = 0.1  # after a connection that failed
+_TURN_S = 0.05  # between two checks for a connection that could give way
 
 
 def open_port(port: int) -> socket.socket:
-    """Listen. Raises OSError."""
+    """Listen on a port of the loopback. Raises OSError."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,7 +32,7 @@ def open_port(port: int) -> socket.socket:
 
 
 def take_line(ports: socket.socket) -> socket.socket:
-    """The line of the port that the host speaks of next. Raises OSError."""
+    """The line of the port that the host announces next. Raises OSError."""
     _, fds, _, _ = socket.recv_fds(ports, 1, 1)
     if not fds:
         raise ConnectionError("no line came for the port")
@@ -49,7 +49,7 @@ def _carry(source: socket.socket, sink: socket.socket) -> None:
 
 
 class _Turns:
-    """So many connections at once."""
+    """Limits the number of concurrent connections."""
 
     def __init__(self) -> None:
         self._free = threading.Semaphore(_MOST)
@@ -57,7 +57,7 @@ class _Turns:
         self.release = self._free.release
 
     def acquire(self) -> None:
-        """Wait for one."""
+        """Wait for a free place, ending a connection that may give way."""
         while not self._free.acquire(timeout=_TURN_S if not self._giving_way else 0):
             if self._giving_way:
                 with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ class _Turns:
 
     @contextlib.contextmanager
     def giving_way(self, far: socket.socket) -> Generator[None]:
-        """While only the host has something to say, the connection may be ended for another."""
+        """While only the host can still send, the connection may be ended in favour of another."""
         self._giving_way.append(far)
         try:
             yield
@@ -90,7 +90,7 @@ def _both_ways(near: socket.socket, far: socket.socket, turns: _Turns) -> None:
 
 
 def asked_for(line: socket.socket) -> socket.socket | None:
-    """One connected socket; None if nobody listens. Raises OSError."""
+    """Ask the host for a connected socket. None if nobody listens. Raises OSError."""
     line.sendall(CONNECTED)
     said, fds, _, _ = socket.recv_fds(line, 1, 1)
     if not said:
@@ -99,7 +99,7 @@ def asked_for(line: socket.socket) -> socket.socket | None:
 
 
 def _serve(listener: socket.socket, reach: Callable[[], socket.socket | None], turns: _Turns) -> None:
-    """Take one connection up. Raises OSError, RuntimeError."""
+    """Accept and serve one connection. Raises OSError, RuntimeError."""
     turns.acquire()
     ends = list[socket.socket]()
     try:
@@ -116,8 +116,8 @@ def _serve(listener: socket.socket, reach: Callable[[], socket.socket | None], t
 
 
 def serve_port(listener: socket.socket, reach: Callable[[], socket.socket | None]) -> NoReturn:
-    """The rest of a fork's life: threads, and none of them in pid 1. `reach` gives the other end of a connection, None if nobody listens.
-    What fails is one connection.
+    """Serve a port for the rest of a fork's life, in threads, of which pid 1 must have none. `reach` returns the other end of a connection,
+    or None if nobody listens. A failure costs one connection only.
     """
     turns = _Turns()
     try:

@@ -1,6 +1,6 @@
-"""The programs of a gVisor sandbox: how pid 1 starts them, knows what belongs to them, watches deadlines and memory, and ends them.
+"""The programs of a gVisor sandbox: how pid 1 starts them, tracks their processes, enforces deadlines and memory, and ends them.
 
-gVisor has no subreaper, so kinship is lost where a program's child goes on without it; groups (`crowd.py`) say what belongs to which.
+gVisor has no subreaper, so parentage is lost when a program's child outlives it. Control groups (`crowd.py`) tell what belongs to which.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from become import Wanted, become
 from crowd import Group, end, look
 from place import PROC, Settings
 
-BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005  # between two looks at memory, and at a group that is being emptied
+BUSY_S, QUIET_S, CLOSING_S = 0.02, 0.1, 0.005  # between two checks of memory, busy or idle, and of a group that is being emptied
 Answered = Callable[[int, dict[str, Any], bytes], None]
 
 
 @dataclass(slots=True)
 class Output:
-    """What a program prints, up to `cap` bytes; what comes after its end is read and forgotten."""
+    """Output of a program, up to `cap` bytes. Output after the program's end is read and discarded."""
 
     fd: int
     cap: int
@@ -36,7 +36,7 @@ class Output:
         return len(self.data) > self.cap
 
     def drain(self) -> bool:
-        """Read what is there; True if there was something and there may be more."""
+        """Read what is available. True if there was something and there may be more."""
         try:
             part = os.read(self.fd, 65536)
         except BlockingIOError:
@@ -48,7 +48,7 @@ class Output:
 
 @dataclass(slots=True)
 class Program:
-    """One that was started. `code` is None until it ended; `reason` says why pid 1 ended it."""
+    """A program that was started. `code` is None until it ended; `reason` is why pid 1 ended it."""
 
     number: int
     pid: int
@@ -62,7 +62,7 @@ class Program:
 
 
 class Programs:
-    """All of them. `answered` is told how one ended."""
+    """All programs of the sandbox. `answered` is called when a program ends, with its result."""
 
     def __init__(self, settings: Settings, selector: selectors.BaseSelector, answered: Answered) -> None:
         self.settings, self._selector, self._answered = settings, selector, answered
@@ -70,13 +70,13 @@ class Programs:
         self._left: list[Group] = []  # groups whose program ended
         self.others: dict[
             int, Callable[[int], None]
-        ] = {}  # children that are no programs, and whom to tell of their end
-        self._kills, self._dying = 0, set[int]()  # for want of memory
+        ] = {}  # children other than programs, with the function to call when they end
+        self._kills, self._dying = 0, set[int]()  # killed for lack of memory
         self._meminfo = os.open(f"{PROC}/meminfo", os.O_RDONLY)
         self._base = self._in_use()
 
     def start(self, number: int, wanted: Wanted, cap: int, timeout: float) -> None:
-        """Start one. Raises OSError."""
+        """Start a program. Raises OSError."""
         ends = [os.pipe(), os.pipe()]
         try:
             group = self._group(number)
@@ -119,7 +119,7 @@ class Programs:
         os.close(output.fd)
 
     def _end(self, program: Program, reason: str) -> None:
-        """Kill a program with all it started: most of it by one call, then, since there can be no more, whoever is left."""
+        """Kill a program with all it started: its process group by one call, then, once no process can be added, the remaining ones."""
         program.reason = program.reason or reason
         if program.code is None:
             end(-program.pid)
@@ -129,7 +129,7 @@ class Programs:
             end(pid)
 
     def look(self) -> float | None:
-        """Reap, end what is over its time, keep memory. Returns how many seconds may pass until the next look; None: any."""
+        """Reap children, enforce deadlines and the memory limit. Returns the seconds until the next look, or None for any time."""
         self._reap()
         now = time.monotonic()
         wait = [QUIET_S] if self._left else []
@@ -157,7 +157,7 @@ class Programs:
                         program.code = code
 
     def _finish(self, program: Program) -> bool:
-        """Answer for a program that ended; False if it printed too much, and its group has to be emptied first."""
+        """Send the result of a program that ended. False if it printed too much, so that its group must be emptied first."""
         for output in program.outputs:
             while output.open and not output.flooded and output.drain():
                 continue
@@ -177,7 +177,7 @@ class Programs:
         return True
 
     def _keep_memory(self) -> None:
-        """End the largest processes while all together hold more than the limit, as a kernel would that is out of memory."""
+        """Kill the largest processes while all together use more than the limit, as a kernel does when out of memory."""
         over = self._in_use() - self._base - self.settings.memory
         if over <= 0:
             return
@@ -185,7 +185,7 @@ class Programs:
         pids = [pid for group in groups for pid in group.members()]
         self._dying.intersection_update(pids)
         if self._dying:
-            return  # what they held comes back first
+            return  # wait until their memory is freed
         sizes = sorted((_size(pid), pid) for pid in pids)
         while over > 0 and sizes:
             size, pid = sizes.pop()
@@ -195,7 +195,7 @@ class Programs:
             over -= size
 
     def _in_use(self) -> int:
-        """Bytes that processes hold and that lie in memory file systems; what is shared counts once."""
+        """Bytes used by processes and by file systems in memory. Shared memory counts once."""
         lines = (line.split() for line in look(self._meminfo).splitlines())
         return sum(int(line[1]) for line in lines if line[0] in (b"AnonPages:", b"Shmem:")) << 10
 

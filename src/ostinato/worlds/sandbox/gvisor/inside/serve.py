@@ -1,7 +1,7 @@
-"""Pid 1 of a gVisor sandbox: builds it, starts programs and ends them, reads and writes files for the host, until the host hangs up.
+"""Pid 1 of a gVisor sandbox: builds it, starts and ends programs, reads and writes files for the host, until the host hangs up.
 
-`main` has the line to the host as descriptor 0, and one for ports (`ports.py`) as 1. It has capabilities within gVisor's kernel, none
-of the host's; programs run as another user.
+`main` has the line to the host as descriptor 0 and the line for ports (`ports.py`) as 1. It has capabilities in gVisor's kernel, but none
+on the host. Programs run as another user.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from place import BASE, OWN, Settings, build, has_statx
 from ports import asked_for, open_port, serve_port, take_line
 from programs import Programs
 
-APART_S = 70  # after which a fork for files ends; the host has given up before
+APART_S = 70  # until a fork for files is killed; the host gives up earlier
 
 
 def _wake(number: int, frame: Any) -> None:
-    """What a signal has to do to end a wait."""
+    """A signal handler that does nothing: the signal alone ends a wait."""
 
 
 class Server(ABC):
@@ -52,7 +52,7 @@ class Server(ABC):
         self._selector.register(ours, selectors.EVENT_READ, lambda: ours.recv(4096))
 
     def run(self) -> NoReturn:
-        """Until the host hangs up."""
+        """Serve until the host hangs up."""
         while True:
             wait = self._programs.look() if self._programs else None
             for key, _ in self._selector.select(wait):
@@ -110,7 +110,7 @@ class Server(ABC):
 
     @abstractmethod
     def _prepared(self, settings: Settings, told: dict[str, Any], data: bytes) -> tuple[Programs, dict[str, Any]]:
-        """What will run programs in the sandbox that it builds, and what to tell the host of it. Raises StepError."""
+        """Build the sandbox. Returns what runs its programs, and what to report to the host. Raises StepError."""
 
     def _serve(self, told: dict[str, Any], data: bytes, programs: Programs, settings: Settings) -> None:
         number = told["id"]
@@ -134,7 +134,7 @@ class Server(ABC):
                 self._say(number, {"error": 38})
 
     def _apart(self, number: int, programs: Programs, work: Callable[[int], None]) -> None:
-        """Do it in a fork, and answer with what it writes to its descriptor, or with the number of its OSError."""
+        """Run `work` in a fork, and answer with what it writes to its descriptor, or with the number of its OSError."""
         out = os.memfd_create("found")
         pid = os.fork()
         if pid == 0:
@@ -173,7 +173,7 @@ class Server(ABC):
         self._apart(number, programs, work)
 
     def _compare(self, number: int, programs: Programs, settings: Settings) -> None:
-        """With pid 1's rights, since programs may have taken theirs away; it only reads, and follows no link."""
+        """Compare the files with pid 1's rights, since programs may have removed their own. This only reads, and follows no link."""
 
         def work(out: int) -> None:
             base, now, own = (os.open(path, DIRECTORY) for path in (BASE, settings.workdir, f"{OWN}/up"))
@@ -183,10 +183,10 @@ class Server(ABC):
 
     @abstractmethod
     def _listen(self, port: int) -> None:
-        """From now on who connects to the port of the loopback reaches the host. Raises OSError."""
+        """From now on, connections to a port of the loopback reach the host. Raises OSError."""
 
     def _serve_port(self, port: int, reach: Callable[[], socket.socket | None], *ours: socket.socket) -> None:
-        """In a fork, which lets go of what is `ours`."""
+        """Serve a port in a fork, which closes the sockets in `ours`."""
         with open_port(port) as listener:
             if os.fork() == 0:
                 for each in (self._line, *ours):
@@ -213,7 +213,7 @@ class Kernel(Server):
 
 
 def let_go(*places: int) -> None:
-    """Put nothing in the place of descriptors that came from the host."""
+    """Replace descriptors that came from the host with /dev/null."""
     null = os.open("/dev/null", os.O_RDWR)
     for place in places:
         os.dup2(null, place)
@@ -221,7 +221,7 @@ def let_go(*places: int) -> None:
 
 
 def main() -> NoReturn:
-    """Take the lines over from descriptors 0 and 1."""
+    """Take over the lines at descriptors 0 and 1, and serve."""
     line, ports = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=os.dup(place)) for place in (0, 1))
     let_go(0, 1)
     try:
