@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.fakes.e2b_server import KEY, cannot_run, e2b_server
@@ -24,7 +27,8 @@ from ostinato.worlds.grading.completion import CompletionGrader
 from ostinato.worlds.sandbox import SandboxConfig
 from ostinato.worlds.sandbox.e2b import E2BBoxes
 from ostinato.worlds.sandbox.e2b.account import LIFE_S
-from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, as_line
+from ostinato.worlds.sandbox.e2b.inside import packets
+from ostinato.worlds.sandbox.e2b.inside.packets import DATA, NUMBER, OPEN, PART, TOOK, WINDOW, as_line
 from ostinato.worlds.sandbox.gvisor import RunsInBoxes
 
 needs_server = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run())
@@ -422,6 +426,22 @@ async def test_ports_carry_much_both_ways_over_connections_that_break(boxes, ser
             await asyncio.sleep(0.2)
         assert [each.result().stdout for each in several] == [b"%d\n" % (3 << 20)] * 3
     assert heard == [2 << 20] * 3
+
+
+def test_a_channel_never_holds_more_than_its_window(monkeypatch):
+    """The host ends a sandbox whose helper sends more, so the helper must not, whatever the size of what it reads."""
+    monkeypatch.syspath_prepend(str(Path(packets.__file__).parent))
+    monkeypatch.delitem(sys.modules, "packets", raising=False)
+    relay = importlib.import_module("relay")
+    inner, program = socket.socketpair()
+    with inner, program:
+        program.sendall(bytes(PART))
+        channel = relay.Channel(1, inner, unseen=WINDOW - 10)
+        said = []
+        for _ in range(2):
+            relay.Relay._take(SimpleNamespace(_say=lambda *what: said.append(what)), channel)
+    assert [data for *_, data in said] == [bytes(10)]
+    assert channel.unseen == WINDOW
 
 
 async def test_single_runs_are_sandboxes_too(boxes, server):

@@ -269,12 +269,12 @@ class Wire:
             self._lose("the sandbox is gone")
 
     async def _take(self, number: int, channel: Channel, reader: asyncio.StreamReader) -> None:
-        while data := await reader.read(PART):
+        while data := await reader.read(min(PART, WINDOW - channel.unseen)):
+            channel.unseen += len(data)
+            self._say(number, DATA, data)
             while channel.unseen >= WINDOW:
                 channel.room.clear()
                 await channel.room.wait()
-            channel.unseen += len(data)
-            self._say(number, DATA, data)
         self._say(number, END)
 
     async def _pass_on(self, number: int, channel: Channel, writer: asyncio.StreamWriter) -> None:

@@ -191,7 +191,7 @@ class Relay:
     def _take(self, channel: Channel) -> None:
         if channel.said_all or channel.unseen >= WINDOW:
             return
-        part = channel.end.recv(PART)
+        part = channel.end.recv(min(PART, WINDOW - channel.unseen))
         channel.said_all = not part
         channel.unseen += len(part)
         self._say(channel.number, DATA if part else END, part)
