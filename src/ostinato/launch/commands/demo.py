@@ -79,7 +79,7 @@ def check_emptied(config: Config) -> None:
 
 
 def check_servers(config: Config) -> None:
-    """Raise BadConfig if there are fewer vLLM servers than versions that the demo loads at once: it would stop releasing half-way."""
+    """Raise BadConfig if a vLLM engine has too few servers for what the demo loads at once: it would stop releasing half-way."""
     needed = (
         "live",
         "control",

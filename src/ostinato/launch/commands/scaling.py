@@ -48,7 +48,7 @@ def write_wish(path: Path, number: int) -> None:
 
 
 def read_wish(path: Path) -> int | None:
-    """How many rollout workers are wanted; None if the file is missing or damaged."""
+    """How many rollout workers are wanted; None if the file is missing or invalid."""
     try:
         number = json.loads(path.read_text())["rollout"]
     except (OSError, ValueError, KeyError, TypeError):

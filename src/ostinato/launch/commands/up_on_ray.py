@@ -157,7 +157,7 @@ class Crew:
         url = self.serving.url
         if url is None:
             return
-        with contextlib.suppress(OSError):  # for commands on this machine, which say so themselves if the file is missing
+        with contextlib.suppress(OSError):  # for commands on this machine, which say so if the file is missing
             known = read_address(self.place.address)
             if known is None or reachable(known, self.serving.node) != url:
                 write_address(self.place.address, url)

@@ -1,7 +1,7 @@
 """Keeps workers alive: starts them, hears them, restarts them when they die or hang, gives up when that has no point, stops them together.
 
-A worker is never the only holder of state: everything is in the log and the weight store. So the remedy for any death is the same, a
-restart. A trainer that cannot run is no reason to stop serving.
+A worker holds no authoritative state: everything is in the log and the weight store. So the remedy for any death is the same, a restart.
+A trainer that cannot run is no reason to stop serving.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Supervisor:
         try:
             self._before_start()
             await worker.start()
-        except (OSError, StorageFull) as error:  # no process or no file could be made: the machine is short of something
+        except (OSError, StorageFull) as error:  # no process or no file: the machine is short of something
             full = isinstance(error, StorageFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
             return Ending(reason=f"could not be started: {error}", fault=not full)
         watched.turn(Condition.RUNNING)

@@ -30,7 +30,7 @@ async def act(
     """Do `work` on the run as the one process that has the role, until it is done. In a run on several hosts the others wait in reserve.
 
     `patient`: calls to a log whose server is unavailable wait, `record.away_s` at most, so that nothing is left half done. Otherwise they
-    raise Unavailable, and `work` itself goes on.
+    raise Unavailable, and `work` handles that and goes on.
 
     Raises Conflict if another process of this machine has the role; LeaseLost once a process of another host took it over; Stopped.
     """

@@ -53,7 +53,7 @@ def live(
 ) -> NoReturn:
     """Run a worker's main loop and end the process: code 0 when told to end, 2 for an expected error, 1 for a defect.
 
-    `expendable`, 0 to 1000, ranks processes for the kernel's OOM killer: the highest is killed first when memory runs out.
+    `expendable`, 0 to 1000, is its `oom_score_adj`: the higher, the sooner the kernel kills it when the machine runs out of memory.
 
     `loop_factory` makes its event loop.
 

@@ -60,7 +60,7 @@ def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
-    """The ledger of a whole log. Turns of an outside model do not use our operations, and erased turns have no lengths: neither counts."""
+    """The ledger of a whole log. Turns of an outside model cost us no operations, and erased turns have no lengths: neither is counted."""
     filling = Filling(work)
     await filling.catch_up(log)
     return filling.ledger

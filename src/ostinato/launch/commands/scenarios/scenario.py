@@ -18,7 +18,7 @@ from ostinato.demo.users import UserStats
 from ostinato.launch.views.observe import Observed
 from ostinato.web.run_report import Calibration, Curve, HeldOut
 
-FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose the release
+FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from ostinato.weights.keep.gc import Collected, Step, Tally, collect
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
-    """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a version's manifest, so what it needs, cannot be read."""
+    """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a manifest, which names what is needed, is damaged."""
     roots = await _needed(config, console)
     with _Screen(console) as screen:
         found = await collect(

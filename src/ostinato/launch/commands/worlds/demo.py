@@ -1,4 +1,4 @@
-"""`ostinato demo worlds`: from nothing to (simulated) people. A model trains in a world, passes the bar and a canary, and goes live.
+"""`ostinato demo worlds`: from nothing to (simulated) people. A model trains in a world, a bar judges it, a canary tries it, it goes live.
 
 Some users get the base model all the time: that is a start without the worlds. Nothing is learned from users here, so the difference
 between the two is what the world taught.
@@ -73,7 +73,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "learn.publish_every=1",  # the last step's weights are the candidate
         "learn.checkpoint_every=10",
         # the bar and the gate
-        f"evaluate.bars=[{{taskset='{tasks}', at_least=0.15}}]",  # the base model solves as much, and so does not clear it
+        f"evaluate.bars=[{{taskset='{tasks}', at_least=0.15}}]",  # the base model solves as much and does not clear it
         "evaluate.suite=demo",
         "evaluate.gate.margin=0.1",
         "evaluate.gate.total_margin=0.1",

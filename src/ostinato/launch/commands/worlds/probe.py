@@ -29,7 +29,7 @@ def show_probe(
     same_prompts: bool = False,
     machine: bool,
 ) -> None:
-    """Compare both sides and print the result. `same_prompts`: compare only prompts that both were given. Raises NotFound, BadRequest."""
+    """Compare both sides and print the result. `same_prompts`: use only prompts that both were given. Raises NotFound, BadRequest."""
     matched, first, second = None, read_observations(production), read_observations(simulation)
     if same_prompts:
         matched = match_prompts(first, second, seed=seed)

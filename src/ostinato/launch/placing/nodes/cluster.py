@@ -42,8 +42,8 @@ class OnRay(NodeKeeper):
 class RayCluster:
     """A driver's connection to the cluster at `config.address`.
 
-    The workers of `crew` share a placement group, so Ray reserves the nodes for all of them together. Any other worker, such as a further
-    rollout worker, is placed where there is room; if there is none, Ray's autoscaler, if it runs, adds a node.
+    The workers of `crew` share a placement group: Ray reserves the nodes for all of them at once, or for none yet. Any other worker, such
+    as a further rollout worker, is placed where there is room; if there is none, Ray's autoscaler, if it runs, adds a node.
 
     Example::
 
@@ -192,7 +192,7 @@ class _Calls:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asked
-        except self._errors.RayTaskError as error:  # first, because it is also an instance of its cause's class, such as TimeoutError
+        except self._errors.RayTaskError as error:  # first: it is also of its cause's class, such as TimeoutError
             if isinstance(error.cause, OSError | OstinatoError):  # the cause itself, without Ray's traceback
                 raise error.cause from error
             raise NodeFailed(f"its node failed: {type(error.cause).__name__}: {error.cause}") from error
