@@ -1,1 +1,1 @@
-"""What each command of the terminal does."""
+"""The implementation of each terminal command."""

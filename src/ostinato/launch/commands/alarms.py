@@ -1,4 +1,4 @@
-"""`ostinato alarms`: what stands and by which turns, and a person's word that it is what is wanted."""
+"""`ostinato alarms`: shows the active alarms and the turns behind them, and lets a person accept what an alarm found."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ostinato.launch.views.spans import ago
 from ostinato.release.monitors.accepting import accept, acceptable, standing
 
 _TURNS = 5
-"""Of an alarm, the newest turns that are named."""
+"""How many of an alarm's newest turns are named."""
 
 
 async def show_alarms(config: Config, console: Console) -> None:
-    """Every alarm that stands, the newest last. Raises NotFound if the run does not exist."""
+    """Print every active alarm, the newest last. Raises NotFound if the run does not exist."""
     existing(config)
     with open_run(config) as run:
         found = await standing(run.log)
@@ -40,7 +40,7 @@ async def show_alarms(config: Config, console: Console) -> None:
 
 
 async def accept_alarm(config: Config, name: str, reason: str, actor: str | None, console: Console) -> None:
-    """Say that what an alarm found is what is wanted. Raises NotFound and BadRequest as `accept`."""
+    """Accept what an alarm found as intended, which ends the alarm. Raises NotFound and BadRequest as `accept` does."""
     existing(config)
     with open_run(config) as run:
         row = await accept(run.log, name, reason, actor or login(), wall_clock())

@@ -34,7 +34,9 @@ def parse_shares(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -> None:
-    """Print it. Raises NotFound if the run does not exist, or has too few turns for an estimate; BadConfig."""
+    """Print the arms, the check of the propensities and, for other shares, the estimate. Raises NotFound if the run does not exist, or has
+    too few turns for an estimate; BadConfig.
+    """
     existing(config)
     arms = [arm.name for arm in config.serve.auto.arms]
     if not arms:
@@ -51,7 +53,7 @@ async def show_auto(config: Config, shares: tuple[str, ...], console: Console) -
 
 
 def _there(arms: Sequence[AutoArm], dealing: Dealing | None) -> list[str]:
-    """The arms that are dealt now: canary and previous are while a trial uses them."""
+    """The arms that are dealt now; canary and previous are dealt only while a trial uses them."""
     dealing = dealing or Dealing(salt="")
     tried = {"canary": dealing.canary > 0.0, "previous": dealing.previous > 0.0}
     return [arm.name for arm in arms if tried.get(arm.slot or "", True)]

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a run before anything is started; `ostinato up` asks first, `ostinato doctor` tells all."""
+"""Finds what is wrong with a run before anything is started. `ostinato up` checks this first, `ostinato doctor` reports every check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 async def check_start(config: Config, *, on_ray: bool = False) -> None:
-    """Raise what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Touches nothing; takes a second at most.
+    """Raise now what would fail later: BadConfig, BadWeights, SandboxRefused or StorageFull. Changes nothing; takes a second at most.
 
     `on_ray`: the workers run on other nodes, whose GPUs and environment are not this machine's.
     """
@@ -38,7 +38,7 @@ async def check_start(config: Config, *, on_ray: bool = False) -> None:
 
 
 def check_keys(config: Config) -> None:
-    """Raise BadConfig for keys that a gateway would refuse, or an address that it may not have without any."""
+    """Raise BadConfig for keys that a gateway would refuse, or an address on which it may not listen without keys."""
     serve = config.serve
     found = client_keys(serve.api_keys, serve.api_keys_file)
     check_bind(config.listen.host, found)
@@ -47,13 +47,13 @@ def check_keys(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Raise BadConfig for a device that is not here, or kernels that cannot do what is asked. The usual ones need no torch to be known."""
+    """Raise BadConfig for a device that is not here, or kernels that cannot do what is asked. The usual settings pass without torch."""
     if (config.model.device, config.model.kernels) not in {("cpu", "auto"), ("cpu", "own")}:
         trainer_backend(config)
 
 
 def check_sandboxes(config: Config) -> None:
-    """Raise BadConfig where `sandbox.backend` names what is not installed, or what needs a key that is not set."""
+    """Raise BadConfig if `sandbox.backend` names a backend that is not installed, or that needs a key that is not set."""
     if config.sandbox.backend != "namespaces":
         open_backend(config.sandbox)
 
@@ -73,7 +73,7 @@ def check_place(config: Config) -> Path:
 
 
 def check_model(config: Config) -> str:
-    """Say where the model comes from. Raises BadConfig or BadWeights for one that is not there or cannot be used; downloads nothing."""
+    """Say where the model comes from. Raises BadConfig or BadWeights if it is missing or cannot be used; downloads nothing."""
     source = config.model.source
     directory = Path(source).expanduser()
     if source == "smollm2":

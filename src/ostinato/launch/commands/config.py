@@ -19,7 +19,7 @@ WIDE = 140  # columns
 def list_keys(
     config: Config, path: Path | None, overrides: Sequence[str], prefix: str, console: Console, *, as_json: bool
 ) -> None:
-    """Print the keys below `prefix`. Raises NotFound, with the nearest there is, if there are none."""
+    """Print the keys below `prefix`. Raises NotFound, naming the nearest key or section, if there are none."""
     every = listed(config, origins(path, overrides))
     found = [key for key in every if f"{key.name}.".startswith(f"{prefix}." if prefix else "")]
     if not found:

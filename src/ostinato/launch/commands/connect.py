@@ -1,4 +1,4 @@
-"""`ostinato connect`: an unmodified coding agent talks to the gateway. It shows what it would write, asks, and can take it back."""
+"""`ostinato connect`: sets an unmodified coding agent up to use the gateway. It shows what it would write, asks, and can undo it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What was asked for on the command line.
+    """The options given on the command line.
 
     Attributes:
-        url: the gateway's; None: the running one's.
-        key: None: the environment's, or none.
-        model: None: the gateway's first.
-        session: all calls are this session's.
-        scope: for the person, or for the current directory.
+        url: the gateway's URL; None: that of the run's gateway.
+        key: the gateway's key; None: the environment's, or none.
+        model: the model's name; None: the first that the gateway lists.
+        session: the session that all calls belong to.
+        scope: settings for the user, or for the current directory.
         telemetry: have the agent send its log events to the gateway, too.
         yes: do not ask.
     """
@@ -49,7 +49,7 @@ class Wishes:
 
 
 def surroundings() -> Surroundings:
-    """Those of this process. Raises BadConfig if the current directory is gone."""
+    """The surroundings of this process. Raises BadConfig if the current directory is gone."""
     try:
         return Surroundings(env=dict(os.environ), directory=Path.cwd(), mac=sys.platform == "darwin")
     except FileNotFoundError as error:
@@ -62,9 +62,9 @@ async def connect(config: Config, name: str, wishes: Wishes, at: Surroundings, c
     Raises:
         BadConfig: an option or a settings file cannot be used.
         NotFound: no gateway runs.
-        Unavailable, Unauthorized: it does not say which model it has.
+        Unavailable, Unauthorized: the gateway does not say which model it has.
         Conflict: the file was changed while a person was asked.
-        StorageFull: it cannot be written.
+        StorageFull: the file cannot be written.
     """
     agent = _agent(name)
     if wishes.telemetry and not agent.telemetry:
@@ -106,7 +106,7 @@ def undo(name: str, wishes: Wishes, at: Surroundings, console: Console) -> None:
 
 
 async def check_capture(config: Config, dialect: Dialect, wishes: Wishes, at: Surroundings, console: Console) -> None:
-    """One small call, and what became of it. Raises NotFound, Unavailable, Unauthorized, BadConfig."""
+    """Make one small call and print how it was captured. Raises NotFound, Unavailable, Unauthorized, BadConfig."""
     aim = await _aim(config, wishes, at)
     seen = await gateway.call(aim.url, aim.key, aim.model, dialect)
     made = f"v{seen.version} {seen.root[:16]}".rstrip() if seen.version is not None else "none of this run's"
@@ -137,7 +137,7 @@ def _look(name: str, agent: Agent, scope: Scope, at: Surroundings) -> files.Sett
     place = agent.places.get(scope)
     if place is None:
         raise BadConfig(f"--scope {scope}: {name} takes these settings for a user only; leave it out")
-    # who cloned a repository did not choose where its links lead; a person's own links are their own affair
+    # the links of a cloned repository may lead anywhere, so they are bounded; a person's own links are their own affair
     return files.look(place(at), within=at.directory if scope == "project" else None)
 
 
@@ -193,7 +193,7 @@ def _secret(text: str, aim: Aim) -> bool:
 
 
 def _is_written(found: files.Settings, text: str, aim: Aim) -> bool:
-    """True if the file is already as it shall be, permissions included."""
+    """True if the file is already as it should be, permissions included."""
     closed = found.mode is not None and not found.mode & 0o077
     return found.text == text and (closed or not _secret(text, aim))
 

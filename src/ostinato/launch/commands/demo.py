@@ -1,4 +1,4 @@
-"""`ostinato demo`: the loop on a real model. Starts the same workers as `up`, lets simulated users loose on them, reports."""
+"""`ostinato demo`: the loop on a real model. Starts the same workers as `up`, runs simulated users against them, and reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCENARIOS: dict[Name, Scenario] = {"copilot": Copilot(), "tab": Tab()}
 
 
 def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[str, ...]:
-    """The demo's settings, as `--set` words; the command line's own come after and win."""
+    """The demo's settings, as `--set` words; the command line's own settings come later and win."""
     shown = SCENARIOS[scenario]
     place = directory or Path("runs") / f"{shown.directory}-{seed}"
     return (
@@ -54,14 +54,14 @@ def demo_overrides(scenario: Name, seed: int, directory: Path | None) -> tuple[s
         "reward.options={window=10.0}",
         "reward.max_staleness=8",
         "release.outcomes.maturity_s=10.0",
-        "release.cooldown_s=60.0",  # six hours would be the rest of it
+        "release.cooldown_s=60.0",  # the default of six hours would outlast the demo
         "engine.block=16",
         "learn.publish_every=3",
         "learn.max_lead=8",
         "train.learning_rate=3e-5",
         "evaluate.gate.margin=0.1",
         "evaluate.gate.total_margin=0.115",  # 96 items resolve no less than 11.4 points, and the demo says so
-        "evaluate.gate.candidates_per_week=20",  # the demo's whole life
+        "evaluate.gate.candidates_per_week=20",  # in the demo's whole life
         "evaluate.gate.sealed_share=0.0",  # too few items to keep any back
         "evaluate.gate.first_draws=2",
         "evaluate.gate.max_draws=4",
@@ -79,7 +79,7 @@ def check_emptied(config: Config) -> None:
 
 
 def check_servers(config: Config) -> None:
-    """Raise BadConfig if an engine over servers has too few of them for what the demo loads at once: it would stop releasing half-way."""
+    """Raise BadConfig if a vLLM engine has too few servers for what the demo loads at once: it would stop releasing half-way."""
     needed = (
         "live",
         "control",
@@ -96,7 +96,7 @@ def check_servers(config: Config) -> None:
 
 
 def empty(place: Path) -> None:
-    """Remove what an earlier demo left, but not the locks: who holds one must not lose it."""
+    """Remove what an earlier demo left, but not the locks: a process that holds a lock must not lose it."""
     for path in place.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -106,7 +106,7 @@ def empty(place: Path) -> None:
 
 
 def is_lock(path: Path) -> bool:
-    """True for a lock of the run."""
+    """True for a lock file of the run."""
     return path.name.startswith(".") and path.name.endswith(".lock")
 
 
@@ -145,7 +145,7 @@ async def demo(config: Config, *, scenario: Name, seed: int, minutes: float, out
 
 
 async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> str:
-    """Wait until the gateway serves these slots, and show what is waited for. The URL."""
+    """Wait until the gateway serves these slots, and show what it is doing meanwhile. Returns its URL."""
     waiting = asyncio.ensure_future(ready(launched.home, slots))
     while not waiting.done():
         status.update(f"serve: {launched.doing('serve')}")
@@ -154,7 +154,7 @@ async def served(launched: Launched, status: Status, slots: tuple[str, ...]) -> 
 
 
 async def ready(place: Home, slots: tuple[str, ...]) -> str:
-    """The URL of the run's gateway, once it serves these slots."""
+    """Wait until the run's gateway serves these slots. Returns its URL."""
     async with aiohttp.ClientSession() as session:
         while True:
             url = await gateway(place)
@@ -231,7 +231,7 @@ async def traffic(
     observer: RunObserver,
     console: Console,
 ) -> UserStats:
-    """Simulated users at work, and the screen that follows them."""
+    """Run the simulated users, and the screen that follows them."""
     started, told = time.monotonic(), 0.0
     working = asyncio.ensure_future(scenario.crowd(config, url, minutes * 60, seed))
     try:
@@ -241,7 +241,7 @@ async def traffic(
                 passed = (time.monotonic() - started) / 60
                 head = f"{passed:.1f} of {round(minutes, 1):g} min, {scenario.users} simulated users on {url}"
                 live.update(panel(seen, head, scenario.arms(seen, wall_clock())))
-                if not console.is_terminal and passed >= told:  # the panel is shown at the end only
+                if not console.is_terminal and passed >= told:  # without a terminal the panel is shown at the end only
                     console.print(head, highlight=False, soft_wrap=True)
                     told = passed + 1.0
                 await asyncio.wait({working}, timeout=1.0)
@@ -251,7 +251,7 @@ async def traffic(
 
 
 def show(page: RunReport, out: Path, console: Console) -> None:
-    """The summary table."""
+    """Print the summary table."""
     table = Table(title=page.title, show_header=False, title_justify="left")
     for label, value in page.summary:
         table.add_row(label, value)

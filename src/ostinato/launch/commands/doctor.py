@@ -1,4 +1,4 @@
-"""`ostinato doctor`: is this machine fit? Each failing line names its remedy."""
+"""`ostinato doctor`: checks whether this machine is fit. Each failing line names its remedy."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _numerics(config: Config) -> str:
 
 
 def _elsewhere(config: Config) -> bool:
-    """True for a hub name: looking at this machine shall not download gigabytes."""
+    """True for a hub name, for which a check of this machine must not download gigabytes."""
     return config.model.source != "smollm2" and not Path(config.model.source).expanduser().is_dir()
 
 

@@ -1,4 +1,4 @@
-"""`ostinato drain`: one of the engine's servers gets nothing new, so that it can be stopped without ending an answer."""
+"""`ostinato drain`: one of the engine's servers gets no new requests, so that it can be stopped without cutting off an answer."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ostinato.launch.placing.board import placed_from_elsewhere
 
 
 def drain_server(config: Config, url: str, back: bool, console: Console) -> None:
-    """Write it down for the gateway of the run, and say what to wait for.
+    """Record for the run's gateway that a server drains, or with `back` that it is used again, and print what to wait for.
 
-    Raises BadRequest for a server that the engine does not have, or on a node whose gateway is told by `ostinato up` on another machine.
+    Raises BadRequest for a server that the engine does not have, or on a node that `ostinato up` on another machine tells what drains.
     """
     place = home(config)
     if placed_from_elsewhere(place.workers, place.scale):

@@ -1,4 +1,4 @@
-"""`ostinato train --demonstrations FILE --out DIR`: a start by imitation, with a bar and a line a step."""
+"""`ostinato train --demonstrations FILE --out DIR`: a start by imitation, with a progress bar and a line per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.core.weights import Learned
 
 
 def imitate_file(config: Config, file: Path, out: Path, epochs: int, batch: int, console: Console) -> None:
-    """Train, show how surprised the model still is by what it is shown, and say where it is. Raises BadConfig, StorageFull."""
+    """Train, show the loss on the demonstrations, and say where the model is. Raises BadConfig, StorageFull."""
     shown = read_demonstrations(file)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),

@@ -1,4 +1,4 @@
-"""`ostinato log`: the newest rows of the append-only log, a line each. `ostinato forget`: somebody's words, unreadable."""
+"""`ostinato log` prints the newest rows of the append-only log, a line each. `ostinato forget` makes somebody's words unreadable."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def existing(config: Config) -> Home:
 
 
 def named(config: Config) -> str:
-    """The option by which another command finds this run; "" if it finds it without. Example: ``--set run.directory=runs/demo-0``"""
+    """The option that names this run to another command; "" if that needs no option. Example: ``--set run.directory=runs/demo-0``"""
     place = config.run.directory
     return "" if place == RunConfig().directory else f"--set {shlex.quote(f'run.directory={place}')}"
 
 
 def line(row: Row, parts: Mapping[str, float] | None = None) -> str:
-    """A row in one line, whatever was put into its names; `parts` are a reward's, where they are known."""
+    """A row as one line of text, whatever characters its names hold; `parts` are a reward's parts, if they are known."""
     kind, text = _described(row)
     made = ", ".join(f"{name} {worth:+.2f}" for name, worth in (parts or {}).items())
     return f"{kind:10} " + plain(f"{text}: {made}" if made else text)
 
 
 async def parts_in(log: Log, rows: Iterable[Row], options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """By turn, what the rewards among these rows are made of, where that is known; under these options of the reward function."""
+    """The parts of the rewards among these rows, by turn, where they are known, under these options of the reward function."""
     rewards = [row for row in rows if isinstance(row, Reward) and row.signals]
     tenants = {turn.id: turn.tenant for turn in await log.find(Turn, [(row.turn,) for row in rewards])}
     named = [(tenants[row.turn], id) for row in rewards if row.turn in tenants for id in row.signals]
@@ -67,7 +67,7 @@ async def parts_in(log: Log, rows: Iterable[Row], options: Mapping[str, Any]) ->
 
 
 def _described(row: Row) -> tuple[str, str]:
-    """What a row is, and what it says."""
+    """A row's kind and its text."""
     match row:
         case Turn():
             text = " ".join(row.text.split())[:SHOWN]
@@ -104,7 +104,7 @@ def _decided(row: Batch | ReleaseEvent | Stamp | Alarm) -> tuple[str, str]:
 
 
 async def print_log(config: Config, kind: str, last: int, console: Console) -> None:
-    """The newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
+    """Print the newest rows of a kind, oldest first. Raises NotFound if the run does not exist."""
     existing(config)
     with open_log(config) as log:
         rows = log.tail(last, KINDS[kind])
@@ -115,7 +115,7 @@ async def print_log(config: Config, kind: str, last: int, console: Console) -> N
 
 
 async def forget(config: Config, tenant: str, user: str | None, console: Console) -> None:
-    """Make what a tenant's user wrote, or everybody of a tenant, unreadable. Raises NotFound, BadConfig."""
+    """Make unreadable what one user of a tenant wrote, or everybody of the tenant. Raises NotFound, BadConfig."""
     existing(config)
     with open_log(config) as log:
         newest = await log.forget(tenant, user)

@@ -1,4 +1,4 @@
-"""`ostinato eval`, `ship`, `approve`, `refuse` and `rollback`: a person looks at a version, puts it before users, and takes it back."""
+"""`ostinato eval`, `ship`, `approve`, `refuse` and `rollback`: a person evaluates a version, releases it to users, or takes it back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ostinato.launch.placing.address import read_address
 
 
 async def evaluate_slot(config: Config, slot: str, draws: int, console: Console) -> None:
-    """Score one slot of the running gateway on the suite. Raises Unavailable if nothing is running."""
+    """Score one slot of the running gateway on the suite. Raises Unavailable if no gateway is running, NotFound if the slot is empty."""
     url = config.evaluate.gateway or read_address(home(config).address)
     if url is None:
         raise Unavailable(
@@ -42,7 +42,7 @@ async def evaluate_slot(config: Config, slot: str, draws: int, console: Console)
 
 
 async def ship(config: Config, version: str, reason: str, actor: str | None, console: Console) -> None:
-    """Put a published version before users, unjudged. Raises NotFound, and BadRequest for what is live already."""
+    """Release a published version to users without judging it. Raises NotFound, and BadRequest for a version that is live already."""
     policy = (await find_version(config, version)).policy
     with open_run(config) as run:
         event = await open_releases(run).ship(policy, reason, actor=actor or login())
@@ -50,7 +50,7 @@ async def ship(config: Config, version: str, reason: str, actor: str | None, con
 
 
 async def approve(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
-    """Put before users what waits for that. Raises NotFound if nothing does or another version, Conflict if live is moved meanwhile."""
+    """Release the version that waits for approval. Raises NotFound if none waits or another does, Conflict if live is moved meanwhile."""
     policy = None if version is None else (await find_version(config, version)).policy
     with open_run(config) as run:
         event = await open_releases(run).approve(policy, reason, actor=actor or login())
@@ -58,7 +58,7 @@ async def approve(config: Config, version: str | None, reason: str, actor: str |
 
 
 async def refuse(config: Config, version: str | None, reason: str, actor: str | None, console: Console) -> None:
-    """Block what waits for approval. Raises NotFound as `approve`."""
+    """Block the version that waits for approval. Raises NotFound as `approve` does."""
     policy = None if version is None else (await find_version(config, version)).policy
     with open_run(config) as run:
         event = await open_releases(run).refuse(policy, reason, actor=actor or login())
@@ -84,15 +84,15 @@ def _say_live(config: Config, event: ReleaseEvent, console: Console) -> None:
 
 
 def login() -> str:
-    """Who types the command, for the ledger."""
+    """The name of the user who runs the command, for the ledger."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run a user who has no name
+    except (KeyError, OSError):  # in a container the user may have no name
         return "command line"
 
 
 async def _released(log: Log, name: str) -> PolicyVersion:
-    """The release that a number (v12 or 12) or the first digits of a root stand for."""
+    """The release with this number (v12 or 12), or whose root starts with these digits. Raises NotFound."""
     known: dict[str, PolicyVersion] = {}
     async for _, row in log.read(0, {ReleaseEvent}):
         assert isinstance(row, ReleaseEvent)

@@ -1,4 +1,4 @@
-"""`ostinato report`: what the page shows of a run, and what a demo measured, as one file."""
+"""`ostinato report`: what the page shows of a run, and a demo's measurements, as one file."""
 
 from __future__ import annotations
 

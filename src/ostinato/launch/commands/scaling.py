@@ -1,4 +1,4 @@
-"""`ostinato scale`: how many rollout workers a run on Ray is to have, as a file that `ostinato up --on ray` reads."""
+"""`ostinato scale`: sets how many rollout workers a run on Ray should have, in a file that `ostinato up --on ray` reads."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MOST = 1000
 
 
 def scale_rollouts(config: Config, number: int, console: Console) -> None:
-    """Write the wish down. Raises NotFound if the run is not up, BadRequest if it is up without Ray, from another machine, or learns from
-    people only.
+    """Record how many rollout workers are wanted. Raises NotFound if the run is not up, BadRequest if it is up without Ray, is up from
+    another machine, or learns from people only.
     """
     place = home(config)
     board = read_board(place.workers)
@@ -41,14 +41,14 @@ def scale_rollouts(config: Config, number: int, console: Console) -> None:
 
 
 def write_wish(path: Path, number: int) -> None:
-    """So many are wanted from now on."""
+    """Record how many rollout workers are wanted from now on. Written atomically."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_text(json.dumps({"rollout": number}) + "\n")
     partial.replace(path)
 
 
 def read_wish(path: Path) -> int | None:
-    """How many are wanted; None if nobody can tell."""
+    """How many rollout workers are wanted; None if the file is missing or invalid."""
     try:
         number = json.loads(path.read_text())["rollout"]
     except (OSError, ValueError, KeyError, TypeError):

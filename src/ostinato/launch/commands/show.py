@@ -1,4 +1,4 @@
-"""`ostinato release show`: is a release better, how sure is that, what changed, how is it taken back. The page says the same."""
+"""`ostinato release show`: whether a release is better, how sure that is, what changed, how to take it back. The page says the same."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ostinato.web.page.rendering import DASH, count, points
 from ostinato.web.page.sources import Facts, ReleaseDetail, ReleaseLine
 
 TURNS_S = 5.0
-"""How long turns are read that the gateway has not put into its index."""
+"""How many seconds are spent on reading turns that the gateway has not put into its index."""
 _STYLES = {"good": "green", "wait": "yellow", "bad": "bold red"}
 _SIGNS = {"good": "✓", "wait": "◷", "bad": "✕"}
 
 
 async def show_release(config: Config, version: str, console: Console) -> None:
-    """Four answers and the looks they rest on. Raises NotFound, BadRequest."""
+    """Print four answers and the looks that they rest on. Raises NotFound, BadRequest."""
     existing(config)
     with open_run(config) as run:
         async with looking(run, turns_s=TURNS_S) as facts:
@@ -49,7 +49,7 @@ async def show_release(config: Config, version: str, console: Console) -> None:
 
 
 async def find_release(facts: Facts, version: str) -> ReleaseDetail:
-    """The release that "live", a number (v12) or the first digits of a root stand for. Raises NotFound, BadRequest."""
+    """The release named by "live", a number (v12) or the first digits of its root. Raises NotFound, BadRequest."""
     wanted, before = version.strip().lower(), None
     number = wanted.removeprefix("v")
     while True:

@@ -1,4 +1,4 @@
-"""`ostinato status`: a run as it stands, for people, or as JSON."""
+"""`ostinato status`: the present state of a run, for people, or as JSON."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from ostinato.release.ledger import ReleaseLedger, State
 from ostinato.reward.accounting import Accounting, account
 from ostinato.weights.version.content import VERSIONS
 
-_WORTH_KEEPING = 10_000  # rows: having read more, the next look shall not do so again
+_WORTH_KEEPING = 10_000  # rows: if more were read, the summary is kept so that the next look need not read them again
 
 
 async def show_status(config: Config, console: Console, *, machine: bool = False) -> None:
-    """One screen, or one JSON object for a machine.
+    """Print one screen, or one JSON object for a machine.
 
-    Raises NotFound if the run does not exist; Unavailable if its log is away, after the workers, who say that they wait for it.
+    Raises NotFound if the run does not exist; Unavailable if its log cannot be reached. The screen then still shows the workers, which say
+    that they wait for it.
     """
     place = existing(config)
     try:
@@ -52,7 +53,7 @@ async def show_status(config: Config, console: Console, *, machine: bool = False
 
 
 async def _read(config: Config) -> tuple[summary.Summary, Accounting, State]:
-    """What the log adds up to."""
+    """The summary, the accounting and the release state, computed from the log."""
     folds = open_folds(config)
     with open_log(config) as log:
         seen, rows = await summary.summarise(log, folds, log.newest())

@@ -34,8 +34,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A crew at work. `url` is where the gateway will answer, empty where that depends on its node; `running` ends when the crew does;
-    `address` says where it answers now, None while it does not.
+    """A running crew. `url` is where the gateway will answer, empty if that depends on its node; `running` ends when the crew does;
+    `address` returns where the gateway answers now, None while it does not.
     """
 
     home: Home
@@ -45,7 +45,7 @@ class Launched:
     address: Callable[[], str | None]
 
     async def during(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What `work` returns, unless a worker fails for good first. Raises WorkerFailed."""
+        """Run `work` and return its result. Raises WorkerFailed if a worker fails for good first."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self.running}, return_when=asyncio.FIRST_COMPLETED)
@@ -72,7 +72,7 @@ def workers_of(config: Config) -> tuple[str, ...]:
 def crew(
     config: Config, listener: socket.socket, names: Sequence[str], settings: Path | None = None
 ) -> list[WorkerProcess]:
-    """The workers of a run with these names, not started yet. The serving one answers on `listener`. `settings`: as for `launch`."""
+    """The workers of a run with these names, not started yet. The serving worker answers on `listener`. `settings`: as for `launch`."""
     place = home(config)
     fd = listener.fileno()
     return [
@@ -96,10 +96,10 @@ async def launch(
     names: Sequence[str] | None = None,
     settings: Path | None = None,
 ) -> AsyncGenerator[Launched]:
-    """A run's workers, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`. `front`: see `Supervisor`.
-    `names`: only these of them. `settings`: where the configuration is left for them; None: where that of the run lies.
+    """A run's workers, alive inside the block and stopped after it. The caller must hold the run's `up` lock. `front`: see `Supervisor`.
+    `names`: only these workers. `settings`: the file to which their configuration is written; None: the run's own.
 
-    The port is bound first, and stays bound while the worker that answers on it is started again. Raises BadConfig if it is taken.
+    The port is bound first, and stays bound while the worker that answers on it is restarted. Raises BadConfig if it is taken.
     """
     place = home(config)
     settings = settings or place.config
@@ -112,7 +112,7 @@ async def launch(
 
 
 def limits_of(config: Config) -> Limits:
-    """How patient a run's supervisor is."""
+    """The supervisor's timeouts and retry limits for this run."""
     patience = config.supervise
     return Limits(
         silence_s=patience.silence_s,
@@ -127,7 +127,7 @@ def limits_of(config: Config) -> Limits:
 async def supervised(
     place: Home, supervisor: Supervisor, url: str, address: Callable[[], str | None]
 ) -> AsyncGenerator[Launched]:
-    """A supervisor's crew, alive inside the block and stopped after it; what it does stands on the run's board."""
+    """A supervisor's crew, alive inside the block and stopped after it. Its state is written to the run's board."""
     remove_address(place.address)  # of an earlier start that was killed
     place.scale.unlink(missing_ok=True)
     place.admin_key()
@@ -147,8 +147,8 @@ async def supervised(
 async def up(config: Config, console: Console, on: Literal["here", "ray"] = "here") -> None:
     """Run until Ctrl-C or SIGTERM, with the workers on this machine or on the nodes of a Ray cluster.
 
-    Raises Conflict if the run is up already, BadConfig for what cannot be placed, WorkerFailed if the serving worker fails for good, or
-    another one before anything was served.
+    Raises Conflict if the run is up already, BadConfig for workers that cannot be placed, WorkerFailed if the serving worker fails for
+    good, or another worker before anything was served.
     """
     await check_start(config, on_ray=on == "ray")
     check_sharing(config, on_ray=on == "ray")
@@ -164,7 +164,7 @@ async def up(config: Config, console: Console, on: Literal["here", "ray"] = "her
             )
         async with _launching(config, say, on) as launched:
             stopping = asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):  # after the launch: Ray takes them, too
+            for number in (signal.SIGTERM, signal.SIGINT):  # after the launch: Ray sets handlers for them, too
                 asyncio.get_running_loop().add_signal_handler(number, stopping.set)
             if launched.url:
                 _show(console, f"reserved {launched.url}; it answers once the model is loaded")
@@ -186,7 +186,7 @@ def _launching(
 
 
 def _show(console: Console, line: str | Text) -> None:
-    """One line for people. Where it cannot be written, as on a full disk, the workers go on all the same."""
+    """Print one line for people. If it cannot be written, as on a full disk, the workers go on all the same."""
     with contextlib.suppress(OSError):
         console.print(line, highlight=False, soft_wrap=True)
 

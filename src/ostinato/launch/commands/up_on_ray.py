@@ -27,7 +27,7 @@ from ostinato.launch.placing.supervision import Event, Supervisor
 
 _LOOK_S = 0.5
 _ASKING = ("release", "rollout")  # workers that call the gateway
-_LEAST = 0.0001  # of a resource: what Ray can tell from nothing
+_LEAST = 0.0001  # the smallest amount of a resource that Ray tells from zero
 
 
 def check_placeable(config: Config) -> None:
@@ -46,7 +46,7 @@ def check_placeable(config: Config) -> None:
 
 
 def _check_amounts(config: Config, worker: str) -> None:
-    """Raise BadConfig for what Ray would refuse to give to a worker."""
+    """Raise BadConfig for amounts of resources that Ray would refuse to give to a worker."""
     cpus, others = config.ray.cpus.get(worker, 1.0), config.ray.resources.get(worker, {})
     named = {f"ray.cpus.{worker}": cpus} | {f"ray.resources.{worker}.{name}": each for name, each in others.items()}
     for key, amount in named.items():
@@ -64,7 +64,7 @@ def _check_amounts(config: Config, worker: str) -> None:
 
 @contextlib.asynccontextmanager
 async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
-    """A run's workers on a Ray cluster, alive inside the block and stopped after it. Whoever calls holds the run's lock `up`.
+    """A run's workers on a Ray cluster, alive inside the block and stopped after it. The caller must hold the run's `up` lock.
 
     Raises BadConfig if there is no such cluster, or the run cannot be on several machines.
     """
@@ -93,7 +93,7 @@ async def launch_on_ray(config: Config, say: Event) -> AsyncGenerator[Launched]:
 
 @dataclass(slots=True)
 class Crew:
-    """The workers of a run on a cluster: those that it always has, and as many that make rollouts as are wanted."""
+    """The workers of a run on a cluster: those that every run has, and as many rollout workers as are wanted."""
 
     config: Config
     place: Home
@@ -115,8 +115,8 @@ class Crew:
         return next(worker for worker in self.workers if worker.name == "serve")
 
     async def keep(self, supervisor: Supervisor) -> None:
-        """As many rollout workers as are wanted, all who ask the gateway told where it is, and the gateway's node given what it reads of
-        this one. What fails is said once and tried again. Until cancelled.
+        """Until cancelled, adjust the number of rollout workers, tell workers that call the gateway its URL, send the gateway's node the
+        files of this machine that it reads, and stop workers on nodes that are taken away. A failure is reported once and retried.
         """
         parts = {
             "scaling": self._scale,
@@ -157,7 +157,7 @@ class Crew:
         url = self.serving.url
         if url is None:
             return
-        with contextlib.suppress(OSError):  # for commands on this machine; they say so themselves if it is not there
+        with contextlib.suppress(OSError):  # for commands on this machine, which say so if the file is missing
             known = read_address(self.place.address)
             if known is None or reachable(known, self.serving.node) != url:
                 write_address(self.place.address, url)
@@ -167,7 +167,7 @@ class Crew:
         await asyncio.gather(*(worker.tell(url, self.config.supervise.stop_s) for worker in asking))
 
     async def _show(self, supervisor: Supervisor) -> None:
-        """What the gateway says of the workers at `/metrics` and on the page, and which servers of its engine drain."""
+        """Send the gateway's node the board, shown at `/metrics` and on the page, and the list of engine servers that drain."""
         if (now := asyncio.get_running_loop().time()) - self._shown_at >= EVERY_S:
             self._shown_at = now
             self.serving.give(self.place.workers.name, board_text(supervisor.watched))
@@ -175,7 +175,7 @@ class Crew:
         self.serving.give(draining.name, draining.read_text(errors="replace") if draining.exists() else "")
 
     async def _move(self, _: Supervisor) -> None:
-        """Workers on a node that is taken away end while they have the time to, and start again elsewhere."""
+        """Stop the workers on a node that Ray takes away while they still have time to end; they start again elsewhere."""
         leaving = await self.cluster.leaving()
         going = [worker for worker in self.workers if worker.node_name and worker.node_name in leaving]
         for worker in going:
@@ -192,13 +192,13 @@ class Crew:
         self.say(worker.name, what)
 
     def _worker(self, name: str, kind: str, before: int = 0) -> PlacedWorker:
-        """`before`: how many of its kind there are already; each has an order of tasks of its own."""
+        """Make a worker. `before`: how many of its kind there are already; added to the seed, so that each has its own order of tasks."""
         root = self.place.root.absolute()
         own = root if name == kind else root / name  # each rollout worker has a journal of its own
         run = self.config.run.model_copy(update={"directory": own})
         worlds = self.config.worlds.model_copy(update={"seed": self.config.worlds.seed + before})
         settings = self.config.model_copy(update={"run": run, "worlds": worlds})
-        if kind != "serve":  # only the gateway tells callers apart
+        if kind != "serve":  # only the gateway authenticates callers
             callers = {"api_keys": (), "api_keys_file": None, "user_keys": (), "admin_key": None}
             settings = settings.model_copy(update={"serve": settings.serve.model_copy(update=callers)})
         order = Order(

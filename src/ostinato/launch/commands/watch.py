@@ -1,4 +1,4 @@
-"""`ostinato watch`: what becomes of the lines that an agent wrote. The work is the client package's; the agents' hooks are put in here."""
+"""`ostinato watch`: what becomes of the lines that an agent wrote. The client package does the work; this installs the agents' hooks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _KEEP = "before-ostinato-watch"
 
 
 def watch(directory: Path, url: str | None, *, once: bool, interval_s: float, console: Console) -> int:
-    """Follow the working tree that a directory is in until interrupted; 0, or 1 where `once` could not send all that waits.
+    """Follow the working tree that contains a directory until interrupted. Returns 0, or 1 if `once` could not send all that waits.
 
     Raises:
-        BadConfig: the client's package is not there, there is no working tree, it cannot be read or written, or the URL is none.
+        BadConfig: the client's package is not installed, there is no working tree, it cannot be read or written, or the URL is invalid.
         Conflict: another watcher has the working tree.
     """
     package()
@@ -51,7 +51,7 @@ def watch(directory: Path, url: str | None, *, once: bool, interval_s: float, co
 
 
 def install(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bool) -> None:
-    """Put an agent's hook in, once a person has agreed, and open this repository for it. Raises BadConfig, Conflict, StorageFull."""
+    """Install an agent's hook, once a person has agreed, and enable it in this repository. Raises BadConfig, Conflict, StorageFull."""
     hook, connected, own = _look(name, scope, at)
     try:
         text = hook.put(connected.text)
@@ -72,7 +72,7 @@ def install(name: str, scope: Scope, at: Surroundings, console: Console, *, yes:
 
 
 def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bool) -> None:
-    """Take an agent's hook out: the file as it was, or without the hook where it was changed since. Raises NotFound, and as `install`."""
+    """Remove an agent's hook: restore the file, or only take the hook out if it was changed since. Raises NotFound, and as `install`."""
     hook, connected, own = _look(name, scope, at)
     if own.text is None or hook.taken(own.text) == own.text:
         raise NotFound(f"{own.path}: nothing to undo, the hook is not in it")
@@ -90,14 +90,14 @@ def undo(name: str, scope: Scope, at: Surroundings, console: Console, *, yes: bo
 
 
 def _look(name: str, scope: Scope, at: Surroundings) -> tuple[Hook, files.Settings, files.Settings]:
-    """The hook, and its file with what `ostinato connect` and what this command keep of it."""
+    """The hook, and its file twice: with the backup of `ostinato connect`, and with the backup of this command."""
     hook = HOOKS[name]
     path, within = hook.places[scope](at), at.directory if scope == "project" else None
     return hook, files.look(path, within=within), files.look(path, within=within, keep=_KEEP)
 
 
 def _opened(at: Surroundings) -> list[str]:
-    """Hooks write only where a repository is watched: have this one be."""
+    """Enable the hooks in this repository, since they write only where a repository is watched. Returns what to tell the person."""
     from ostinato_client.watch.git import GitError, Repository
 
     try:

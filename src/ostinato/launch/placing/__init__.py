@@ -1,1 +1,1 @@
-"""Where workers run: subprocesses of this machine."""
+"""Where workers run: as subprocesses of this machine, or on the nodes of a cluster."""

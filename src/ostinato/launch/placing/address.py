@@ -1,4 +1,4 @@
-"""Where a run's gateway listens, as a file: its URL, and which process wrote it, so that a stale one is never believed."""
+"""The file that says where a run's gateway listens: its URL, and which process wrote it, so that a stale file is ignored."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _ANY = {"0.0.0.0", "::", "[::]"}
 
 
 def write_address(path: Path, url: str) -> None:
-    """Say that this process serves at `url`. The file appears whole."""
+    """Record that this process serves at `url`. The file is written atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(f"{url}\n{_mark(os.getpid())}\n")
     partial.replace(path)
 
 
 def read_address(path: Path, writer: int | None = None) -> str | None:
-    """The gateway's URL; None if there is no file, if it is damaged, or if who wrote it lives no more, or is not the process `writer`."""
+    """The gateway's URL; None if the file is missing or damaged, or if the process that wrote it is dead or is not `writer`."""
     try:
         url, mark = path.read_text(errors="replace").splitlines()
         pid = int(mark.split()[0])
@@ -28,7 +28,7 @@ def read_address(path: Path, writer: int | None = None) -> str | None:
 
 
 def reachable(url: str, node: str) -> str:
-    """The URL of a gateway on `node` as other machines reach it: one that listens everywhere is at the node's own address.
+    """The URL of a gateway on `node` as other machines reach it: a wildcard address is replaced by the node's own.
 
     Example: ``reachable("http://0.0.0.0:8321", "10.0.0.7") == "http://10.0.0.7:8321"``
     """
@@ -38,13 +38,13 @@ def reachable(url: str, node: str) -> str:
 
 
 def remove_address(path: Path) -> None:
-    """Nobody serves there any more."""
+    """Remove the file: nobody serves there any more."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def _mark(pid: int) -> str | None:
-    """A process by its pid and, where the system says it, when it was started; None if it does not live."""
+    """Identifies a process by its pid and, where the system reports it, its start time; None if the process is dead."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -52,7 +52,7 @@ def _mark(pid: int) -> str | None:
     except PermissionError:
         pass
     try:
-        # what stands before the last ")" is the program's name, which may hold anything; then state, ..., and 22nd, the start
+        # the program's name, which may hold anything, ends at the last ")"; then come the state, ..., and as the 22nd field the start
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return f"{pid} 0"

@@ -1,4 +1,4 @@
-"""What the supervisor says of its workers, as a file for `ostinato status`: replaced whole, believed only while it is fresh."""
+"""The supervisor's report on its workers, as a file for `ostinato status`. Written atomically; ignored once stale."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ostinato.launch.placing.supervision import Watched
 
 EVERY_S = 2.0
 STALE_S = 15.0
-"""A board that is older was left by a supervisor that was killed, or that hangs."""
+"""A board older than this was left by a supervisor that was killed or that hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One worker. Times are Unix seconds: `since` it stands so, `doing_since` it does what it does, `reason_at` it last ended.
-    `node`: the machine that it runs on; empty: the supervisor's.
+    """One worker's state. Times are Unix seconds: `since` is when it entered its `condition`, `doing_since` when it began what it is doing,
+    `reason_at` when it last ended. `node`: the machine that it runs on; empty for the supervisor's.
 
     Example: ``Standing(name="train", pid=711, condition="running", since=10.0, doing="taking step 12", doing_since=12.5,
     trouble=None, restarts=1, reason="was killed by SIGKILL", reason_at=9.0)``
@@ -42,7 +42,7 @@ class Standing:
 
     @classmethod
     def of(cls, watched: Watched, now: float) -> Standing:
-        """A watched worker as it stands now."""
+        """The present state of a watched worker."""
         sign = watched.worker.sign
         return cls(
             name=watched.worker.name,
@@ -61,7 +61,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A board as it was read. `ended`: why `up` ended, None while it runs; `at`: when it was written."""
+    """A board as read from its file. `ended`: why `up` ended, None while it runs; `at`: when it was written."""
 
     at: float
     pid: int
@@ -76,13 +76,13 @@ class Board:
         self._path, self._crew = path, crew
 
     async def keep(self) -> None:
-        """Write it now and then, until cancelled."""
+        """Write it every `EVERY_S` seconds until cancelled."""
         while True:
             self.write()
             await asyncio.sleep(EVERY_S)
 
     def write(self, ended: str | None = None) -> None:
-        """As things stand now. A disk that refuses it costs nobody more than the board."""
+        """Write the present state. If the disk is full only the board is lost."""
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
         with contextlib.suppress(OSError):
             partial.write_text(board_text(self._crew, ended))
@@ -90,7 +90,7 @@ class Board:
 
 
 def board_text(crew: Sequence[Watched], ended: str | None = None) -> str:
-    """A board as its file holds it, as things stand now."""
+    """The present state as the text of the board's file."""
     now = wall_clock()
     workers = [asdict(Standing.of(watched, now)) for watched in crew]
     shown: dict[str, Any] = {"at": now, "pid": os.getpid(), "ended": ended, "workers": workers}
@@ -108,7 +108,7 @@ def read_board(path: Path) -> Shown | None:
 
 
 def placed_from_elsewhere(board: Path, scale: Path) -> bool:
-    """True on a node of a run whose `ostinato up --on ray` is on another machine: the board came here, and that machine's wish did not."""
+    """True on a node of a run whose `ostinato up --on ray` is on another machine: the board was copied here, but not the `scale` file."""
     shown = read_board(board)
     if shown is None or shown.ended is not None or wall_clock() - shown.at > STALE_S:
         return False

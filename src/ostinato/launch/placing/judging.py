@@ -1,4 +1,4 @@
-"""When a worker is hung, what its end means, and when starting it again has no point. Pure: the caller owns the clock."""
+"""Decides when a worker is hung, what its end means, and when a restart has no point. Pure: the caller supplies the time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OWN_FAULT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How patient the supervisor is. `silence_s`: without a sign; `tries` failures within `window_s` are enough; pauses before a new
-    start double up to `longest_wait_s`; `stop_s`: from SIGTERM to SIGKILL.
+    """The supervisor's timeouts and retry limits. `silence_s`: the longest time without a sign; after `tries` failures within `window_s` a
+    worker is given up; pauses before a restart double up to `longest_wait_s`; `stop_s`: from SIGTERM to SIGKILL.
 
     Example: ``Limits(silence_s=30, stop_s=20, tries=5, window_s=600, longest_wait_s=30)``
     """
@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Why a process ended. `fault`: by its own doing, so it counts as a failure; `certain`: it would fail again.
+    """Why a process ended. `fault`: the process itself was the cause, so it counts as a failure; `certain`: it would fail again.
 
     Example: ``Ending(reason="BadConfig: no such model", fault=True, certain=True)``
     """
@@ -42,7 +42,7 @@ class Ending:
 
 
 def hung(sign: Sign | None, silent_s: float, limits: Limits) -> str | None:
-    """Why the worker is taken for hung; None if it is not. `silent_s`: seconds since its last sign, or its start."""
+    """Why the worker counts as hung; None if it does not. `silent_s`: seconds since its last sign, or its start."""
     if silent_s > limits.silence_s:
         return f"gave no sign of life for {silent_s:.0f} s" + (f" while {sign.doing}" if sign else "")
     if sign is None:
@@ -55,7 +55,7 @@ def hung(sign: Sign | None, silent_s: float, limits: Limits) -> str | None:
 
 
 def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
-    """What an exit code and the last sign mean. `last_line` is the end of the worker's output, for one that could say nothing itself."""
+    """Interpret an exit code and the last sign. `last_line` is the last line of the worker's output, used if no sign gives a reason."""
     if sign is not None and sign.failed is not None:
         return Ending(reason=sign.failed, fault=not sign.outside, certain=sign.certain)
     if code == 0:
@@ -70,23 +70,23 @@ def ending(code: int, sign: Sign | None, last_line: str) -> Ending:
 
 @dataclass(slots=True)
 class Failures:
-    """How often one worker ended, by a monotonic clock: how long to wait before it starts again, and whether to."""
+    """How often one worker ended, on a monotonic clock. Decides whether to restart it and how long to wait before."""
 
     limits: Limits
     faults: list[float] = field(default_factory=list[float])
     quick: int = 0
 
     def add(self, now: float, end: Ending, ran_s: float) -> None:
-        """Count an end after `ran_s` seconds. A failure is forgotten after the window; an end after a steady run, for the pause."""
+        """Count an end after `ran_s` seconds. Failures older than the window are dropped; a run of over `STEADY_S` resets the pause."""
         self.faults = [at for at in self.faults if now - at <= self.limits.window_s] + [now] * end.fault
         self.quick = 1 if ran_s > STEADY_S else self.quick + 1
 
     @property
     def enough(self) -> bool:
-        """True once it failed too often to be tried again. Kills from outside are no failures."""
+        """True once the worker failed too often to be restarted. Kills from outside are not failures."""
         return len(self.faults) >= self.limits.tries
 
     @property
     def wait_s(self) -> float:
-        """The pause before the next start: it doubles with every end in quick succession."""
+        """The pause before the next start, which doubles with every end in quick succession."""
         return min(FIRST_WAIT_S * 2 ** min(max(self.quick - 1, 0), 32), self.limits.longest_wait_s)

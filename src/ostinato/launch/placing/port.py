@@ -1,4 +1,4 @@
-"""The gateway's listening socket: bound before any model is loaded, and handed down, so that it outlives the worker that answers."""
+"""The gateway's listening socket, bound before any model is loaded and handed down to the worker that answers, so that it outlives it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BACKLOG = 512
 
 
 def bind(host: str, port: int, remedy: str = "set listen.host and listen.port") -> socket.socket:
-    """A listening socket; the port may be 0. Who connects before somebody answers waits.
+    """Open a listening socket; the port may be 0. Clients that connect before a worker answers wait.
 
-    Raises BadConfig, which ends with `remedy`, if the address is taken or is none of this machine's.
+    Raises BadConfig, with a message that ends with `remedy`, if the address is taken or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # the protocol is named, or asyncio would leave Nagle's delay on
+    # the protocol must be named, or asyncio would leave Nagle's delay on
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

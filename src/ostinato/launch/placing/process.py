@@ -14,17 +14,18 @@ from pathlib import Path
 from ostinato.launch.placing.sign import PARENT, PULSE_FD, Sign, read_sign
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Of a worker's environment: workers share the cores, and none takes them all."""
-_TAIL = 4096  # bytes of output that are looked at for a last line
+"""Environment variables of a worker: workers share the cores, and no worker takes them all."""
+_TAIL = 4096  # bytes at the end of the output that are searched for a last line
 _PIPE = 1 << 16
 
 
 @dataclass(slots=True)
 class WorkerProcess:
     """One subprocess and how to start it. `env` is added to the environment, `fds` are inherited; output goes to `log`. It starts in
-    `directory`; None: in this process's.
+    `directory`, or in this process's directory if None.
 
-    `sign` is its last sign of life, heard at `heard` on the loop's clock. `was_ready`: it has been ready since the supervisor began.
+    `sign` is its last sign of life, received at `heard` on the loop's clock. `was_ready`: it has been ready at least once since the
+    supervisor began.
 
     Example: ``WorkerProcess("serve", ("ostinato", "serve"), Path("run/logs/serve.log"))``
     """
@@ -77,7 +78,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the last start; 0 before the first."""
+        """The process id of the last start; 0 before the first."""
         return self.process.pid if self.process is not None else 0
 
     @property
@@ -86,7 +87,7 @@ class WorkerProcess:
         return ""
 
     async def ended(self) -> int:
-        """Wait for the end; returns the exit code, or minus the signal. All that it said has been heard then."""
+        """Wait for the end; returns the exit code, or minus the signal number. By then all of its signs have been received."""
         if self.process is None:
             raise RuntimeError(f"{self.name} was not started")
         code = await self.process.wait()
@@ -117,7 +118,7 @@ class WorkerProcess:
             await process.wait()
 
     def last_line(self) -> str:
-        """The last line that this process wrote, for one that could not say why it ended."""
+        """The last line of this process's output, in case the process could not say why it ended."""
         try:
             with self.log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -128,7 +129,7 @@ class WorkerProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def _listen(self) -> None:
-        """Take in what is on the pipe."""
+        """Read and parse what is on the pipe."""
         while self._pipe >= 0:
             try:
                 part = os.read(self._pipe, _PIPE)
@@ -142,7 +143,7 @@ class WorkerProcess:
                 if (sign := read_sign(line)) is not None:
                     self.heard = asyncio.get_running_loop().time()
                     self.was_ready |= sign.ready
-                    if self.sign is None or self.sign.failed is None:  # its last words stand
+                    if self.sign is None or self.sign.failed is None:  # a sign that says why it failed is kept
                         self.sign = sign
 
     def _deafen(self) -> None:

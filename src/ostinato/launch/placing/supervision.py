@@ -1,7 +1,7 @@
-"""Workers kept alive: started, heard, started again when they die or hang, given up when that has no point, stopped together.
+"""Keeps workers alive: starts them, hears them, restarts them when they die or hang, gives up when that has no point, stops them together.
 
-A worker holds no truth: everything is in the log and the weight store. So the remedy for any death is the same, start again. A trainer
-that cannot run is no reason to stop serving.
+A worker holds no authoritative state: everything is in the log and the weight store. So the remedy for any death is the same, a restart.
+A trainer that cannot run is no reason to stop serving.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Event = Callable[[str, str], None]
 
 
 class WorkerFailed(OstinatoError):
-    """A worker failed for good: starting it again has no point. The message is its own reason."""
+    """A worker failed for good: a restart has no point. The message gives the worker's own reason."""
 
     code = "worker_failed"
 
 
 class Condition(StrEnum):
-    """Where a worker stands."""
+    """A worker's state under supervision."""
 
     RUNNING = "running"
     WAITING = "waiting"  # for its next start
@@ -38,7 +38,7 @@ class Condition(StrEnum):
 
 @dataclass(slots=True)
 class Watched:
-    """A worker and what happened to it. Times are Unix seconds. `reason` says how it ended last, and `reason_at` when; `told`: to end."""
+    """A worker and its history. Times are Unix seconds. `reason` says how it last ended and `reason_at` when; `told` is set to end it."""
 
     worker: Worker
     condition: Condition = Condition.WAITING
@@ -49,7 +49,7 @@ class Watched:
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def turn(self, condition: Condition) -> None:
-        """From now on it stands so."""
+        """Enter a condition now."""
         self.condition, self.since = condition, wall_clock()
 
 
@@ -58,11 +58,11 @@ class Supervisor:
 
     Args:
         crew: the workers.
-        limits: how patient to be.
-        on_event: told what happens, for people.
-        before_start: puts in order what a worker is started with.
-        front: the worker that people depend on. Once it has been ready, another one that fails for good stays down, and only the
-            front's own failure ends the others; None: anyone's does.
+        limits: the timeouts and retry limits.
+        on_event: called with each event, for people to read.
+        before_start: called before each start, to prepare what a worker is started with.
+        front: the worker that people depend on. Once it has been ready, another worker that fails for good stays down, and only the
+            front's own failure ends the others. None: any worker's failure does.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Supervisor:
             watched.told.set()
 
     def add(self, worker: Worker) -> None:
-        """Keep one more alive, from now on, while `run` runs. Without effect once all are to stop."""
+        """Keep one more worker alive from now on, while `run` runs. Without effect after `stop`."""
         if not self._stopped:
             watched = Watched(worker)
             self.watched.append(watched)
@@ -102,7 +102,7 @@ class Supervisor:
         self.watched.remove(watched)
 
     async def run(self) -> None:
-        """Until `stop`, with all workers stopped afterwards. Raises WorkerFailed if one failed for good that ends the others."""
+        """Run until `stop`, with all workers stopped afterwards. Raises WorkerFailed if a worker's failure for good ended the others."""
         async with self._group:
             for watched in self.watched:
                 self._group.create_task(self._keep(watched))
@@ -132,21 +132,21 @@ class Supervisor:
         watched.turn(Condition.STOPPED)
 
     async def _life_of(self, watched: Watched) -> Ending | None:
-        """Start the worker and see it end; None if it was told to stop."""
+        """Start the worker and wait for its end; None if it was told to stop."""
         worker = watched.worker
         try:
             self._before_start()
             await worker.start()
-        except (OSError, StorageFull) as error:  # no process, no file: the machine is short of something
+        except (OSError, StorageFull) as error:  # no process or no file: the machine is short of something
             full = isinstance(error, StorageFull) or error.errno in (errno.ENOSPC, errno.EDQUOT)
             return Ending(reason=f"could not be started: {error}", fault=not full)
         watched.turn(Condition.RUNNING)
-        if worker.pid:  # a node says later
+        if worker.pid:  # a worker on a node has a pid only later
             self._say(worker.name, f"started (pid {worker.pid})")
         return await self._end_of(watched)
 
     async def _end_of(self, watched: Watched) -> Ending | None:
-        """Wait until the worker dies or hangs, which also ends it; None if it was told to stop."""
+        """Wait until the worker dies or hangs, and kill it if it hangs; None if it was told to stop."""
         worker = watched.worker
         ended = asyncio.ensure_future(worker.ended())
         stop = asyncio.ensure_future(watched.told.wait())
@@ -170,7 +170,7 @@ class Supervisor:
         return min(1.0, self._limits.silence_s / 4)
 
     def _hung(self, worker: Worker) -> str | None:
-        """Why the worker is taken for hung. Where the supervisor itself stood still, nobody was heard: patience begins anew."""
+        """Why the worker counts as hung, or None. If the supervisor itself stood still it heard nobody, so all silences start anew."""
         now = asyncio.get_running_loop().time()
         gap, self._slept_at = now - self._slept_at, now
         if gap > 4 * self._look_s + 1.0:

@@ -1,4 +1,4 @@
-"""What the supervisor needs of a worker, wherever it runs."""
+"""The interface that the supervisor needs of a worker, wherever it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ostinato.launch.placing.sign import Sign
 class Worker(Protocol):
     """A worker that can be started, heard and stopped again and again: a subprocess here, or an actor on a node of a cluster.
 
-    `sign` is its last sign of life, heard at `heard` on the event loop's clock. `was_ready`: it has been ready since the supervisor began.
+    `sign` is its last sign of life, received at `heard` on the event loop's clock. `was_ready`: it has been ready at least once since the
+    supervisor began.
     """
 
     name: str
@@ -25,20 +26,20 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the last start; 0 before the first."""
+        """The process id of the last start; 0 before the first."""
         ...
 
     @property
     def node(self) -> str:
-        """The machine that it runs on; empty: this one."""
+        """The machine that it runs on; empty for this machine."""
         ...
 
     async def start(self) -> None:
-        """Start it. Raises OSError or StorageFull where this machine is short of something."""
+        """Start it. Raises OSError or StorageFull if this machine is short of something."""
         ...
 
     async def ended(self) -> int:
-        """Wait for the end; returns the exit code, or minus the signal. All that it said has been heard then."""
+        """Wait for the end; returns the exit code, or minus the signal number. By then all of its signs have been received."""
         ...
 
     async def stop(self, grace_s: float) -> bool:
@@ -46,9 +47,9 @@ class Worker(Protocol):
         ...
 
     async def kill(self) -> None:
-        """End it and all that it started at once."""
+        """Kill it at once, with everything that it started."""
         ...
 
     def last_line(self) -> str:
-        """The last line that it wrote, for one that could not say why it ended."""
+        """The last line of its output, for a worker that could not say why it ended."""
         ...

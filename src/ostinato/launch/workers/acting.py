@@ -1,4 +1,4 @@
-"""How a worker gets the role that only one process of a run has, keeps it while it works, and ends when another process takes it."""
+"""How a worker gets a role that only one process of a run may have, keeps it while it works, and ends when another process takes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.record.patience import Patience
 from ostinato.record.roles import Roles, Tenure
 
 _LOOK_S = 0.2
-_CLEANING_S = 5.0  # how long what was cancelled may take to put its things away
+_CLEANING_S = 5.0  # how long cancelled work may take to clean up
 
 
 async def act(
@@ -29,10 +29,10 @@ async def act(
 ) -> None:
     """Do `work` on the run as the one process that has the role, until it is done. In a run on several hosts the others wait in reserve.
 
-    `patient`: what it asks of a log whose server is away waits, `record.away_s` at most, so that nothing is left half done. If not, the
-    work is told Unavailable, and goes on by itself.
+    `patient`: calls to a log whose server is unavailable wait, `record.away_s` at most, so that nothing is left half done. Otherwise they
+    raise Unavailable, and `work` handles that and goes on.
 
-    Raises Conflict if another process of this machine has the role; LeaseLost once one of another host took it over; Stopped.
+    Raises Conflict if another process of this machine has the role; LeaseLost once a process of another host took it over; Stopped.
     """
     tenure = await _taken(open_roles(config), role, life)
     with closing(tenure), open_run(config, tenure, patience_of(config, life) if patient else None) as run:
@@ -40,7 +40,7 @@ async def act(
 
 
 def patience_of(config: Config, life: Life) -> Patience:
-    """Says what it waits for, instead of what the worker does."""
+    """The patience of a log, `record.away_s`; while it waits, the pulse says what it waits for instead of what the worker does."""
     return Patience(config.record.away_s, life.pulse.during)
 
 
@@ -57,7 +57,7 @@ async def _claiming(run: Run, role: str, tenure: Tenure, work: Callable[[Run], C
 
 
 async def _unless_lost(tenure: Tenure, work: Coroutine[Any, Any, None]) -> None:
-    """What `work` raises. Raises LeaseLost once the role is lost: `work` is then cancelled, and its clean-up waited for."""
+    """Run `work`; raises what it raises. Raises LeaseLost once the role is lost: `work` is then cancelled and has time to clean up."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done() and not tenure.lost:

@@ -1,8 +1,8 @@
-"""The housekeeping worker: keeps the disk bounded while a run goes on, and keeps what `ostinato status` starts from.
+"""The housekeeping worker: bounds the run's disk use while it goes on, and saves the summary that `ostinato status` starts from.
 
-Each round deletes the versions that nothing needs, drops rows of the log that are older than they shall become, sets long output
-aside and removes what killed writers left. A chore that fails is tried again in the next round; the others go on. All of it may be
-killed at any instant.
+Each round deletes the versions that nothing needs, drops rows of the log past their retention, rotates long output files and removes
+partial files that killed writers left. A chore that fails is retried in the next round; the others go on. The worker may be killed at
+any instant.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ostinato.launch.workers.stopping import unless
 logger = logging.getLogger(__name__)
 
 SUMMARY_S = 20.0
-"""Seconds between two savings of the summary."""
+"""Seconds between two saves of the summary."""
 LEFT_S = 3600.0
-"""A file that was being written so long ago belongs to a writer that was killed."""
+"""A partial file that is older than this, in seconds, was left by a writer that was killed."""
 
 
 async def housekeeping(config: Config, life: Life) -> None:
-    """Tidy up until told to stop. Raises as `act`."""
+    """Tidy up until told to stop. Raises what `act` raises."""
     tidying = asyncio.create_task(_tidy_here(config))
 
     async def work(run: Run) -> None:
@@ -50,7 +50,7 @@ async def housekeeping(config: Config, life: Life) -> None:
 
 
 async def _tidy_here(config: Config) -> None:
-    """What this machine's disk needs even while another machine's worker does the rest. Until cancelled."""
+    """Tidy this machine's disk until cancelled, even while another machine's worker has the role and does the rest."""
     while True:
         with contextlib.suppress(OSError):  # tried again in the next round
             shorten_logs(config)
@@ -59,7 +59,7 @@ async def _tidy_here(config: Config) -> None:
 
 
 async def _keep_house(run: Run, life: Life) -> None:
-    life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
+    life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
     await prepared(run)
     await _work(run, life)
 
@@ -90,7 +90,7 @@ async def _keep(run: Run, seen: summary.Summary) -> str:
 
 
 class Rounds:
-    """One run's rounds. What a chore did goes to the progress lines; what failed is the worker's trouble until it succeeds."""
+    """A run's rounds of chores. What a chore did goes to the progress lines; a failed chore is the worker's `trouble` until it succeeds."""
 
     def __init__(self, run: Run, life: Life) -> None:
         self._run = run
@@ -99,7 +99,7 @@ class Rounds:
         life.pulse.trouble = lambda: "; ".join(self._failing.values()) or None
 
     async def tidy(self) -> None:
-        """One round."""
+        """Run one round."""
         started = wall_clock()
         chores: list[tuple[str, Callable[[], Awaitable[str]]]] = [("logs", self._logs), ("leftovers", self._leftovers)]
         if self._run.config.housekeeping.collect:
@@ -112,7 +112,7 @@ class Rounds:
         self._progress.write("tidied", seconds=round(wall_clock() - started, 2), said=said, failing=list(self._failing))
 
     async def attempt(self, name: str, chore: Callable[[], Awaitable[str]]) -> str:
-        """What a chore says that it did; "" if nothing, or if it failed."""
+        """Run a chore and return its report of what it did; "" if it did nothing or failed."""
         try:
             done = await chore()
         except (OstinatoError, OSError) as error:
@@ -144,15 +144,15 @@ class Rounds:
 
 
 def shorten_logs(config: Config) -> list[str]:
-    """Set aside what is long of the workers' output. Returns the names. Raises OSError."""
+    """Rotate the workers' output files that are too long. Returns their names. Raises OSError."""
     logs = (home(config).root / "logs").glob("*.log")
     return [path.name for path in logs if set_aside(path, kept_bytes(config))]
 
 
 def set_aside(path: Path, most_bytes: int) -> bool:
-    """Move what a worker wrote so far into the older part, if it is long, and go on with an empty file. True if so.
+    """If a worker's output exceeds `most_bytes`, move it to the older part and go on with an empty file. True if so.
 
-    The file is copied and cut, because the worker goes on writing to it; a line that it writes in that moment is lost.
+    The file is copied and truncated, because the worker goes on writing to it; a line that it writes in that moment is lost.
     """
     if path.stem.endswith(".1") or path.stat().st_size <= most_bytes:
         return False
@@ -164,7 +164,7 @@ def set_aside(path: Path, most_bytes: int) -> bool:
 
 
 def remove_leftovers(root: Path, before: float) -> list[str]:
-    """Remove what writers that were killed left half written before that time. Returns the names."""
+    """Remove partial files last written before the time `before`, which killed writers left. Returns their names."""
     gone: list[str] = []
     for folder in (root, root / "logs", root / "folds"):
         for path in folder.glob("*.*"):

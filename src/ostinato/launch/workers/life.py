@@ -30,13 +30,13 @@ _ORPHAN_S = 20.0  # how long a worker without a supervisor may take to end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """What a worker's main loop is given: when to end, and where to say what it does."""
+    """Passed to a worker's main loop: `stopping` tells it to end, and it reports to `pulse` what it does."""
 
     stopping: asyncio.Event
     pulse: Pulse
 
     def starting(self, config: Config) -> Callable[[str], None]:
-        """Says one step of a start, which may last as long as a start may."""
+        """A function that reports one step of the start, which may take `supervise.start_s`."""
 
         def say(what: str) -> None:
             logger.info("%s", what)
@@ -53,11 +53,11 @@ def live(
 ) -> NoReturn:
     """Run a worker's main loop and end the process: code 0 when told to end, 2 for an expected error, 1 for a defect.
 
-    `expendable`, 0 to 1000, is who goes first when the machine runs out of memory.
+    `expendable`, 0 to 1000, is its `oom_score_adj`: the higher, the sooner the kernel kills it when the machine runs out of memory.
 
     `loop_factory` makes its event loop.
 
-    The process ends when `work` does, whatever threads are still computing: what they compute is taken again at the next start.
+    The process ends when `work` does, even if threads are still computing: what they compute is computed again at the next start.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     die_with_parent()
@@ -95,7 +95,7 @@ async def _tell(life: Life) -> None:
 
 
 def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
-    """Say why the worker ends, to the supervisor and, if the disk lets it, on its output. Returns the exit code."""
+    """Say why the worker ends, to the supervisor and, if the disk is not full, on its output. Returns the exit code."""
     cause = first_cause(error)
     if isinstance(cause, Stopped):
         return 0
@@ -113,13 +113,13 @@ def _explain(error: BaseException, pulse: Pulse, sender: Sender | None) -> int:
 
 
 def _passes(cause: BaseException) -> bool:
-    """True if it is no fault of the worker's and passes: a full disk, a store or a service that is away, a role that another host took."""
+    """True if the cause lies outside the worker and passes: a full disk, an unavailable store or service, a role that another host took."""
     full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or isinstance(cause, StorageFull | Unavailable | LeaseLost)
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Of errors that came together, the one that says most: an expected one before a defect."""
+    """The most informative error of an exception group: an expected error before a defect."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [first_cause(each) for each in error.exceptions]
@@ -127,7 +127,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def _offer_to_die(expendable: int) -> None:
-    with contextlib.suppress(OSError):  # another system than Linux, or one that forbids it
+    with contextlib.suppress(OSError):  # not Linux, or a system that forbids it
         Path("/proc/self/oom_score_adj").write_text(str(expendable))
 
 

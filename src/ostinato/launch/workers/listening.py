@@ -1,4 +1,4 @@
-"""A socket that listens, and a uvicorn that ends when the worker says so."""
+"""Serves an app with uvicorn on a listening socket until the worker says to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.launch.placing.port import url_of
 from ostinato.serve.wire.connections import Connections
 from ostinato.serve.wire.protocol import UNREAD_S, BoundedHttp
 
-# uvicorn's 5 is less than aiohttp's 15 or a balancer's 60: a request could meet a connection that was just closed
+# uvicorn's default of 5 is less than aiohttp's 15 or a load balancer's 60: a request could be sent on a connection that was just closed
 KEEP_ALIVE_S = 75
 
 
@@ -39,15 +39,15 @@ async def listen(
     unread_s: float = UNREAD_S,
     keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
-    """Serve on a bound socket until told to stop. Raises what its start-up raised.
+    """Serve on a bound socket until told to stop. Raises what the app's lifespan raised.
 
     Args:
         asgi: the app.
         listener: the socket.
-        stopping: set when it is to end.
-        say: gets the URL when the socket accepts.
-        lifespan: the app has a start and an end of its own.
-        connections: how many may be open; None: any number.
+        stopping: set when the server should end.
+        say: called with the URL when the socket accepts connections.
+        lifespan: the app has a start-up and shutdown of its own.
+        connections: bounds how many may be open; None: any number.
         unread_s: how long an answer may lie unread.
         keep_alive_s: how long a connection without a request stays open.
     """
@@ -65,7 +65,7 @@ async def listen(
     settings = uvicorn.Config(
         watched,
         http=protocol,
-        ws="none",  # its connections would be out of these bounds
+        ws="none",  # WebSocket connections would escape these bounds
         log_level="warning",
         lifespan="on" if lifespan else "off",
         timeout_graceful_shutdown=5,

@@ -1,4 +1,4 @@
-"""What must stand before a run can be served or trained: the model on disk, version 0 in the weight store, the refs that name it."""
+"""What a run needs before it can be served or trained: the model on disk, version 0 in the weight store, and the refs that name it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGAIN_S = 0.2
 
 
 async def prepare(run: Run, say: Callable[[str], None]) -> Path:
-    """Make the run ready and return the model's directory. Does nothing the second time; safe in several processes at once."""
+    """Make the run ready and return the model's directory. Idempotent, and safe in several processes at once."""
     async with _alone(run.config, say):
         path = await asyncio.to_thread(model_path, run.config, say)
         if await run.store.read_ref("live") is None:
@@ -29,14 +29,14 @@ async def prepare(run: Run, say: Callable[[str], None]) -> Path:
 
 
 async def prepared(run: Run) -> None:
-    """Wait until another worker has made the run ready: for one that needs no model of its own."""
+    """Wait until another worker has made the run ready. For workers that need no model of their own."""
     while await run.store.read_ref("live") is None:
         await asyncio.sleep(_AGAIN_S)
 
 
 @contextlib.asynccontextmanager
 async def _alone(config: Config, say: Callable[[str], None]) -> AsyncGenerator[None]:
-    """One process at a time; the others wait as long as it takes."""
+    """Let one process in at a time; the others wait as long as it takes."""
     waiting = "waiting for another worker to make the run ready"
     with contextlib.closing(await wait_for(open_roles(config), "prepare", lambda _: say(waiting))):
         yield

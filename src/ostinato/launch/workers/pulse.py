@@ -1,6 +1,6 @@
-"""What a worker says of itself while it lives: what it does now, since when, and that it still comes round.
+"""A worker's reports on itself while it lives: what it does now, since when, and that its event loop still comes round.
 
-A thread sends a line a second to the supervisor; where there is none, as for a worker that was started by hand, nothing is sent.
+A thread sends a line a second to the supervisor. Without a supervisor, as for a worker that was started by hand, nothing is sent.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Generator
 from ostinato.launch.placing.sign import PULSE_FD, Sign
 
 BEAT_S = 1.0
-_TRIES = 20  # for the last line, of a pipe that is full
+_TRIES = 20  # attempts to write the last line to a pipe that is full
 
 
 class Pulse:
-    """What the worker does, as anyone may ask. `ready`: it does what it is there for. `trouble` says what it is trying again, or None.
+    """The worker's current activity. `ready`: it is doing its actual work. `trouble` returns what it is retrying, or None.
 
     Example::
 
@@ -30,7 +30,7 @@ class Pulse:
     def __init__(self) -> None:
         self.ready = False
         self.trouble: Callable[[], str | None] = lambda: None
-        # one value: two threads read it
+        # a single tuple, because two threads use it
         self._now: tuple[str, float | None, float] = ("starting", None, time.monotonic())
 
     def begin(self, doing: str, limit_s: float | None = None) -> None:
@@ -39,7 +39,7 @@ class Pulse:
 
     @contextlib.contextmanager
     def during(self, doing: str, limit_s: float | None = None) -> Generator[None]:
-        """The worker does this inside the block; afterwards what it did before, counted anew."""
+        """The worker does this inside the block; afterwards it does again what it did before, timed from then on."""
         before = self._now[:2]
         self.begin(doing, limit_s)
         try:
@@ -48,7 +48,7 @@ class Pulse:
             self.begin(*before)
 
     def sign(self, lag_s: float = 0.0) -> Sign:
-        """As of now."""
+        """The sign of life as of now."""
         doing, limit_s, since = self._now
         return Sign(
             doing=doing,
@@ -77,7 +77,7 @@ class Sender(threading.Thread):
         self._asked = False
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Send a line every `BEAT_S` seconds until the process ends or the supervisor is gone."""
         while True:
             if not self._asked and not self._loop.is_closed():
                 self._asked = True
@@ -101,7 +101,7 @@ class Sender(threading.Thread):
         self._round, self._asked = time.monotonic(), False
 
     def _send(self, line: bytes) -> bool:
-        """False once nobody can hear it. A line that does not fit now is left out."""
+        """Write a line. False once nobody reads the pipe. A line that does not fit into the pipe now is dropped."""
         try:
             os.write(self._pipe, line)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The release worker: judges candidates, ships or blocks them, guards what is live."""
+"""The release worker: judges candidates, ships or blocks them, and guards the live version."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 async def release(config: Config, life: Life) -> None:
-    """Judge candidates until told to stop. Without a suite nothing ships by itself; what is live is guarded all the same.
+    """Judge candidates until told to stop. Without a suite nothing ships by itself, but the live version is guarded all the same.
 
-    Raises as `act`, and BadConfig for a suite that cannot be graded.
+    Raises what `act` raises, and BadConfig for a suite that cannot be graded.
     """
     await act(config, life, "release", lambda run: _judge(run, life), patient=False)
 
@@ -42,7 +42,7 @@ async def _judge(run: Run, life: Life) -> None:
     config = run.config
     life.starting(config)("looking at the suite")
     suite = await unless(life.stopping, check_suite(config)) if config.evaluate.suite else None
-    life.pulse.begin("waiting for version 0")  # another worker's start, which has a limit of its own
+    life.pulse.begin("waiting for version 0")  # another worker does this, with a time limit of its own
     await unless(life.stopping, prepared(run))
     await note_suite(run)
     await note_hearing(run)
@@ -58,7 +58,7 @@ async def _judge(run: Run, life: Life) -> None:
     monitors = open_monitors(run)
     controller = open_releases(run, evaluation, monitors)
     life.pulse.trouble = lambda: "; ".join(dict.fromkeys(filter(None, (controller.trouble, monitors.trouble)))) or None
-    await monitors.refresh()  # an alarm that stands pauses the first step already
+    await monitors.refresh()  # an alarm that is already raised must pause the first step
     progress = Progress(run.home.progress("release"), kept_bytes(config))
     telling = asyncio.create_task(tell_pace(controller, config.evaluate.gate.alpha, progress))
     try:
@@ -68,7 +68,7 @@ async def _judge(run: Run, life: Life) -> None:
 
 
 async def tell_pace(controller: ReleaseController, gate_alpha: float, progress: Progress) -> None:
-    """Leave a line now and then on how many releases the traffic can carry. Until cancelled."""
+    """Write a progress line every `_PACE_S` seconds on how many releases the traffic can carry. Until cancelled."""
     while True:
         try:
             progress.paced(await controller.pace(gate_alpha=gate_alpha))
@@ -78,7 +78,7 @@ async def tell_pace(controller: ReleaseController, gate_alpha: float, progress: 
 
 
 async def gateway(place: Home) -> str:
-    """Where the run's gateway listens, as soon as one does."""
+    """Wait until the run's gateway listens, and return its URL."""
     while (url := read_address(place.address)) is None:
         await asyncio.sleep(0.2)
     return url

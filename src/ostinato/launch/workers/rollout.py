@@ -1,4 +1,4 @@
-"""The rollout worker: the newest weights at work in simulated worlds, for the trainer to learn from."""
+"""The rollout worker: runs the newest weights in simulated worlds, for the trainer to learn from."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 async def rollout(config: Config, life: Life) -> None:
-    """Make rollouts until told to stop, for this run or through the door of another machine's; let such workers in, if there is a door.
+    """Make rollouts until told to stop, for this run or, through its door, for a run on another machine.
 
-    Raises BadConfig for a taskset or certificates that cannot be used, Conflict if another worker makes them.
+    If this run has a door, workers of other machines are let in. Raises BadConfig for a taskset or certificates that cannot be used,
+    Conflict if another worker already makes these rollouts.
     """
     with hold(home(config).root, "rollout"):
         if config.worlds.connect.url:
@@ -62,7 +63,7 @@ async def rollout(config: Config, life: Life) -> None:
 
 
 async def _work_afar(config: Config, life: Life) -> None:
-    """Make rollouts here for a run elsewhere: of this machine it sees tokens and verdicts."""
+    """Make rollouts here for a run elsewhere, which sees only tokens and verdicts of this machine."""
     tasks = await _read_tasks(config, life)
     life.pulse.begin("waiting for the door")
 
@@ -114,7 +115,7 @@ async def _run(rollouts: Rollouts, life: Life) -> None:
 
 
 async def _tell(rollouts: Rollouts, life: Life, log: Log | None, watch: CheatWatch) -> None:
-    """Say what is done and, in a log of ours, whether somebody cheats, whenever that changes. Until cancelled."""
+    """Report the current activity and, if there is a log here, the alarm about cheats, whenever they change. Until cancelled."""
     shown, raised = "", None
     while True:
         if log is not None and watch.raised is not raised:

@@ -35,21 +35,21 @@ from ostinato.serve.wire.connections import Connections
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 5.0  # an engine that hangs is not waited for
+_CLOSE_S = 5.0  # how long the engine may take to close: it may hang
 _LOOK_S = 1.0
 
 
 class EngineFailed(OstinatoError):
-    """The engine died or hangs: the worker's own failure, and only a new process gets another one."""
+    """The engine died or hangs. This is the worker's own failure, and only a new process gets a new engine."""
 
     code = "engine_failed"
 
 
 async def serve(config: Config, life: Life) -> None:
-    """Serve until told to stop; the address is taken before the model is loaded.
+    """Serve until told to stop. The address is bound before the model is loaded.
 
-    Raises BadConfig for an open address without keys or one that is taken, Conflict if the run is served already, EngineFailed if the
-    engine died or hangs.
+    Raises BadConfig for an open address without keys or an address that is taken, Conflict if the run is served already, EngineFailed if
+    the engine died or hangs.
     """
     check_bind(config.listen.host, client_keys(config.serve.api_keys, config.serve.api_keys_file))
     with contextlib.ExitStack() as stack:
@@ -123,7 +123,7 @@ async def follow(serving: Serving, refs: Sequence[str], progress: Progress) -> N
     async def load(slot: str, snapshot: Snapshot) -> None:
         nonlocal settled
         swap = await serving.engine.load(slot, snapshot)
-        if not settled:  # the first weights: nobody was answered yet
+        if not settled:  # the first weights: no request was answered yet
             settle()
             settled = True
         serving.gateway.state.metrics.swapped(swap)
@@ -133,7 +133,9 @@ async def follow(serving: Serving, refs: Sequence[str], progress: Progress) -> N
 
 
 async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: float) -> None:
-    """Deal users as the ledger says, a share `verified` of them to the verified release, now and whenever it changes. Until cancelled."""
+    """Assign users to releases as the ledger says, a share `verified` of them to the verified release, now and at every change, until
+    cancelled.
+    """
     while True:
         with contextlib.suppress(StorageFull, Unavailable):  # a log that cannot be read for a while changes no share
             gateway.deal((await ledger.refresh()).dealt(verified))
@@ -141,7 +143,7 @@ async def follow_trial(ledger: ReleaseLedger, gateway: GatewayApp, verified: flo
 
 
 async def attend(engine: Engine, longest_s: float) -> None:
-    """Until cancelled. Raises EngineFailed once the engine is dead, or has work and has ended no step or order for `longest_s`."""
+    """Watch the engine until cancelled. Raises EngineFailed once it is dead, or has work but has ended no step or order for `longest_s`."""
     loop = asyncio.get_running_loop()
     done, since = -1.0, loop.time()
     while True:

@@ -1,4 +1,4 @@
-"""When a worker has loaded what it needs, the collector of garbage need not look through that again."""
+"""Exempts what a worker has loaded from further garbage collection."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import gc
 
 
 def settle() -> None:
-    """Leave out of every later collection what is there by now. Call it once, when a worker is up and before anybody waits for it.
+    """Exempt all present objects from later collections. Call it once, when a worker is up and before anybody waits for it.
 
-    A full collection looks through all that torch, transformers and compiled kernels have made: 0.3 s in which no token is
-    sampled and no call answered. What is left out is still freed when nothing refers to it any more, weights among it.
+    A full collection traverses everything that torch, transformers and compiled kernels have made: 0.3 s in which no token is
+    sampled and no call answered. Exempt objects, the weights among them, are still freed when nothing refers to them any more.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""How a process learns that it should end, SIGTERM or SIGINT, and ends; and how it dies with the supervisor that started it."""
+"""How a process ends on SIGTERM or SIGINT, and how it dies with the supervisor that started it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from ostinato.launch.placing.sign import PARENT
 
 _PR_SET_PDEATHSIG = 1
-_CLEANING_S = 5.0  # how long what was cancelled may take to put its things away
+_CLEANING_S = 5.0  # how long cancelled work may take to clean up
 _T = TypeVar("_T")
 
 
 class Stopped(Exception):
-    """The process was told to end before this was done."""
+    """The process was told to end before the work was done."""
 
 
 def until_stopped() -> asyncio.Event:
@@ -33,19 +33,20 @@ def until_stopped() -> asyncio.Event:
 def die_with_parent() -> None:
     """Have the kernel kill this process when the supervisor that started it dies, kill -9 included.
 
-    Where the kernel cannot, the pipe to the supervisor breaks instead (`Sender`). Where nobody started it, nothing happens.
+    Where the kernel cannot do this, the worker notices that its pipe to the supervisor breaks (`Sender`). Without a supervisor nothing
+    happens.
     """
     parent = os.environ.get(PARENT)
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != parent:  # it died before it was asked
+    if str(os.getppid()) != parent:  # the parent died before the call above
         os._exit(1)
 
 
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, _T], cleaning_s: float = _CLEANING_S) -> _T:
-    """What `work` returns. Raises Stopped if `stopping` is set first: `work` is then cancelled, and its clean-up waited for, for so many
-    seconds.
+    """Run `work` and return its result. Raises Stopped if `stopping` is set first: `work` is then cancelled and has `cleaning_s` seconds
+    to clean up.
     """
     task = asyncio.ensure_future(work)
     stop = asyncio.ensure_future(stopping.wait())

@@ -1,4 +1,4 @@
-"""The training worker: rewards, credit, optimizer steps, publication; replays what a killed one had begun."""
+"""The training worker: rewards, credit, optimizer steps, publication; replays what a killed worker had begun."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from ostinato.reward.asking.question import Asker
 logger = logging.getLogger(__name__)
 
 _LEAVING_S = (
-    3.0  # of the seconds in which a worker must end (`supervise.stop_s`), those kept for what follows the clean-up
+    3.0  # a worker must end within `supervise.stop_s`; so many of these seconds are kept for what follows the clean-up
 )
 _LEAST_CLEANING_S = 1.0
 
 
 class Told:
-    """The loop's `Trainer`, which says when it takes a step."""
+    """Wraps the loop's `Trainer` and reports to the pulse when it takes a step."""
 
     def __init__(self, inner: Trainer, pulse: Pulse, longest_s: float) -> None:
         self._inner, self._pulse, self._longest_s = inner, pulse, longest_s
 
     async def step(self, batch: TrainingBatch) -> Learned:
-        """As the inner one."""
+        """As the inner trainer's `step`."""
         with self._pulse.during(f"taking step {batch.row.step}", self._longest_s):
             return await self._inner.step(batch)
 
 
 class TrainWorker:
-    """Learns, stores versions, writes checkpoints; goes back when all that is newer than the live release was refused.
+    """Learns, stores versions and writes checkpoints; goes back to the live version when every newer version was refused.
 
-    `parts` is what it was built of.
+    `parts` holds the components that it was built from.
     """
 
     def __init__(self, run: Run, learning: Learning, progress: Progress, pulse: Pulse) -> None:
@@ -66,7 +66,7 @@ class TrainWorker:
         self._what = {"people": turns, "worlds": groups, "both": f"{turns} or {groups}"}[self._settings.source]
 
     async def resume(self) -> None:
-        """Load the last checkpoint and take the recorded steps after it again, with the recorded credits."""
+        """Load the last checkpoint and repeat the recorded steps after it, with the recorded credits."""
         parts = self.parts
         if await asyncio.to_thread(parts.trainer.resume, self._run.home.checkpoints):
             logger.info("resumed at step %d", parts.trainer.step_count)
@@ -80,13 +80,14 @@ class TrainWorker:
             await self._settle()
 
     async def _present(self) -> PolicyVersion | None:
-        """The stored version that the trainer's present weights are, or None."""
+        """The stored version whose weights the trainer has at present, or None."""
         return await self.parts.candidates.known(await asyncio.to_thread(self.parts.trainer.present))
 
     async def learn(self) -> None:
-        """One step, stored beside the next, if the trainer may go on and there is a batch; then a checkpoint, if one is due.
+        """Take a step if the trainer may go on and there is a batch, then write a checkpoint if one is due.
 
-        It never waits for turns without looking at what is live: after a rollback those that come now would be too old for ever.
+        The step is stored during the next. Every call checks which version is live instead of just waiting for turns: after a rollback the
+        turns that come in would be too old for ever.
         """
         parts = self.parts
         may, ready = await self.may_learn(), await parts.source.look()
@@ -99,14 +100,14 @@ class TrainWorker:
             await parts.stored.begin(await step(parts.learner))
             if parts.trainer.step_count % self._settings.checkpoint_every == 0:
                 with self._pulse.during(f"writing the checkpoint of step {parts.trainer.step_count}", self._longest_s):
-                    await parts.stored.settle()  # what a checkpoint is past is never published again
+                    await parts.stored.settle()  # steps before a checkpoint are never published again
                     cursor, keep = await self._run.log.append(), self._settings.keep_checkpoints
                     await asyncio.to_thread(parts.trainer.save, self._run.home.checkpoints, cursor=cursor, keep=keep)
                 await parts.desk.save()
 
     @contextlib.contextmanager
     def _refusals(self) -> Generator[None]:
-        """A batch that teaches nothing is said aloud, never skipped in silence."""
+        """Log a batch that was refused for no signal or bad weights, so that it is not skipped in silence."""
         try:
             yield
         except (NoSignal, BadWeights) as error:
@@ -115,7 +116,7 @@ class TrainWorker:
             self._progress.write("refused", step=count, why=str(error))
 
     async def finish(self) -> None:
-        """Store what was learned last, told to stop or not: the newest version is then the last step's. A failure is only said."""
+        """Store what was learned last, even when told to stop, so that the newest version is the last step's. A failure is only logged."""
         try:
             await self._settle()
         except Exception:
@@ -127,7 +128,7 @@ class TrainWorker:
             await self.parts.stored.settle()
 
     async def _leave_harm(self, live: PolicyVersion) -> None:
-        """Start the next step from what is live, if the last ones were built on a version that was taken back from people."""
+        """Start the next step from the live version if the last steps were built on a version that was withdrawn from people."""
         parts = self.parts
         await parts.releases.refresh()
         harmful = parts.releases.harmful
@@ -138,10 +139,10 @@ class TrainWorker:
             parts.source.base = live
 
     async def may_learn(self) -> bool:
-        """False while the trainer is as far ahead of what is live as allowed; goes back when all that is newer was refused.
+        """False while the trainer is as far ahead of the live version as allowed; goes back to that when every newer version was refused.
 
-        What was taken back from people is not built upon. Before it waits it offers what it learned last, whether or not a candidate is
-        due, or nobody could ever let it go on.
+        A version that was withdrawn from people is not built upon. Before waiting, the newest version is offered even if no candidate is
+        due; otherwise nobody could ever let the trainer go on.
         """
         parts = self.parts
         live = await parts.released.refresh()
@@ -151,7 +152,7 @@ class TrainWorker:
         if self._settings.source == "worlds":
             return True  # rollouts follow the newest version, whatever is live
         ahead = parts.desk.lineage.lag(parts.trainer.step_count, live.number)
-        # one step further, and all that live makes meanwhile would be too old to be learned from
+        # one step further, and every turn that the live version makes meanwhile would be too old to be learned from
         if ahead < min(self._settings.max_lead, max(self._run.config.reward.max_staleness, 1)):
             return True
         await self._settle()
@@ -171,14 +172,14 @@ class TrainWorker:
 
 
 async def train(config: Config, life: Life) -> None:
-    """Train until told to stop. Raises as `act`."""
+    """Train until told to stop. Raises what `act` raises."""
     torch.set_num_threads(config.train.threads)
     cleaning_s = max(_LEAST_CLEANING_S, config.supervise.stop_s - _LEAVING_S)
     await act(config, life, "train", lambda run: unless(life.stopping, _train(run, life), cleaning_s))
 
 
 async def _train(run: Run, life: Life) -> None:
-    """The reward function first: one that cannot be loaded is told before a model is."""
+    """Open the reward function before the model, so that an error in it is reported before a model is loaded."""
     asker = asker_of(run.config.reward)
     try:
         life.starting(run.config)("loading the reward function")

@@ -1,1 +1,1 @@
-"""What a cycle would take on paper, and what a run's operations went to."""
+"""The plan of a cycle on paper, and the ledger of what a run's operations were spent on."""

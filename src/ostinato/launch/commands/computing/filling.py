@@ -9,9 +9,9 @@ from ostinato.core.seams import Cursor, Log
 
 
 class Filling:
-    """Where it stands in the log, and what came of it so far.
+    """A position in the log, and the ledger filled up to there.
 
-    `kept`: the lengths of so many turns are remembered for the batches that they go into; None: of all.
+    `kept`: for how many turns the lengths are remembered, for the batches that the turns go into; None: for all.
 
     Example::
 
@@ -26,7 +26,7 @@ class Filling:
         self._lengths = dict[str, tuple[int, int, str | None]]()
 
     async def catch_up(self, log: Log) -> None:
-        """Take in what was added since."""
+        """Take in the rows added to the log since the last call."""
         async for cursor, row in log.read(self._after, {Turn, Batch}):
             self._after = cursor
             if isinstance(row, Turn):

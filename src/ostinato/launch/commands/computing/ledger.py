@@ -54,13 +54,13 @@ async def show_compute(config: Config, console: Console, *, machine: bool) -> No
 
 
 def lent_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """What rollouts had of people's servers, added up over the gateway's starts, from its progress lines."""
+    """What rollouts used of servers that people lent, summed over the gateway's starts, from its progress lines."""
     last = {line["since"]: line for line in lines if line["kind"] == "lent"}
     return {name: sum(line[name] for line in last.values()) for name in ("seconds", "tokens", "cut")}
 
 
 async def fill(log: Log, work: TokenWork) -> OperationLedger:
-    """The ledger of a whole log. What people's turns of a model outside took is not ours, and turns that were erased have no lengths."""
+    """The ledger of a whole log. Turns of an outside model cost us no operations, and erased turns have no lengths: neither is counted."""
     filling = Filling(work)
     await filling.catch_up(log)
     return filling.ledger

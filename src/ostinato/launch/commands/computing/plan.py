@@ -1,4 +1,4 @@
-"""`ostinato plan`: a cycle on paper as tables or JSON, with everything that it rests on."""
+"""`ostinato plan`: a cycle on paper as tables or JSON, with all its assumptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ostinato.launch.commands.weights.plan import size
 
 
 def load_description(path: Path | None, overrides: Sequence[str]) -> Description:
-    """Defaults, then the file, then the overrides; checked. Raises BadConfig that names every wrong field."""
+    """Merge the defaults, the file and the overrides, in this order, and validate. Raises BadConfig that names every wrong field."""
     tree = read_file(path)
     for override in overrides:
         put(tree, *parse_override(override))
@@ -31,7 +31,7 @@ def load_description(path: Path | None, overrides: Sequence[str]) -> Description
 
 
 def show_plan(path: Path | None, overrides: Sequence[str], console: Console, *, machine: bool) -> None:
-    """Print the plan. Raises BadConfig where the description cannot be, or something does not fit."""
+    """Print the plan. Raises BadConfig if the description is invalid, or something does not fit."""
     told = load_description(path, overrides)
     found = planned(told)
     if machine:
@@ -100,7 +100,7 @@ def phases_table(found: CyclePlan) -> Table:
 
 
 def lanes_table(found: CyclePlan) -> Table:
-    """A row for each lane: how much of a cycle it works, and what its machines cost while they do not."""
+    """A row for each lane: how much of a cycle it works, and what its machines cost while they are idle."""
     table = Table("side by side", "machines", "load", "", "idle, money", box=None, pad_edge=False)
     for column in (1, 2, 4):
         table.columns[column].justify = "right"
@@ -122,7 +122,7 @@ def _standing(lane: Lane) -> str:
 
 
 def conclusions(told: Description, found: CyclePlan) -> list[str]:
-    """What the tables come to, in sentences."""
+    """The conclusions from the tables, in sentences."""
     first, moved = found.bottleneck, deliveries(told)
     whole = told.model.parameters * told.model.weight_bytes
     lag = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in found.lag.items())
@@ -137,7 +137,7 @@ def conclusions(told: Description, found: CyclePlan) -> list[str]:
 
 
 def assumptions(told: Description) -> list[str]:
-    """Every value, under where it comes from. What all regions, or all classes, have alike stands once."""
+    """Every value, grouped by its source. A value that is the same for all regions, or all classes, is listed once."""
     rows = list(told.assumptions())
     alike: dict[str, set[tuple[object, str]]] = {}
     for key, value, source, _ in rows:

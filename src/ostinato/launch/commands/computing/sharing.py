@@ -1,4 +1,4 @@
-"""Holds sampling's share of a run's operations by the number of rollout workers, through the same wish as `ostinato scale`."""
+"""Holds sampling's share of a run's operations by changing the number of rollout workers, through the same file as `ostinato scale`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ostinato.launch.commands.computing.filling import Filling
 from ostinato.launch.commands.scaling import read_wish, write_wish
 from ostinato.launch.placing.supervision import Event
 
-_KEPT = 100_000  # turns whose lengths are remembered: what a step takes is newer
+_KEPT = 100_000  # turns whose lengths are remembered: those that a step takes are newer
 
 
 def check_sharing(config: Config, *, on_ray: bool) -> None:
-    """Raise BadConfig for a run whose rollout workers cannot be more or fewer."""
+    """Raise BadConfig for a run whose number of rollout workers cannot change."""
     if not config.compute.share:
         return
     if not on_ray:
@@ -39,7 +39,7 @@ def check_sharing(config: Config, *, on_ray: bool) -> None:
 
 
 def read_shape(config: Config) -> dict[str, Any]:
-    """The model's config.json alone: who drives a cluster has no use for its weights. Raises BadConfig if it cannot be had."""
+    """The model's config.json alone: a machine that drives a cluster has no use for the weights. Raises BadConfig if it cannot be read."""
     source, cache = config.model.source, config.model.cache.expanduser()
     directory = Path(source).expanduser()
     try:
@@ -60,12 +60,12 @@ def read_shape(config: Config) -> dict[str, Any]:
 
 
 class Sharing:
-    """Looks at the log each `compute.every_s` seconds; decides over the time in which at least one optimizer step was taken.
+    """Looks at the log every `compute.every_s` seconds; each decision covers a period with at least one optimizer step.
 
     Args:
-        config: the run's.
-        say: told of each change, and once of what fails.
-        spent: what operations were spent on since it was asked last; None: read from the log.
+        config: the run's configuration.
+        say: called for each change, and once for each failure.
+        spent: returns what operations were spent on since its last call; None: this is read from the log.
     """
 
     def __init__(self, config: Config, say: Event, spent: Callable[[], OperationLedger] | None = None) -> None:
@@ -76,7 +76,7 @@ class Sharing:
         self._failing = ""
 
     async def keep(self) -> None:
-        """Until cancelled. What fails is said once and tried again."""
+        """Look every `compute.every_s` seconds until cancelled. A failure is reported once and retried."""
         while True:
             try:
                 await self.look()
@@ -88,8 +88,8 @@ class Sharing:
             await asyncio.sleep(self._config.compute.every_s)
 
     async def look(self) -> int | None:
-        """One look. Returns how many rollout workers are wanted from now on; None while it cannot be told."""
-        found = await asyncio.to_thread(self._spent)  # `up` hears its workers meanwhile
+        """Look once. Returns how many rollout workers are wanted from now on; None if there is no basis for a decision yet."""
+        found = await asyncio.to_thread(self._spent)  # in a thread, so that `up` hears its workers meanwhile
         self._period = _sum(self._period, found)
         place, settings = home(self._config), self._config.compute
         now = read_wish(place.scale)
@@ -105,7 +105,7 @@ class Sharing:
         return wanted
 
     def _read(self) -> OperationLedger:
-        """On a thread: a log is long."""
+        """Read the log. Called in a thread, because a log is long."""
         return asyncio.run(self._catch_up())
 
     async def _catch_up(self) -> OperationLedger:
@@ -114,7 +114,7 @@ class Sharing:
                 shape = read_shape(self._config)
                 filling = Filling(decoder_of(shape).token_work(), after=await log.before_last(_KEPT, Turn), kept=_KEPT)
                 await filling.catch_up(log)
-                filling.ledger = OperationLedger()  # what was before is none of this period
+                filling.ledger = OperationLedger()  # what came before is not part of this period
                 self._filling = filling
                 return filling.ledger
             await self._filling.catch_up(log)

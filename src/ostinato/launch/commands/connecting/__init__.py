@@ -1,1 +1,1 @@
-"""What `ostinato connect` is made of: the agents' settings, the forms they are kept in, the files, and the gateway asked."""
+"""The parts of `ostinato connect`: the agents' settings, their file formats, the files on disk, and the calls to the gateway."""

@@ -1,4 +1,4 @@
-"""What each coding agent has to be told to use a gateway, as data: where its settings lie, what goes in, how it is started."""
+"""How each coding agent is set up to use a gateway, as data: where its settings file is, what goes into it, how the agent is started."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Dialect = Literal["chat", "messages", "responses"]
 Scope = Literal["user", "project"]
 
 PLACEHOLDER = "ostinato"
-"""The key for agents that insist on one, where the gateway asks for none."""
+"""The key for agents that insist on a key, if the gateway asks for none."""
 KEY_VARIABLE = "OSTINATO_API_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """What an agent shall use. `url` is the gateway's, without ``/v1``, with ``/s/SESSION`` if the calls are to be one session's.
+    """The gateway and model for an agent. `url` is the gateway's, without ``/v1``, with ``/s/SESSION`` if all calls belong to one session.
 
     Example: ``Aim(url="http://127.0.0.1:8321/s/fix-login", key=None, model="smollm2")``
     """
@@ -43,7 +43,7 @@ class Aim:
 
     @property
     def v1(self) -> str:
-        """The base URL of OpenAI's clients."""
+        """The base URL for OpenAI's clients."""
         return f"{self.url}/v1"
 
     @property
@@ -62,14 +62,14 @@ class Surroundings:
 
     @property
     def home(self) -> Path:
-        """The person's directory. Raises BadConfig if it is not known."""
+        """The user's home directory. Raises BadConfig if it is not known."""
         home = Path(self.env.get("HOME", ""))
         if not home.is_absolute():
             raise BadConfig("HOME is not set to a directory, so nobody knows where settings lie; set it")
         return home
 
     def named(self, variable: str, default: Callable[[], Path]) -> Path:
-        """The directory that a variable names, or the default. Raises BadConfig for a relative one."""
+        """The directory that an environment variable names, or the default. Raises BadConfig for a relative path."""
         value = self.env.get(variable)
         if not value:
             return default()
@@ -78,7 +78,7 @@ class Surroundings:
         return Path(value)
 
     def configs(self, name: str, *, apple: bool = False) -> Path:
-        """A program's directory below ``~/.config``, or where macOS has it if the program goes by that (`apple`)."""
+        """A program's directory below ``~/.config``, or in macOS's own place if the program follows macOS there (`apple`)."""
         if apple and self.mac:
             return self.home / "Library" / "Application Support" / name
         return self.named("XDG_CONFIG_HOME", lambda: self.home / ".config") / name
@@ -89,9 +89,9 @@ class Agent:
     """A coding agent.
 
     Attributes:
-        dialect: which one it speaks.
-        places: the file of its settings for each scope that it knows; empty: none that could be written.
-        settings: the file's text, or None, with what it needs in it; raises BadConfig.
+        dialect: the API dialect that it speaks.
+        places: its settings file for each scope that it knows; empty if there is no file that could be written.
+        settings: given the file's text, or None, returns the text with the needed settings in it; raises BadConfig.
         exports: variables that only its environment can hold.
         hints: what a person has to know, given the file's new text.
         telemetry: True if it can send its log events to the gateway.
@@ -143,7 +143,7 @@ def _codex(text: str | None, aim: Aim) -> str:
         headers = f", headers = {{ authorization = {quoted(f'Bearer {aim.key}')} }}" if aim.key else ""
         endpoint = quoted(f"{aim.v1}/logs")
         tail += ["[otel]", f'exporter = {{ otlp-http = {{ endpoint = {endpoint}, protocol = "json"{headers} }} }}']
-    # a key may be there once only; who has chosen a model keeps it, and chooses ours at the start
+    # TOML allows each key once, so a model that the user has chosen stays, and ours is chosen on the command line
     head = [] if there.keys() & {"model", "model_provider"} else _codex_choice(aim)
     new = with_block(with_block(text or "", "model", head, first=True), "provider", tail)
     try:
@@ -193,10 +193,10 @@ def _mini(text: str | None, aim: Aim) -> str:
         "MSWEA_MODEL_NAME": f"openai/{aim.model}",
         "MSWEA_COST_TRACKING": "ignore_errors",
         "OPENAI_API_BASE": aim.v1,
-        "OPENAI_BASE_URL": aim.v1,  # asked first by what mini calls models with
+        "OPENAI_BASE_URL": aim.v1,  # read first by the library with which mini calls models
         "OPENAI_API_KEY": aim.some_key,
     }
-    # of two lines for one variable the later holds
+    # if two lines set the same variable, the later wins
     return with_block(text or "", "model", [f"{name}='{value}'" for name, value in values.items()])
 
 

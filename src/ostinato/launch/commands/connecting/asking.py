@@ -1,4 +1,4 @@
-"""What a person is shown of a change to their settings, and asked about it."""
+"""Shows a person a change to their settings and asks whether they agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def agreed(console: Console, question: str, *, yes: bool) -> bool:
-    """True if a person agrees, or did so beforehand (`yes`). Raises BadConfig where there is nobody to ask."""
+    """True if a person agrees, or did so beforehand (`yes`). Raises BadConfig if there is no terminal to ask at."""
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -1,7 +1,7 @@
-"""Settings files on disk: written whole or not at all, with what was there before kept beside, so that it can be put back exactly.
+"""Settings files on disk, written atomically, with a backup of the previous state beside each, so that it can be restored exactly.
 
-The backup is written before the file and removed after it was restored: whoever is killed in between leaves a file that is as it was,
-or one that can be undone.
+The backup is written before the file, and removed after the file is restored. A process that is killed in between leaves a file that is
+unchanged, or whose change can be undone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MOST_BYTES = 4 * 1024 * 1024
 
 
 class Backup(BaseModel):
-    """What was there before. `wrote` are SHA-256s of what we wrote, the newest last; `made` is how many directories above it
-    are ours.
+    """A file's state before our change. `before` and `mode` are its text and permissions, None if it did not exist; `wrote` are SHA-256s of
+    what we wrote, the newest last; `made` is how many directories above the file we created.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -39,10 +39,10 @@ class Settings:
     """A settings file as it was found; `text` and `mode` are None if it is not there.
 
     Attributes:
-        path: as the agent knows it.
-        real: where a link leads; the same as `path` if it is none.
-        backup: of an earlier change, if there was one.
-        keep: what the backup is called after the file's name.
+        path: the path that the agent uses.
+        real: `path` with all links resolved.
+        backup: the backup of an earlier change, if there was one.
+        keep: the part of the backup's name that follows the file's name.
     """
 
     path: Path
@@ -54,40 +54,40 @@ class Settings:
 
     @property
     def kept(self) -> Path:
-        """Where the backup lies."""
+        """The path of the backup."""
         return _beside(self.path, self.keep)
 
     @property
     def ours(self) -> bool:
-        """True if it is as we left it, so that it can be undone."""
+        """True if the file is as we left it, so that our change can be undone."""
         return self.backup is not None and self.text is not None and _digest(self.text) in self.backup.wrote
 
     @property
     def changed(self) -> bool:
-        """True if we wrote it and somebody has changed it since: what was there before cannot be put back without loss."""
+        """True if somebody changed the file after we wrote it, so that its previous state cannot be restored without loss."""
         return self.backup is not None and not self.ours and self.text != self.backup.before
 
     @property
     def base(self) -> str | None:
-        """The text to start from: what was there before us, unless somebody has changed it since."""
+        """The text to start from: the text before our change, unless somebody has changed the file since."""
         return self.backup.before if self.ours and self.backup is not None else self.text
 
     def new_mode(self, *, secret: bool) -> int:
-        """The permissions that it is to have; `secret`: it holds a key."""
+        """The permissions for the new file; `secret`: it holds a key."""
         before = self.backup.mode if self.ours and self.backup is not None else None
         return _SECRET_MODE if secret else next((mode for mode in (before, self.mode) if mode is not None), _NEW_MODE)
 
 
 def look(path: Path, *, within: Path | None = None, keep: str = "before-ostinato") -> Settings:
-    """A settings file and its backup.
+    """Read a settings file and its backup.
 
     Args:
-        path: the file, which may not be there.
-        within: a directory that no link may lead out of; None: it may.
+        path: the file, which may not exist.
+        within: a directory that links may not lead out of; None: they may lead anywhere.
         keep: tells backups of one command from those of another.
 
     Raises:
-        BadConfig: it cannot be read, is no UTF-8 text or no plain file, or a link leads out.
+        BadConfig: the file cannot be read, is not UTF-8 text or not a plain file of at most 4 MiB, or a link leads out of `within`.
     """
     real = Path(os.path.realpath(path))
     if within is not None and not real.is_relative_to(os.path.realpath(within)):
@@ -97,7 +97,7 @@ def look(path: Path, *, within: Path | None = None, keep: str = "before-ostinato
 
 
 def write(found: Settings, text: str, *, secret: bool) -> None:
-    """Write it, and keep what was there before our first change. Raises Conflict if it is not as it was found, StorageFull."""
+    """Write the file, and back up its state before our first change. Raises Conflict if it changed since it was read, StorageFull."""
     _unchanged(found)
     try:
         made = _make(found.real.parent)
@@ -112,17 +112,17 @@ def write(found: Settings, text: str, *, secret: bool) -> None:
 
 
 def _backup(found: Settings, text: str, made: int) -> Backup:
-    """What is kept: of several changes, what was there before the first."""
+    """The backup to write: after several changes, the state before the first."""
     old, new = found.backup, _digest(text)
     made += 0 if old is None else old.made
     if old is None or not found.ours:
         return Backup(wrote=[new], before=found.text, mode=found.mode, made=made)
-    # the digest of what is there now stays: whoever is killed before the file is written leaves it so
+    # the digest of the present text stays, because a process that is killed before it writes the file leaves that text there
     return Backup(wrote=[_digest(found.text or ""), new], before=old.before, mode=old.mode, made=made)
 
 
 def restored(found: Settings) -> Backup:
-    """What undoing puts back. Raises NotFound if nothing was written, Conflict if the file was changed since."""
+    """The backup that undoing restores. Raises NotFound if nothing was written, Conflict if the file was changed since."""
     if found.backup is None:
         raise NotFound(f"{found.path}: nothing to undo, since {found.kept} is not there")
     if found.changed:
@@ -134,7 +134,7 @@ def restored(found: Settings) -> Backup:
 
 
 def undo(found: Settings) -> None:
-    """Put back what was there before, bytes and permissions. Raises as `restored` does, and Conflict, BadConfig, StorageFull."""
+    """Restore the file's previous bytes and permissions. Raises what `restored` raises, and Conflict, BadConfig, StorageFull."""
     backup = restored(found)
     _unchanged(found)
     try:
@@ -146,12 +146,12 @@ def undo(found: Settings) -> None:
     except OSError as error:
         raise _refused(found.path, error) from error
     for directory in list(found.real.parents)[: backup.made]:
-        with contextlib.suppress(OSError):  # something else lies there by now
+        with contextlib.suppress(OSError):  # the directory holds something else by now
             directory.rmdir()
 
 
 def amend(found: Settings, text: str | None, before: str | None) -> None:
-    """Write it (None: delete it), and let undoing an earlier change put back `before`, amended likewise. Raises as `write` does."""
+    """Write the file (None: delete it), and let undoing an earlier change restore `before`, amended likewise. Raises as `write` does."""
     _unchanged(found)
     backup = found.backup
     try:
@@ -205,14 +205,14 @@ def _digest(text: str) -> str:
 
 
 def _make(directory: Path) -> int:
-    """Make a directory and those above it; how many were not there."""
+    """Make a directory and its parents; returns how many were missing."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     return len(missing)
 
 
 def _put(path: Path, text: str, mode: int, *, exact: bool) -> None:
-    """Temporary file, fsync, rename, fsync of the directory. `exact`: the mode is not narrowed by the umask."""
+    """Write to a temporary file, fsync it, rename it and fsync the directory. `exact`: the mode is not narrowed by the umask."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o777)

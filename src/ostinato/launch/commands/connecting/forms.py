@@ -1,6 +1,6 @@
-"""The forms in which coding agents keep their settings, changed as text: JSON is merged, anything else gets marked lines of ours.
+"""The formats of coding agents' settings, edited as text: JSON is merged, any other format gets a marked block of our lines.
 
-Nothing here reads or writes a file. Whatever cannot be changed without harm to what is there is refused with BadConfig.
+Nothing here reads or writes a file. An edit that would harm the existing settings is refused with BadConfig.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ostinato.core.errors import BadConfig
 Json = dict[str, Any]
 
 NAME = "Ostinato"
-"""What our entry is called in a list of providers."""
+"""The name of our entry in a list of providers."""
 
 _BLOCK = re.compile(
     r"^# >>> ostinato connect: (\w+) >>>\r?\n.*?^# <<< ostinato connect: \1 <<<(?:\r?\n|\Z)", re.MULTILINE | re.DOTALL
@@ -30,20 +30,20 @@ _ENV_LINE = re.compile(
 
 
 def merged_json(text: str | None, settings: Json) -> str:
-    """A JSON file with these settings in it; every other one is kept. In a list, our own entry comes first, once.
+    """A JSON file with these settings merged in; all others are kept. In a list, our own entry comes first, once.
 
     Args:
-        text: the file as it is; None: there is none.
-        settings: what shall be in it.
+        text: the file's text; None: there is no file.
+        settings: the settings to merge in.
 
     Raises:
-        BadConfig: it is no plain JSON object, names a key twice, or holds something else where an object is needed.
+        BadConfig: it is not a plain JSON object, names a key twice, or holds something else where an object or list is needed.
     """
     return edited_json(text, lambda there: _merged(there, settings, ""))
 
 
 def edited_json(text: str | None, change: Callable[[Json], Json]) -> str:
-    """A JSON file with something changed in it, in its own layout where that can be kept. Raises BadConfig as `merged_json` does."""
+    """A JSON file after `change`, with its layout kept where possible. Raises BadConfig as `merged_json` does."""
     there = _object(text) if text is not None and text.strip() else {}
     new = change(there)
     if text is not None and new == there and text.strip():
@@ -98,7 +98,7 @@ def _is_ours(entry: object) -> bool:
 
 
 def without_blocks(text: str) -> str:
-    """A text without our marked lines. Raises BadConfig where a marker stands without the other."""
+    """A text without our marked blocks. Raises BadConfig for a marker without its counterpart."""
     left = _BLOCK.sub("", text)
     for line in left.splitlines():
         if _MARKER.fullmatch(line):
@@ -107,12 +107,12 @@ def without_blocks(text: str) -> str:
 
 
 def with_block(text: str, name: str, lines: Sequence[str], *, first: bool = False) -> str:
-    r"""A text with these lines between markers of this name, in place of those that it had there. All else stays, byte for byte.
+    r"""A text with these lines between markers of this name, replacing the lines that were there. All else stays, byte for byte.
 
     Args:
         text: a file's text.
         name: one word that tells this block from others of ours.
-        lines: none: the block goes.
+        lines: the block's lines; empty: the block is removed.
         first: a new block is put before the text, not after it.
 
     Example: ``with_block("a = 1\n", "more", ["b = 2"])`` has ``b = 2`` between its markers at the end.
@@ -137,7 +137,7 @@ def toml_of(text: str) -> Json:
 
 
 def yaml_keys(text: str) -> dict[str, int]:
-    """The top-level keys of a YAML mapping in block style, with their lines from 1. Raises BadConfig for any other YAML."""
+    """The top-level keys of a YAML mapping in block style, with their line numbers from 1. Raises BadConfig for any other YAML."""
     keys: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         found = _YAML_LINE.fullmatch(line)
@@ -149,12 +149,12 @@ def yaml_keys(text: str) -> dict[str, int]:
 
 
 def check_env(text: str) -> None:
-    """Raise BadConfig unless every line is ``NAME=value``, a comment or empty: a quote that is left open would swallow ours."""
+    """Raise BadConfig unless every line is ``NAME=value``, a comment or empty: an open quote would swallow our lines."""
     for number, line in enumerate(text.splitlines(), 1):
         if _ENV_LINE.fullmatch(line) is None:
             raise BadConfig(f"line {number} is not of the form NAME=value on one line; mend it")
 
 
 def quoted(text: str) -> str:
-    """A string as TOML and YAML write it, too."""
+    """A JSON string, which TOML and YAML read too."""
     return json.dumps(text, ensure_ascii=False)

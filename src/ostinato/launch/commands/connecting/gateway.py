@@ -1,4 +1,4 @@
-"""The gateway as an agent meets it: which models it has, and one small call in a dialect."""
+"""The gateway as an agent sees it: the models that it lists, and one small call in a dialect."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ostinato.launch.commands.connecting.masking import hidden
 from ostinato.launch.views.plain import plain
 
 _MOST_BYTES = 1024 * 1024
-_MOST_CHARS = 300  # of an error
+_MOST_CHARS = 300  # of an error's text
 _LOOK_S = 15.0
-_CALL_S = 180.0  # a model that still loads, on a slow machine
+_CALL_S = 180.0  # enough for a model that is still loading on a slow machine
 _TOKENS = 16
 
 _CALLS: Mapping[Dialect, tuple[str, Json]] = {
@@ -38,7 +38,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """What the gateway says of a call that it captured. None is what it does not say, as `version` where an outside model answered."""
+    """What the gateway reports of a captured call. A field that is not reported is None, such as `version` if an outside model answered."""
 
     turn: str
     request: str
@@ -64,7 +64,7 @@ async def first_model(url: str, key: str | None) -> str:
 
 
 async def call(url: str, key: str | None, model: str, dialect: Dialect) -> Captured:
-    """One small call. Raises Unavailable, Unauthorized, and BadConfig if it is refused, or answered and not captured."""
+    """Make one small call. Raises Unavailable, Unauthorized, and BadConfig if it is refused, or answered but not captured."""
     path, question = _CALLS[dialect]
     body, headers = await _ask(url, key, path, {"model": model, **question}, _CALL_S)
     turn = headers.get("x-ostinato-turn", "")
@@ -90,7 +90,7 @@ def _count(usage: Json, *names: str) -> int | None:
 async def _ask(
     url: str, key: str | None, path: str, body: Json | None, timeout_s: float
 ) -> tuple[Json, Mapping[str, str]]:
-    """A JSON object and the headers it came with. The key goes to this address only: no redirect is followed."""
+    """Make a request; returns the JSON object and the response's headers. The key goes to this address only: no redirect is followed."""
     headers = {"anthropic-version": "2023-06-01"} | ({"Authorization": f"Bearer {key}"} if key else {})
     method = "GET" if body is None else "POST"
     timeout = aiohttp.ClientTimeout(total=timeout_s)

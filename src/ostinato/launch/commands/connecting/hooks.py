@@ -1,4 +1,4 @@
-"""The hooks that tell `ostinato watch` what a tool call wrote: where each agent keeps them, and what goes in."""
+"""The hooks that tell `ostinato watch` what a tool call wrote: where each agent keeps its hooks, and what goes into that file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Hook:
 
     Attributes:
         places: the file for each scope.
-        put: the file's text, or None, with the hook in it.
-        taken: the text without it; None: nothing is left. Not asked where the file is as it was written.
+        put: given the file's text, or None, returns the text with the hook in it.
+        taken: given the text, returns it without the hook; None: nothing is left. A file that is as it was written is restored instead.
     """
 
     places: Mapping[Scope, Callable[[Surroundings], Path]]
@@ -34,7 +34,7 @@ class Hook:
 
 
 def package() -> Path:
-    """The client package's directory. Raises BadConfig where it is not installed."""
+    """The client package's directory. Raises BadConfig if it is not installed."""
     try:
         import ostinato_client.watch as watch
     except ImportError as error:
@@ -43,7 +43,7 @@ def package() -> Path:
 
 
 def command() -> str:
-    """What Claude Code runs: isolated, so that no module of the repository that it works in is imported."""
+    """The command that Claude Code runs. Python is isolated, so that it imports no module of the repository that the agent works in."""
     python, place = shlex.quote(sys.executable), package()
     look = "import ostinato_client.watch as found; print(found.__file__)"
     words = [sys.executable, "-I", "-c", look]

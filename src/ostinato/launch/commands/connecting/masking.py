@@ -1,4 +1,4 @@
-"""What is shown of settings: a change as a unified diff, and no secret, neither ours nor one that was there before."""
+"""Shows a change to settings as a unified diff without secrets, neither ours nor any that were there before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from ostinato.launch.commands.connecting.agents import PLACEHOLDER
 from ostinato.launch.views.plain import plain
 
-_LEAST = 12  # characters of a key of which the last four may be shown
+_LEAST = 12  # the shortest key, in characters, of which the last four may be shown
 _NAMES = "key|token|secret|passw|auth|credential|cookie|bearer|header"
 _NAMED = re.compile(
     rf"""(['"]?[\w.-]*(?:{_NAMES})[\w.-]*['"]?\s*[:=]\s*)("(?:\\.|[^"\\])*"|'[^']*'|(?:bearer|basic)\s+[^\s'"]+|[^\s,'"{{\[][^\s,]*)""",
@@ -29,7 +29,7 @@ def masked(key: str) -> str:
 
 
 def hidden(text: str, key: str | None) -> str:
-    """A line without the key, and without whatever else is named like a secret or looks like one."""
+    """A line in which the key is masked, and any other value that is named like a secret or looks like one."""
     if key:
         text = text.replace(key, masked(key))
     text = _NAMED.sub(lambda found: found[1] + _value(found[2]), text)
@@ -45,7 +45,7 @@ def _value(value: str) -> str:
 
 
 def diff(name: str, before: str | None, after: str | None, key: str | None) -> list[str]:
-    """What changes in a file, line by line; None is a file that is not there."""
+    """A unified diff of a file's change, with secrets masked; None: the file does not exist."""
     old, new = ([] if text is None else text.splitlines() for text in (before, after))
     names = ("/dev/null" if before is None else name, "/dev/null" if after is None else name)
     lines = difflib.unified_diff(old, new, *names, lineterm="")

@@ -26,9 +26,10 @@ _SHOWN = 20
 async def build_corpus(
     config: Config, sources: Sequence[str], out: Path, settings: CorpusConfig, against: Sequence[Path], console: Console
 ) -> None:
-    """Build, with a bar, and say what stands in the corpus and what does not. A source that cannot be read is refused, and counted.
+    """Build a corpus, with a progress bar, and say what it contains and what was left out. A source that cannot be read is refused, and
+    counted.
 
-    Raises BadConfig and BadRequest: nothing is written then.
+    Raises BadConfig and BadRequest; in these cases nothing is written.
     """
     check_new(out)
     desk = CorpusDesk(config, settings, against)
@@ -59,12 +60,12 @@ async def build_corpus(
 
 
 def show_corpus(directory: Path, console: Console) -> None:
-    """Check every shard of a corpus, and say what stands in it. Raises NotFound, Corrupt."""
+    """Check every shard of a corpus, and say what it contains. Raises NotFound, Corrupt."""
     show_manifest(ShardSet(directory).manifest, directory, console)
 
 
 def show_manifest(manifest: CorpusManifest, directory: Path, console: Console) -> None:
-    """What each source gave, what was left out and why."""
+    """Print what each source gave, what was left out and why."""
     table = Table("source", "licence", "files", "tokens", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in manifest.sources:
         table.add_row(Text(plain(each.name)), Text(plain(each.licence)), f"{each.documents:,}", f"{each.tokens:,}")

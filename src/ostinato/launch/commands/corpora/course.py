@@ -1,4 +1,4 @@
-"""`ostinato train --corpus DIR --out MODEL`: continued pre-training, with a bar and a line a measurement."""
+"""`ostinato train --corpus DIR --out MODEL`: continued pre-training, with a progress bar and a line per measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ostinato.corpus.order import Phase
 
 
 def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
-    """Phases as the command line has them, such as ("512:3", "1024"). Raises BadConfig."""
+    """Parse phases as written on the command line, such as ("512:3", "1024"). Raises BadConfig."""
     found: list[Phase] = []
     for word in words:
         length, _, share = word.partition(":")
@@ -26,7 +26,7 @@ def phases_of(words: tuple[str, ...]) -> tuple[Phase, ...]:
 
 
 def read_corpora(config: Config, course: Course, out: Path, console: Console) -> None:
-    """Train, show how surprised the model still is by what it has not read, and say where it is. Raises like `read_into`."""
+    """Train, show the held-out loss, and say where the model is. Raises what `read_into` raises."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
         console=console, transient=True,

@@ -1,1 +1,1 @@
-"""What `ostinato demo` can show: one module per scenario."""
+"""The scenarios of `ostinato demo`, one module each."""

@@ -25,11 +25,11 @@ class Copilot:
     users = UsersConfig().count
 
     def settings(self, seed: int) -> tuple[str, ...]:
-        """What suits answers of up to 40 tokens."""
+        """Settings for answers of up to 40 tokens."""
         return ("learn.batch=96", "train.turn_tokens=40", "evaluate.suite=demo", "evaluate.items=96")
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
-        """Fifty users with a task of their favourite families each."""
+        """Fifty users, each with tasks of their favourite families."""
         tasks, _ = demo_tasks.split(demo_tasks.load())
         async with SingleRuns(config.sandbox) as sandbox:
             await sandbox.check()
@@ -41,11 +41,11 @@ class Copilot:
             return await run_users(url, make_users(tasks, users, seed), tasks, grade, seconds, seed, users, unseen)
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
-        """Acceptance."""
+        """The recent acceptance of each arm."""
         return recent_acceptance(seen, now)
 
     def findings(self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config) -> Findings:
-        """Acceptance over time, and what the held-out functions say."""
+        """Acceptance over time, and the result on the held-out functions."""
         _, differences_I, _ = paired_items(scores.final_scores, scores.base_scores)
         difference = mean_difference(differences_I, lower_alpha=0.025, upper_alpha=0.025)
         items = len(differences_I)
@@ -67,4 +67,4 @@ class Copilot:
 
 
 def unseen(_: Outcome) -> None:
-    """The screen reads the log instead: it shows what the platform knows, not what the users know."""
+    """Ignores the outcome. The screen reads the log instead: it shows what the platform knows, not what the users know."""

@@ -1,4 +1,4 @@
-"""What a scenario of the demo has to say: its settings, its simulated users, how its arms are shown, and what it measures at the end."""
+"""The interface of a demo scenario: its settings, its simulated users, how its arms are shown, and what it measures at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ostinato.demo.users import UserStats
 from ostinato.launch.views.observe import Observed
 from ostinato.web.run_report import Calibration, Curve, HeldOut
 
-FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not be the one that chose
+FINAL_SEED = 1_000_003  # other draws than the gate saw: the last measurement must not use the draws that chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class Findings:
 
 
 class Scenario(Protocol):
-    """One thing that the demo can show."""
+    """A scenario of the demo."""
 
     title: str
     directory: str
-    """The run's default directory, before the seed."""
+    """The run's default directory, to which the seed is appended."""
     draws: int
     """Samples per held-out item at the end."""
     users: int
@@ -66,20 +66,20 @@ class Scenario(Protocol):
         ...
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
-        """Let its simulated users work. Raises SandboxRefused where they need a sandbox that this machine cannot give."""
+        """Run its simulated users. Raises SandboxRefused if they need a sandbox that this machine cannot give."""
         ...
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
-        """How the arms stand, for the screen."""
+        """The arms' present figures, for the screen."""
         ...
 
     def findings(self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config) -> Findings:
-        """What it found between `start` and `end` (Unix seconds) and on the held-out suite."""
+        """Its results between `start` and `end` (Unix seconds) and on the held-out suite."""
         ...
 
 
 async def measure_held_out(config: Config, seed: int, url: str, draws: int) -> HeldOutScores:
-    """Base (the frozen control slot) and the live release on the same items and fresh seeds."""
+    """Measure the base (the frozen control slot) and the live release on the same items with fresh seeds."""
     follower = open_follower(config)
     runner_config = config.evaluate.runner.model_copy(update={"seed": FINAL_SEED + seed})
     settings = config.evaluate.model_copy(update={"runner": runner_config})

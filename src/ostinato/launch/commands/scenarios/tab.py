@@ -1,4 +1,4 @@
-"""Tab: the next item of a list, or nothing where nobody can know it. Simulated users accept what they meant."""
+"""Tab: suggests the next item of a list, or nothing where nobody can know it. Simulated users accept what they meant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ostinato.launch.views import suggestions as figures
 from ostinato.launch.views.observe import Observed
 
 USERS = UsersConfig(count=80, think_s=8.0, ignore_share=0.0)
-"""A plugin knows of each suggestion whether Tab was pressed, so none is ignored. Eighty users: the control arm has about sixteen."""
+"""A plugin knows of each suggestion whether Tab was pressed, so none is ignored. Of eighty users the control arm has about sixteen."""
 
 
 class Tab:
@@ -29,7 +29,7 @@ class Tab:
     users = USERS.count
 
     def settings(self, seed: int) -> tuple[str, ...]:
-        """What suits answers of two or three tokens; a few tokens carry the whole decision, so a nat per token is no drift."""
+        """Settings for answers of two or three tokens. So few tokens carry the whole decision that a nat per token is not drift."""
         return (
             "reward.function=ostinato.reward.functions:tab",
             f"reward.options={{window=10.0, t={T}, nothing='{NOTHING}'}}",
@@ -42,7 +42,7 @@ class Tab:
         )
 
     async def crowd(self, config: Config, url: str, seconds: float, seed: int) -> UserStats:
-        """Everybody types lines of every family."""
+        """All users type lines of every family."""
         lines, _ = split_lines()
         dice = random.Random(f"{seed}/meant")
 
@@ -53,7 +53,7 @@ class Tab:
         return await run_users(url, make_typists(lines, users, seed), lines, grade, seconds, seed, users, unseen)
 
     def arms(self, seen: Observed, now: float) -> RenderableType:
-        """How often something is suggested, and how much of it accepted."""
+        """How often something is suggested, and how much of it is accepted."""
         return figures.recent_suggestions(seen, now)
 
     def findings(self, seen: Observed, start: float, end: float, scores: HeldOutScores, config: Config) -> Findings:

@@ -1,1 +1,1 @@
-"""`ostinato weights`: what each of its commands does."""
+"""The implementation of each `ostinato weights` command."""

@@ -1,4 +1,4 @@
-"""`ostinato weights`: versions, their chain, their soundness, and a way to take one out."""
+"""`ostinato weights`: the chain of versions, a check of the store, and the export of a version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ostinato.weights.keep.fsck import verify
 
 
 async def print_chain(config: Config, ref: str, console: Console) -> None:
-    """The version that a ref names and its ancestors. Raises NotFound."""
+    """Print the version that a ref names, and its ancestors. Raises NotFound."""
     table = Table("version", "root", "kind", "bytes", "smaller", box=None, pad_edge=False)
     for manifest in await open_follower(config).log(ref):
         size = manifest.payload_bytes
@@ -46,7 +46,7 @@ async def check_store(config: Config, console: Console) -> None:
 
 
 async def export_model(config: Config, ref: str, target: Path, console: Console) -> None:
-    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that holds something."""
+    """Write a version as a model directory. Raises NotFound, or BadConfig for a target that is not empty."""
     if target.exists() and any(target.iterdir()):
         raise BadConfig(f"{target} is not empty; give a new directory")
     follower = open_follower(config)

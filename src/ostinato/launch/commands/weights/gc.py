@@ -1,4 +1,4 @@
-"""`ostinato weights gc`, `pin` and `unpin`: which versions stay, and making room."""
+"""`ostinato weights gc`, `pin` and `unpin`: decide which versions stay, and delete the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.weights.keep.gc import Collected, Step, Tally, collect
 
 
 async def collect_garbage(config: Config, dry_run: bool, console: Console) -> None:
-    """Delete what nothing needs, or say what would be deleted. Raises Corrupt for a version whose needs cannot be read."""
+    """Delete what nothing needs, or say what would be deleted. Raises Corrupt if a manifest, which names what is needed, is damaged."""
     roots = await _needed(config, console)
     with _Screen(console) as screen:
         found = await collect(
@@ -38,13 +38,13 @@ async def pin_version(config: Config, name: str, version: str, console: Console)
 
 
 async def unpin_version(config: Config, name: str, console: Console) -> None:
-    """Take a pin away. Raises NotFound, which lists the pins."""
+    """Remove a pin. Raises NotFound, which lists the pins."""
     root = await holding.unpin(open_store(config), name)
     console.print(f"pin {name} is gone; it held {root[:16]}", highlight=False)
 
 
 async def _needed(config: Config, console: Console) -> list[str]:
-    """What the run's log says must stay."""
+    """The roots that must stay according to the run's log."""
     if not home(config).log.exists():
         console.print(f"no log in {config.run.directory}: past releases are kept only where a ref or pin names them")
         return []

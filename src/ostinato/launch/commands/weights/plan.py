@@ -32,7 +32,7 @@ def size(count: float) -> str:
 
 
 def ways(found: DeploymentPlan) -> Table:
-    """One row per way that bytes go."""
+    """One row per kind of transfer."""
     table = Table("what", "payload", "objects", "PUT class", "GET class", "line", "cores", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -52,7 +52,7 @@ def ways(found: DeploymentPlan) -> Table:
 
 
 def totals(deployment: Deployment, link: Link, found: DeploymentPlan) -> Table:
-    """What is not bytes on the way."""
+    """The figures that are not about a transfer."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("weights", f"{size(found.full_bytes)}, {deployment.parameters:,.0f} parameters of 16 bits")
     table.add_row(

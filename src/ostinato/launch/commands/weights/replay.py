@@ -52,7 +52,7 @@ async def replay(run: Run, path: Path) -> dict[int, str]:
     last = run.log.tail(1, {Batch})
     try:
         async for batch in recorded(run.log, 1, cast(Batch, last[0][1]).step if last else 0):
-            with contextlib.suppress(NoSignal, BadWeights):  # refused then, refused now
+            with contextlib.suppress(NoSignal, BadWeights):  # a batch that was refused then is refused now
                 await parts.learner.trainer.step(batch)
                 roots[batch.row.step] = weights_root(await asyncio.to_thread(parts.trainer.weights))
     finally:

@@ -1,4 +1,4 @@
-"""`ostinato weights pull`, `push` and `relay`: versions between stores, and a relay that followers read from."""
+"""`ostinato weights pull`, `push` and `relay`: copies of versions between stores, and a relay that followers read from."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ostinato.weights.store.readonly import HttpStore
 from ostinato.weights.version.content import is_hash
 
 LEDGERS = frozenset({"live", "control", "canary", "best", "verified"})
-"""Refs that a run's release ledger speaks about."""
+"""The refs that a run's release ledger controls."""
 
 
 async def pull(
     config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
 ) -> None:
-    """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref behind the ledger's back."""
+    """Copy a version from the store at `url` into the run's. Raises BadConfig if that would move a ref that the release ledger controls."""
     ref = _target(version, name)
     place = home(config)
     if ref in LEDGERS and not config.weights.url and place.log.exists():
@@ -47,7 +47,7 @@ async def pull(
 async def push(
     config: Config, url: str, version: str, name: str | None, options: Sequence[str], console: Console
 ) -> None:
-    """Copy a version from the run's store into the one at `url`."""
+    """Copy a version from the run's store into the store at `url`. Raises BadConfig if that store can only be read."""
     ref, target = _target(version, name), _elsewhere(config, url, options)
     if isinstance(target, HttpStore):
         raise BadConfig(f"{url} can only be read; push to the bucket or directory behind it")
@@ -74,7 +74,7 @@ async def relay(config: Config, address: str | None, console: Console) -> None:
 
 
 def _target(version: str, name: str | None) -> str | None:
-    """The ref that moves in the target: the one asked for, else the source's, unless a hash was asked for."""
+    """The ref that moves in the target: `name` if given, else the source's ref; None if `version` is a hash."""
     return name or (None if is_hash(version) else version)
 
 

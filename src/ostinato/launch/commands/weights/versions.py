@@ -27,7 +27,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 async def show_version(config: Config, name: str, console: Console) -> None:
-    """What one version is made of. Raises NotFound."""
+    """Print what one version is made of. Raises NotFound."""
     manifest = await find_version(config, name)
     table = Table(show_header=False, box=None, pad_edge=False)
     codecs: dict[str, tuple[int, int]] = {}
@@ -51,7 +51,7 @@ async def show_version(config: Config, name: str, console: Console) -> None:
 
 
 async def diff_versions(config: Config, one: str, other: str, html: Path | None, console: Console) -> None:
-    """Which elements changed from one version to the other, per layer. Raises NotFound, BadRequest."""
+    """Print how many elements changed from one version to the other, per layer. Raises NotFound, BadRequest."""
     follower = open_follower(config)
     with console.status("fetching both versions"):
         policies = [(await find_version(config, name)).policy for name in (one, other)]
@@ -89,7 +89,7 @@ def picture(changes: Sequence[Change]) -> list[Text]:
 
 
 async def find_version(config: Config, name: str) -> Manifest:
-    """The version that a ref, a number (v12), or the first digits of a root stand for. Raises NotFound, BadRequest."""
+    """The version named by a ref, a number (v12), or the first digits of its root. Raises NotFound, BadRequest."""
     store = open_store(config)
     manifests, refs = Manifests(store), await store.refs()
     if name in refs:

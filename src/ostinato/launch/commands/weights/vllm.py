@@ -14,7 +14,7 @@ from ostinato.weights.follow.drive import Kv, VllmFollower, VllmSwap
 
 
 async def drive(config: Config, url: str, ref: str, kv: Kv, store: str, console: Console) -> None:
-    """Follow `ref` with the vLLM server at `url` until told to stop. `store` is how that server names the weight store; "": as we do."""
+    """Follow `ref` with the vLLM server at `url` until told to stop. `store` is that server's name for the weight store; "": our own."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     follower = open_follower(config)
     place = store_place(config, store)

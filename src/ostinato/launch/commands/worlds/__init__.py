@@ -1,1 +1,1 @@
-"""What `ostinato worlds` does."""
+"""The commands of `ostinato worlds`."""

@@ -1,4 +1,4 @@
-"""`ostinato worlds build`: published packages become tasks."""
+"""`ostinato worlds build`: turns published packages into tasks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def _check_installed() -> None:
 async def build_tasks(
     packages: Sequence[str], held_out: Sequence[str], out: Path, cache: Path, config: BuildConfig, console: Console
 ) -> None:
-    """Build, write the taskset, and print what came of each package. Tasks of `held_out` packages are measured with, never taught.
+    """Build tasks, write the taskset, and print each package's yield. Tasks of `held_out` packages are measured with, never trained on.
 
-    Raises BadConfig where libcst is missing, SandboxRefused where this machine cannot isolate, BadRequest if no package is named or none
-    gave a task.
+    Raises BadConfig if libcst is missing, SandboxRefused if this machine cannot isolate, BadRequest if no package is named or none gave a
+    task.
     """
     if not packages:
         raise BadRequest("name a package, as in `ostinato worlds build tabulate --out tasks.jsonl`", field="package")
@@ -80,7 +80,7 @@ async def build_tasks(
 async def _one(
     place: BuildPlace, config: BuildConfig, package: str, split: Split, splits: dict[str, Split], bar: Progress
 ) -> PackageYield:
-    """Build one package. `splits` holds those of the packages so far; raises BadRequest where this one is in the other already."""
+    """Build one package. `splits` holds the splits of the packages so far; raises BadRequest if this one is in the other split already."""
     line = bar.add_task(plain(package), total=1.0, found=0)
 
     def progress(what: str, found: int, share: float) -> None:

@@ -1,4 +1,4 @@
-"""`ostinato worlds plan-burst`: three ways to place a burst of sandboxes, side by side, with all that is assumed."""
+"""`ostinato worlds plan-burst`: three ways to place a burst of sandboxes, side by side, with all assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ostinato.worlds.bursts.simulation import simulate
 def show_burst(
     sandboxes: int, clusters: int, nodes: int, lose_after: float | None, seed: int, console: Console, *, machine: bool
 ) -> None:
-    """Print a line for each way. Raises BadRequest."""
+    """Simulate each way and print a line for it. Raises BadRequest."""
     fleet, burst = Fleet(clusters=clusters, nodes=nodes), Burst(sandboxes=sandboxes, lose_region_at=lose_after)
     found = [simulate(fleet, burst, packing, seed) for packing in Packing]
     if machine:

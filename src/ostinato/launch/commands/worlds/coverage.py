@@ -21,7 +21,7 @@ _NONE = "\N{EN DASH}"
 
 
 def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) -> None:
-    """Print a line a checkpoint. Raises NotFound, BadRequest with the line that is wrong."""
+    """Print a line per checkpoint. Raises NotFound, and BadRequest naming the line that is wrong."""
     if k < 2:
         raise BadRequest(f"-k {k}: the best of one try is the first; give 2 or more", field="k")
     rows = covered(read_attempts(rollouts), k)
@@ -46,7 +46,7 @@ def show_coverage(rollouts: Path, k: int, console: Console, *, machine: bool) ->
 
 
 def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
-    """The graded rollouts of a split that one checkpoint is known to have made alone. Raises NotFound, BadRequest."""
+    """The graded rollouts of a split that a single known checkpoint made. Raises NotFound, BadRequest."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def read_attempts(path: Path, split: str = HELD_OUT) -> list[Attempt]:
     for number, line in enumerate(lines, start=1):
         try:
             row: dict[str, Any] = json.loads(line)
-        except ValueError:  # cut short by a kill or a full disk, or the empty line after one
+        except ValueError:  # cut short by a kill or a full disk, or the empty line after such a line
             continue
         try:
             made: dict[str, Any] | None = row["policy"]

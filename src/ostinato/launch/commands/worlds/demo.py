@@ -1,7 +1,7 @@
-"""`ostinato demo worlds`: from nothing to (simulated) people. A world trains, the bar judges, a canary tries, what came of it goes live.
+"""`ostinato demo worlds`: from nothing to (simulated) people. A model trains in a world, a bar judges it, a canary tries it, it goes live.
 
-Some users get the model as it came all the time: that is the start that skipped the worlds. Nothing is learned from users here, so
-what lies between the two is what the world taught.
+Some users get the base model all the time: that is a start without the worlds. Nothing is learned from users here, so the difference
+between the two is what the world taught.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MOST_LINES = 1 << 24
 
 
 def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
-    """The demo's settings, as `--set` words; the command line's own come after and win."""
+    """The demo's settings, as `--set` words; the command line's own settings come later and win."""
     place = directory or Path("runs") / f"demo-worlds-{seed}"
     tasks = (place / "functions.jsonl").absolute()
     return (
@@ -73,24 +73,24 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
         "learn.publish_every=1",  # the last step's weights are the candidate
         "learn.checkpoint_every=10",
         # the bar and the gate
-        f"evaluate.bars=[{{taskset='{tasks}', at_least=0.15}}]",  # the model as it came solves as much, and so does not clear it
+        f"evaluate.bars=[{{taskset='{tasks}', at_least=0.15}}]",  # the base model solves as much and does not clear it
         "evaluate.suite=demo",
         "evaluate.gate.margin=0.1",
         "evaluate.gate.total_margin=0.1",
-        "evaluate.gate.candidates_per_week=1",  # the demo's whole life
+        "evaluate.gate.candidates_per_week=1",  # one in the demo's whole life
         "evaluate.gate.sealed_share=0.0",
         "evaluate.gate.first_draws=4",
         "evaluate.gate.max_draws=4",
         "evaluate.runner.concurrency=48",
         f"evaluate.runner.seed={seed}",
-        # its way to users
+        # the candidate's way to users
         "serve.control_share=0.3",
         f"serve.arm_salt='demo-worlds-{seed}'",
         "reward.options={window=10.0}",
         "release.canary=true",
         "release.cooldown_s=60.0",
         "release.outcomes.maturity_s=10.0",
-        # minutes have no tail to speak of, and so few turns say little about rare events
+        # a few minutes have no tail to speak of, and so few turns say little about rare events
         "release.metrics=[{name='latency_p99', role='diagnostic'}, {name='feedback_coverage', tolerance=0.1}]",
         "release.trial.slot_s=10.0",
         "release.trial.shares=[0.5]",  # fifty users are too few for a ramp
@@ -105,7 +105,7 @@ def worlds_demo_overrides(seed: int, directory: Path | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How the time is divided: seconds of training in the world, and of users.
+    """How the time is divided: seconds of training in the world, and seconds with users.
 
     Example: ``Plan.of(minutes=20.0, training=0.65) == Plan(training_s=780.0, users_s=420.0)``
     """
@@ -115,7 +115,7 @@ class Plan:
 
     @classmethod
     def of(cls, minutes: float, training: float) -> Plan:
-        """`training`: the share of the minutes that belongs to the world."""
+        """Divide the minutes; `training` is the world's share of them."""
         return cls(training_s=60.0 * minutes * training, users_s=60.0 * minutes * (1.0 - training))
 
 
@@ -150,7 +150,7 @@ async def demo_worlds(config: Config, *, seed: int, plan: Plan, out: Path, conso
 
 
 async def _train(launched: Launched, seconds: float, console: Console) -> None:
-    """Learn in the world for so long, from when the gateway answers; a line a step."""
+    """Train in the world for `seconds` from when the gateway answers, and print a line per step."""
     with console.status("starting") as status:
         await launched.during(served(launched, status, ("live", "control", Arm.WORLD.value)))
     console.print(f"training in the world for {seconds / 60:.1f} minutes", highlight=False)
@@ -163,7 +163,7 @@ async def _train(launched: Launched, seconds: float, console: Console) -> None:
 
 
 class _Course:
-    """The candidate's way from the bar to users, and what is written about it."""
+    """The candidate's way from the bar to users, and the report about it."""
 
     def __init__(
         self, config: Config, seed: int, plan: Plan, observer: RunObserver, log: Log, console: Console
@@ -172,7 +172,7 @@ class _Course:
         self._observer, self._log, self._console = observer, log, console
 
     async def run(self, launched: Launched, candidate: PolicyVersion, out: Path, began: float, trained: float) -> None:
-        """Judged, tried, live, measured, reported. What is below the bar meets no user: then there are none."""
+        """Judge, try, serve, measure and report the candidate. If it is below the bar there are no users."""
         config, console = self._config, self._console
         with console.status("starting") as status:
             url = await served(launched, status, ("live", "control"))
@@ -219,7 +219,7 @@ class _Course:
             await asyncio.sleep(_LOOK_S)
 
     async def _solved(self, candidate: PolicyVersion, url: str) -> Solved:
-        """What base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
+        """Measure what base and candidate solve of the held-out tasks. The candidate answers in the slot in which it was judged."""
         settings = self._config.evaluate
         runner = settings.runner.model_copy(update={"seed": FINAL_SEED + self._seed})
         config = self._config.model_copy(update={"evaluate": settings.model_copy(update={"runner": runner})})
@@ -235,7 +235,7 @@ class _Course:
 
 @contextlib.asynccontextmanager
 async def _rewarded(config: Config, log: Log) -> AsyncGenerator[None]:
-    """Give users' turns their rewards inside the block, as the trainer would, and learn nothing. Raises what went wrong with that."""
+    """Reward users' turns inside the block, as the trainer would, but learn nothing. Raises what the rewarding raised."""
     with contextlib.closing(open_roles(config).take("train")):
         asker = asker_of(config.reward)
         await asker.open()

@@ -1,4 +1,4 @@
-"""`ostinato worlds grade`: what somebody wrote for a task, graded as a rollout is."""
+"""`ostinato worlds grade`: grades what somebody wrote for a task, as a rollout is graded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_FILES = 10_000
 
 
 async def grade_rollouts(config: Config, file: Path, rollouts: Path, console: Console) -> bool:
-    """Grade trajectories (ATIF, a file of one or a line each). True if all are solved. Raises BadConfig, NotFound."""
+    """Grade trajectories (ATIF; the file holds one, or one per line). True if all are solved. Raises BadConfig, NotFound."""
     tasks = load(file.expanduser())
     text = _text(rollouts)
     try:
@@ -61,7 +61,7 @@ async def grade_changes(config: Config, file: Path, task: str, changes: Path, co
 
 
 def changes_in(directory: Path) -> tuple[Change, ...]:
-    """Every file and link below a directory, as written. Raises BadRequest for more than 10,000."""
+    """Every file and link below a directory, as changes. Raises BadRequest for more than 10,000."""
     found: list[Change] = []
     for top, folders, files in os.walk(directory):
         for name in sorted([*files, *(each for each in folders if (Path(top) / each).is_symlink())]):
@@ -80,7 +80,7 @@ def changes_in(directory: Path) -> tuple[Change, ...]:
 
 
 async def _graded(config: Config, tasks: Taskset, rollouts: Sequence[Rollout], console: Console) -> bool:
-    """Grade and print one after the other."""
+    """Grade and print the rollouts one after the other. True if all are solved."""
     if not rollouts:
         raise BadConfig("there is no rollout to grade")
     whole = True

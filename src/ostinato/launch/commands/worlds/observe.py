@@ -23,7 +23,7 @@ from ostinato.worlds.fidelity.said import of_turns
 
 
 def observation_of_this(group: str) -> str:
-    """A line about this machine."""
+    """An observation of this machine, as a line."""
     return Observation(group=group or _hashed(platform.node()), features=look()).line()
 
 
@@ -35,7 +35,7 @@ def source() -> str:
 async def write_episodes(
     config: Config, whose: Literal["people", "world"], out: Path, most: int, console: Console
 ) -> None:
-    """Write the newest episodes of a run, oldest first. Raises NotFound without any, StorageFull."""
+    """Write the newest episodes of a run, oldest first. Raises NotFound if there are none, StorageFull."""
     existing(config)
     episodes: defaultdict[str, list[Turn]] = defaultdict(list)
     with open_run(config) as run:
@@ -60,7 +60,7 @@ def _wanted(turn: Turn, whose: str) -> bool:
 
 
 def _group(turn: Turn) -> str:
-    """A task's rollouts, or a person's episodes, who is not named."""
+    """The group of a turn: the rollouts of a task, or the episodes of a person, who is not named."""
     return turn.group or _hashed("\0".join(turn.person))
 
 

@@ -1,4 +1,4 @@
-"""What `--world FILE` and `--connect URL` stand for."""
+"""The settings that `--world FILE` and `--connect URL` stand for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def world_overrides(file: Path) -> tuple[str, ...]:
-    """The settings of a run that learns from a taskset, as `--set` words; the command line's own come after and win.
+    """The settings of a run that learns from a taskset, as `--set` words; the command line's own settings come later and win.
 
     Example: ``world_overrides(Path("tasks.jsonl")) == ('learn.source="worlds"', "worlds.file='/home/ann/tasks.jsonl'")``
     """

@@ -29,7 +29,7 @@ def show_probe(
     same_prompts: bool = False,
     machine: bool,
 ) -> None:
-    """Print what was found. `same_prompts`: only where both were asked the same. Raises NotFound, BadRequest."""
+    """Compare both sides and print the result. `same_prompts`: use only prompts that both were given. Raises NotFound, BadRequest."""
     matched, first, second = None, read_observations(production), read_observations(simulation)
     if same_prompts:
         matched = match_prompts(first, second, seed=seed)
@@ -62,7 +62,7 @@ def show_probe(
 
 
 def verdict(found: Probed) -> str:
-    """What an operator is told."""
+    """The verdict in words, for an operator."""
     units = "independent pairs" if found.paired else "groups on each side"
     aside = ", the task mix set aside" if found.paired else ""
     if found.too_few:

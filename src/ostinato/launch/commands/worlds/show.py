@@ -20,7 +20,7 @@ from ostinato.worlds.tasks.tasksets import load
 
 
 def show_taskset(file: Path, console: Console) -> None:
-    """Name, hash, and a table of the families. Raises BadConfig for a file that is no taskset."""
+    """Print the name, the hash, and a table of the families. Raises BadConfig for a file that is not a taskset."""
     taskset = load_harbor(file, offline=True) if file.is_dir() else load(file)
     if not file.is_dir():
         for task in taskset.tasks:

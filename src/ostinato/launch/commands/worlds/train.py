@@ -1,4 +1,4 @@
-"""`ostinato train --world FILE`: gateway, trainer and rollouts under one supervisor, a line a step."""
+"""`ostinato train --world FILE`: gateway, trainer and rollouts under one supervisor, with a line per step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def train_in_world(config: Config, steps: int, console: Console) -> None:
 
 
 async def follow(launched: Launched, steps: int, stopping: asyncio.Event, console: Console) -> None:
-    """Show what the workers leave, until enough was learned and stored, or there is nothing more to learn from."""
+    """Show the workers' progress until enough was learned and stored, nothing more is left to learn from, or `stopping` is set."""
     screen, sources = WorldScreen(), _lines(launched.home)
     for lines in sources:  # of an earlier start
         for line in lines.new():
@@ -78,6 +78,6 @@ def _lines(place: Home) -> list[Lines]:
 
 
 def _show(console: Console, line: str) -> None:
-    """One line for people. Where it cannot be written, as on a full disk, the workers go on all the same."""
+    """Print one line for people. If it cannot be written, as on a full disk, the workers go on all the same."""
     with contextlib.suppress(OSError):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""`ostinato worlds watch`: rollouts of a run as they happen, and one of them step by step. The page *Worlds* tells the same."""
+"""`ostinato worlds watch`: rollouts of a run as they happen, and one of them step by step. The page *Worlds* shows the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STYLES = {"solved": "green", "cheated": "bold red", "failed": "yellow"}
 
 
 async def watch_worlds(config: Config, console: Console, *, once: bool) -> None:
-    """Show what happens until Ctrl-C, or once. Where no terminal is, a line for each rollout that ends."""
+    """Show the rollouts until Ctrl-C, or once. Without a terminal, print a line for each rollout that ends."""
     async with _facts(config) as facts:
         if once:
             console.print(screen(await facts.worlds(""), wall_clock()))
@@ -53,13 +53,13 @@ async def watch_worlds(config: Config, console: Console, *, once: bool) -> None:
 
 
 async def show_rollout(config: Config, console: Console, *, task: str = "", episode: str = "") -> None:
-    """One rollout step by step, or the newest of a task. Raises NotFound."""
+    """Print one rollout step by step, or the newest of a task. Raises NotFound."""
     async with _facts(config, words=True) as facts:
         await print_rollout(facts, console, task=task, episode=episode)
 
 
 async def print_ended(facts: WorldFacts, seen: int, console: Console) -> int:
-    """Print a line for each rollout that was read after the one numbered `seen`, of the newest; the number of the last one."""
+    """Print a line for each of the newest rollouts that is numbered above `seen`; returns the highest number."""
     listed = (await facts.rollouts(RolloutQuery())).rows
     for line in reversed([each for each in listed if each.seq > seen]):
         console.print(line_about(line), soft_wrap=True)
@@ -88,7 +88,7 @@ async def print_rollout(facts: WorldFacts, console: Console, *, task: str = "", 
 
 @contextlib.asynccontextmanager
 async def _facts(config: Config, *, words: bool = False) -> AsyncGenerator[RunWorlds]:
-    """Answers of a run that exists. `words`: tokens are to be read, too, which takes the model's tokenizer."""
+    """The facts of a run that exists. `words`: decode tokens, too, which takes the model's tokenizer."""
     pieces: Pieces = _no_words
     readers: Readers | None = None
     if words:
@@ -108,11 +108,11 @@ def _no_words(_: int) -> bytes:
     return b""
 
 
-# ------------------------------------------------------------ all of it
+# ------------------------------------------------------------ the overview
 
 
 def screen(now: WorldsNow, at: float) -> RenderableType:
-    """Tasksets, groups under way, success by family, the newest rollouts, cheats."""
+    """The overview: tasksets, groups under way, success by family, the newest rollouts, cheats."""
     pacing, groups = now.pacing, now.groups
     parts: list[RenderableType] = [
         Text(
@@ -193,7 +193,7 @@ def _group(group: GroupUnderWay) -> Text:
     return Text.assemble((f"  {plain(group.name)}  {plain(group.task)}  ", ""), (drawn, "bold"), (waits, "dim"))
 
 
-# ------------------------------------------------------------ one of them
+# ------------------------------------------------------------ one rollout
 
 
 def head_of(detail: RolloutDetail) -> RenderableType:
@@ -207,7 +207,7 @@ def head_of(detail: RolloutDetail) -> RenderableType:
 
 
 def step_of(step: RolloutStep) -> RenderableType:
-    """What was new to the model, and what it said."""
+    """One step: what was new to the model, and what it answered."""
     made = ", ".join(f"v{policy.number}" for policy in step.versions)
     head = f"--- turn {step.at + 1}  {plain(step.turn)}  {made}  {step.new} new of {step.prompt} tokens, {step.sampled} sampled"
     parts: list[RenderableType] = [Text(f"{head}  {step.finish}  {step.seconds:.1f} s", "bold")]
@@ -223,7 +223,7 @@ def step_of(step: RolloutStep) -> RenderableType:
 
 
 def outcome_of(detail: RolloutDetail) -> RenderableType:
-    """What it changed, and how that was graded."""
+    """What the rollout changed, and how it was graded."""
     parts: list[RenderableType] = []
     for change in detail.changes:
         parts.append(Text(f"--- {plain(change.kind)} {plain(change.path)}", "bold"))
@@ -248,5 +248,5 @@ def _diff_line(line: str) -> Text:
 
 
 def _lines(text: str) -> str:
-    """A text of several lines without what a terminal would obey."""
+    """A text of several lines without control characters that a terminal would obey."""
     return "\n".join(plain(line) for line in text.split("\n"))

@@ -1,1 +1,1 @@
-"""Workers on the nodes of a cluster that Ray keeps: Ray says where, the supervisor says when."""
+"""Workers on the nodes of a Ray cluster: Ray decides where they run, the supervisor when."""

@@ -1,6 +1,6 @@
-"""A Ray cluster: it says on which node a worker runs, and notices when a node is gone.
+"""A Ray cluster, which chooses the node of each worker and notices when a node is gone.
 
-Ray itself is imported when a cluster is asked for: nothing else needs it.
+Ray itself is imported only when a cluster is opened, because nothing else needs it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ostinato.placing_config import RayConfig
 _T = TypeVar("_T")
 _Amounts = Mapping[str, float]
 _LOOK_S = 1.0
-_START_S = 15.0  # beside `patience_s`: a node puts files in place and starts a process
+_START_S = 15.0  # added to `patience_s`, because a node puts files in place and starts a process
 
 
 class NodeFailed(OstinatoError):
-    """A node cannot do what it was asked. It may lack something that another one has."""
+    """A node cannot do what it was asked. It may lack something that another node has."""
 
     code = "node_failed"
 
 
 class OnRay(NodeKeeper):
-    """A keeper that is an actor of Ray."""
+    """A keeper that runs as a Ray actor."""
 
     def __init__(self) -> None:
         super().__init__(str(_ray().util.get_node_ip_address()))
 
     async def where(self) -> tuple[str, str]:
-        """The node's address and Ray's name of it: several nodes may share an address."""
+        """The node's address and its Ray node id, because several nodes may share an address."""
         return await self.here(), str(_ray().get_runtime_context().get_node_id())
 
 
 class RayCluster:
-    """The cluster at `config.address`, as one driver of it.
+    """A driver's connection to the cluster at `config.address`.
 
-    The workers of `crew` have a placement group: the nodes for all of them are taken at once, or not yet. Whoever else asks for a place,
-    such as further rollout workers, gets one where there is room; where there is none Ray's autoscaler, if it runs, adds a node.
+    The workers of `crew` share a placement group: Ray reserves the nodes for all of them at once, or for none yet. Any other worker, such
+    as a further rollout worker, is placed where there is room; if there is none, Ray's autoscaler, if it runs, adds a node.
 
     Example::
 
@@ -71,18 +71,18 @@ class RayCluster:
             raise BadConfig(f"ray.cpus, ray.resources or ray.strategy: Ray takes no such group: {error}") from error
 
     def place_for(self, name: str, kind: str) -> Callable[[], Place]:
-        """Asks for a place for the worker `name`, which takes what `kind` takes: a new one at each call."""
+        """A function that requests a place for the worker `name` with the resources of `kind`; each call requests a new place."""
         return lambda: self._place(name, kind)
 
     async def leaving(self) -> frozenset[str]:
-        """The nodes that Ray was told to take away, by its names: nothing new comes there, and what is there has some seconds left.
+        """The ids of the nodes that Ray is draining: nothing new is placed there, and what runs there has some seconds left.
 
-        Raises Unavailable, and what Ray raises.
+        Raises Unavailable and Ray's own errors.
         """
         return await self._draining.seen()
 
     def close(self) -> None:
-        """Leave the cluster; what was placed ends."""
+        """Leave the cluster. All placed workers end."""
         self._ray.util.remove_placement_group(self._group)
         self._ray.shutdown()
 
@@ -104,7 +104,7 @@ class RayCluster:
                 memory=needs.get("memory"),
                 resources=others,
                 scheduling_strategy=strategy,
-                max_restarts=0,  # the supervisor starts it again: it knows who hangs, and who can never run
+                max_restarts=0,  # the supervisor restarts it: it knows which workers hang and which can never run
             )
             .remote()
         )
@@ -112,7 +112,7 @@ class RayCluster:
 
 
 class _Asked(Generic[_T]):
-    """What Ray's head says, which may be slow: a thread asks it, once a second at most, whoever wants to know."""
+    """A query to Ray's head, which may be slow: a thread runs it at most once a second, and all callers share the answer."""
 
     def __init__(self, ask: Callable[[], _T]) -> None:
         self._ask = ask
@@ -120,7 +120,7 @@ class _Asked(Generic[_T]):
         self._asked_at = 0.0
 
     async def seen(self) -> _T:
-        """Its newest answer. Raises Unavailable if there is none within a second, and what `ask` raises."""
+        """The newest answer. Raises Unavailable if there is none within a second, and whatever `ask` raises."""
         now = asyncio.get_running_loop().time()
         if self._asking is None or (self._asking.done() and now - self._asked_at >= _LOOK_S):
             self._asking, self._asked_at = asyncio.ensure_future(asyncio.to_thread(self._ask)), now
@@ -148,7 +148,7 @@ class _RayPlace:
         wanted = ", ".join(f"{amount:g} {name}" for name, amount in self._needs.items())
         try:
             free, there = await self._room.seen()
-        except Exception as error:  # noqa: BLE001 (only words are lost)
+        except Exception as error:  # noqa: BLE001 (only a message is lost)
             return f"waiting for Ray to place it, which does not answer: it takes {wanted}; {_last_line(error)}"
         rest = ", ".join(f"{free.get(name, 0):g} of {there.get(name, 0):g} {name}" for name in self._needs)
         return f"waiting for Ray to place it: it takes {wanted}; free are {rest}"
@@ -158,8 +158,8 @@ class _RayPlace:
 
 
 class _Calls:
-    """A keeper's methods as calls to an actor. Raises Unavailable where the actor is gone, or silent for `patience_s`; NodeFailed where it
-    can never work on that node; OSError and errors of ours as the keeper raised them.
+    """A keeper's methods as calls to an actor. Raises Unavailable if the actor is gone or silent for `patience_s`, NodeFailed if it can
+    never work on that node, and OSError and Ostinato's own errors as the keeper raised them.
     """
 
     def __init__(self, ray: Any, actor: Any, patience_s: float) -> None:
@@ -192,8 +192,8 @@ class _Calls:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asked
-        except self._errors.RayTaskError as error:  # first: it is of its cause's kind, too, a TimeoutError for instance
-            if isinstance(error.cause, OSError | OstinatoError):  # in its own words, without Ray's traceback
+        except self._errors.RayTaskError as error:  # first: it is also of its cause's class, such as TimeoutError
+            if isinstance(error.cause, OSError | OstinatoError):  # the cause itself, without Ray's traceback
                 raise error.cause from error
             raise NodeFailed(f"its node failed: {type(error.cause).__name__}: {error.cause}") from error
         except self._errors.RayActorError as error:
@@ -207,14 +207,14 @@ class _Calls:
 
 
 def _draining() -> frozenset[str]:
-    """Ray has no public name for it; none where a version has another one."""
+    """The ids of draining nodes. Ray has no public API for this; empty if a version of Ray lacks the private one used here."""
     state = getattr(importlib.import_module("ray._private.state"), "state", None)
     asked = getattr(state, "get_draining_nodes", dict[str, int])
     return frozenset(asked())
 
 
 def _last_line(error: Exception) -> str:
-    """Of several lines, such as a remote traceback, the one that says what was wrong."""
+    """The last non-empty line of an error's text, which says what was wrong if the text is a remote traceback."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""What runs on a node for one worker: it puts the run's files in place, starts the worker as a subprocess, and passes on what it says."""
+"""The keeper of one worker on a node: puts the run's files in place, starts the worker as a subprocess, and relays its signs of life."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ostinato.launch.placing.process import THREADS, WorkerProcess, own_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What a node is told about a worker. `command`: of the CLI; `settings`: the configuration as JSON, with the secrets that this worker
-    needs; `home`: the run's directory on the node; `admin_key`: the run's own, empty for who does not need it; `cwd`: where relative paths
-    begin, if the node has it; `version`: of Ostinato, the same on all nodes.
+    """What a node needs to start a worker. `command`: the CLI command; `settings`: the configuration as JSON, with the secrets that this
+    worker needs; `home`: the run's directory on the node; `admin_key`: the run's own, empty for a worker that does not need it; `cwd`: the
+    base of relative paths, if the node has it; `version`: the version of Ostinato, the same on all nodes.
 
     Example: ``Order(name="rollout-2", command="rollout", settings="{}", home="/runs/a/rollout-2", admin_key="...", cwd="/srv")``
     """
@@ -35,14 +35,14 @@ class Order:
     version: str = __version__
 
     def plain(self) -> dict[str, str]:
-        """As sent."""
+        """The order as a plain dict, to be sent."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How a worker stands. `line`: its last sign, as it sent it; `silent_s`: since then, or since its start; `ready`: it has been, in this
-    life; `code`: how it ended; `url`: where it answers, if it is the run's gateway.
+    """A worker's state. `line`: its last sign, as sent; `silent_s`: seconds since that sign, or since its start; `ready`: it has been ready
+    since this start; `code`: its exit code, None while it runs; `url`: where it answers, if it is the run's gateway.
 
     Example: ``Look(line=None, silent_s=0.1, ready=False, code=None, last_line="", url=None)``
     """
@@ -56,7 +56,7 @@ class Look:
 
 
 class Keeper(Protocol):
-    """A node's side of one worker, as the supervisor's side calls it: across machines, in plain values."""
+    """The node's side of one worker. The supervisor calls it across machines, so all values are plain."""
 
     async def here(self) -> str:
         """The node's address."""
@@ -71,11 +71,11 @@ class Keeper(Protocol):
         ...
 
     async def tell(self, url: str) -> None:
-        """Where the run's gateway answers, for a worker that asks it. Raises OSError."""
+        """Tell a worker that calls the run's gateway at which URL it answers. Raises OSError."""
         ...
 
     async def put(self, name: str, text: str) -> None:
-        """A file of the run that is made beside `ostinato up` and read by the gateway. Raises OSError."""
+        """Write a file of the run that comes from the machine of `ostinato up` and that the gateway reads. Raises OSError."""
         ...
 
     async def stop(self, grace_s: float) -> bool:
@@ -88,7 +88,7 @@ class Keeper(Protocol):
 
 
 class NodeKeeper:
-    """A `Keeper` that starts a subprocess of its own; the process dies with it. `host`: this node's address."""
+    """A `Keeper` that runs the worker as its own subprocess, which dies with it. `host`: this node's address."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -102,7 +102,7 @@ class NodeKeeper:
         return self._host
 
     async def start(self, order: dict[str, str]) -> int:
-        if (version := order.get("version")) != __version__:  # before anything else of an order is believed
+        if (version := order.get("version")) != __version__:  # checked before anything else in the order is used
             raise BadConfig(
                 f"{self._host} has ostinato {__version__}, `ostinato up` is {version}: install one version on all nodes"
             )
@@ -129,9 +129,9 @@ class NodeKeeper:
 
     async def look(self) -> dict[str, Any]:
         worker, ending = self._started()
-        if self._serves is None:  # once seen it is known, whatever others write there
+        if self._serves is None:  # once read it is kept, whatever other processes write there
             self._serves = read_address(self._home.address, worker.pid)
-        if self._told is not None and read_address(self._home.address) is None:  # who wrote it is gone
+        if self._told is not None and read_address(self._home.address) is None:  # the process that wrote it is gone
             with contextlib.suppress(OSError):
                 write_address(self._home.address, self._told)
         code = ending.result() if ending.done() else None
@@ -151,7 +151,7 @@ class NodeKeeper:
         self._told = url
         known = read_address(self._home.address)
         if known is None or reachable(known, self._host) != url:
-            # otherwise it may be the gateway's own file, which goes with the gateway and not with this keeper
+            # a file that already has this URL may be the gateway's own, which is valid for the gateway's life and not for this keeper's
             write_address(self._home.address, url)
 
     async def put(self, name: str, text: str) -> None:

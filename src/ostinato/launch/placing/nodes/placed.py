@@ -1,4 +1,4 @@
-"""A worker on another node, as the supervisor sees it: placed, heard by asking, gone with its node."""
+"""A worker on another node, as the supervisor sees it: placed by the cluster, heard by polling, lost with its node."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ _T = TypeVar("_T")
 
 
 class Place(Protocol):
-    """A keeper on some node, or the wish for one."""
+    """A keeper on some node, or a pending request for one."""
 
     @property
     def keeper(self) -> Keeper:
-        """`here` waits until there is a node. All raise Unavailable once the node is gone, the others if it was away for too long."""
+        """The keeper. `here` waits until there is a node. All methods raise Unavailable once the node is gone, and all but `here` also if
+        the node does not answer for too long.
+        """
         ...
 
     @property
     def node_name(self) -> str:
-        """The node as the cluster names it; empty until there is one."""
+        """The node's name in the cluster; empty until there is a node."""
         ...
 
     async def wanting(self) -> str:
-        """What it waits for, in words; soon."""
+        """A message that says what it waits for; returns soon."""
         ...
 
     def leave(self) -> None:
@@ -44,13 +46,13 @@ class Place(Protocol):
 
 
 class PlacedWorker:
-    """A `Worker` on a node that somebody else chooses. Each start asks for a place anew.
+    """A `Worker` on a node that the cluster chooses. Each start requests a new place.
 
     Args:
-        name: of the worker.
-        order: what the node is told.
-        open_place: asks for a place; returns at once.
-        on_placed: told where it came, in words.
+        name: the worker's name.
+        order: sent to the node to start the worker.
+        open_place: requests a place; returns at once.
+        on_placed: called with the worker's name and a message that says where it was placed.
 
     Example: ``PlacedWorker("train", order, cluster.place_for("train"), say)``
     """
@@ -61,7 +63,7 @@ class PlacedWorker:
         self.name, self.heard, self.was_ready = name, 0.0, False
         self.sign: Sign | None = None
         self.url: str | None = None
-        """Where the gateway answers, if this worker is one."""
+        """The gateway's URL, if this worker is the gateway."""
         self._order, self._open, self._say = order, open_place, on_placed
         self._place: Place | None = None
         self._life: asyncio.Task[int] | None = None
@@ -85,7 +87,7 @@ class PlacedWorker:
 
     @property
     def node_name(self) -> str:
-        """The node as the cluster names it; empty where none has the worker."""
+        """The node's name in the cluster; empty while no node has the worker."""
         return self._place.node_name if self._place is not None and self.pid and self.running else ""
 
     async def start(self) -> None:
@@ -104,9 +106,9 @@ class PlacedWorker:
     async def stop(self, grace_s: float) -> bool:
         if not self.running:
             return True
-        alone = not self.pid  # who waits for a node has nothing to end
+        alone = not self.pid  # a worker that waits for a node has nothing to end
         if self.pid and self._place is not None:
-            with contextlib.suppress(Exception):  # whatever is wrong with its node, it is left
+            with contextlib.suppress(Exception):  # whatever is wrong with the node, its place is given back
                 async with asyncio.timeout(grace_s + _FAREWELL_S):
                     alone = await self._place.keeper.stop(grace_s)
                     await self.ended()
@@ -125,19 +127,19 @@ class PlacedWorker:
         return self._last_line
 
     async def tell(self, url: str, grace_s: float) -> None:
-        """Where the run's gateway answers now. A worker that was told another place ends, and starts again with the new one."""
+        """Set the URL of the run's gateway. A worker that was told another URL ends, and starts again with the new one."""
         self._wanted = url
         if self._told not in (None, url) and self.running:
             await self.stop(grace_s)
 
     def give(self, name: str, text: str) -> None:
-        """A file of the run that belongs on this worker's node, from now on and wherever it moves."""
+        """Put a file of the run on this worker's node, and on every node that the worker moves to."""
         self._given[name] = text
 
     # ------------------------------------------------------------ its life
 
     async def _live(self) -> int:
-        """From the wish for a place to the worker's end, or until it is left; returns its exit code."""
+        """Run from the request for a place to the worker's end, or until its place is left; returns the exit code."""
         hearing, left = asyncio.ensure_future(self._hear_out()), asyncio.ensure_future(self._left.wait())
         try:
             await asyncio.wait({hearing, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -148,11 +150,11 @@ class PlacedWorker:
             await asyncio.wait({hearing})
             self.url = None
             if self._place is not None:
-                with contextlib.suppress(Exception):  # a cluster that is gone takes nothing back
+                with contextlib.suppress(Exception):  # a cluster that is gone cannot take the place back
                     self._place.leave()
 
     async def _hear_out(self) -> int:
-        """What the node says of the worker, from the wish for one to the worker's end; returns its exit code."""
+        """Request a place, start the worker there and poll its node until the worker ends; returns the exit code."""
         try:
             self._place = place = self._open()
             await self._placed(place)
@@ -170,7 +172,7 @@ class PlacedWorker:
             full = error.errno in _FULL
             self._hear(Sign(doing=self._doing, failed=f"could not be started on its node: {error}", outside=full))
         except Exception as error:  # noqa: BLE001 (what is wrong with one worker must not end the others)
-            # a failure like any other, even if it is said to be certain: another node may have what this one lacks
+            # never counted as certain, whatever the error says: another node may have what this one lacks
             why = str(error) if isinstance(error, OstinatoError) else f"{type(error).__name__}: {error}"
             self._hear(Sign(doing=self._doing, failed=why))
         return _FAILED
@@ -192,7 +194,7 @@ class PlacedWorker:
         self._say(self.name, f"placed on {node} (pid {pid})")
 
     async def _saying(self, asked: Awaitable[_T], sign: Callable[[], Awaitable[Sign]]) -> _T:
-        """The answer; until it comes, this side speaks for the worker."""
+        """Wait for the answer and return it; until it comes, `sign` stands in for the worker's own signs of life."""
         answer = asyncio.ensure_future(asked)
         try:
             while not answer.done():
@@ -204,7 +206,7 @@ class PlacedWorker:
             answer.cancel()
 
     async def _bring(self, keeper: Keeper) -> None:
-        """What its node shall have and has not. A disk that refuses it is asked again at the next look."""
+        """Send the node the URL and files that it still lacks. After an OSError, such as a full disk, they are sent at the next look."""
         with contextlib.suppress(OSError):
             if self._wanted is not None and self._told is None:
                 await keeper.tell(self._wanted)

@@ -1,1 +1,1 @@
-"""What `ostinato worlds run` does: weights that stand still, tasks tried with them, and what came of it."""
+"""The parts of `ostinato worlds run`: weights that are held still, tasks tried with them, and the results."""

@@ -1,4 +1,4 @@
-"""What a measurement found, out of the records of its rollouts: pass@1 and best-of-k with intervals, by split and family."""
+"""The results of a measurement, from the records of its rollouts: pass@1 and best-of-k with intervals, by split and family."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NONE = "\N{EN DASH}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedTasks:
-    """How tasks of one kind went. `family` "": all of the split. `first` counts tasks with a graded try, `best` those with k of them; None:
-    there is none. `value` is the mean of what tries were worth, tasks as clusters.
+    """Results for one kind of tasks. `family` "": all of the split. `first` is over tasks with a graded try, `best` over tasks with k of
+    them; None: there is no such task. `value` is the mean value of the tries, with tasks as clusters.
 
     Example: ``SolvedTasks(split=Split.HELD_OUT, family="", tries=800, first=first, best=best, value=value)``
     """
@@ -40,7 +40,7 @@ class SolvedTasks:
 
 
 def solved(records: Sequence[Finished], k: int, confidence: float = 0.95) -> list[SolvedTasks]:
-    """A row for each split, then for each of its families if there are some and few."""
+    """A row for each split, followed by a row for each of its families if there are 2 to `MOST_FAMILIES`."""
     rows: list[SolvedTasks] = []
     for split in Split:
         theirs = [record for record in records if record.split is split]
@@ -88,7 +88,7 @@ def _row(records: Sequence[Finished], split: Split, family: str, k: int, confide
 
 
 def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, whole: bool) -> dict[str, Any]:
-    """All figures, as JSON's types. `whole`: nothing was stopped early."""
+    """All figures, as JSON's types. `whole`: the measurement was not stopped early."""
     answered = [
         {"policy": None if first is None else asdict(first), "policy_last": None if last is None else asdict(last)}
         | {"rollouts": count}
@@ -107,7 +107,7 @@ def figures_json(records: Sequence[Finished], k: int, policy: PolicyVersion, *, 
 
 
 def show_figures(records: Sequence[Finished], k: int, policy: PolicyVersion, console: Console) -> None:
-    """The same for people. What was not made by `policy` alone is said, not left out."""
+    """Print the same figures for people. Rollouts that were not made by `policy` alone are pointed out, not left out."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("split", "family", "tasks", "tries", "pass@1", *([f"best of {k}"] if k > 1 else []), "value"):
         table.add_column(name, justify="right" if name in ("tasks", "tries") else "left")

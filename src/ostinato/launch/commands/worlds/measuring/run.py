@@ -1,4 +1,4 @@
-"""`ostinato worlds run`: each task tried so many times with the weights of a run, and what of it was solved."""
+"""`ostinato worlds run`: tries each task a number of times with the weights of a run, and shows how much was solved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ostinato.worlds.tasks.tasksets import load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is to be measured. `split` "all": every task; `limit` 0: as many as there are; `out`: a further file for the records.
+    """What to measure. `split` "all": every task; `limit` 0: no limit; `out`: a further file for the records.
 
     Example: ``Asked(file=Path("tasks.jsonl"), split="held_out", tries=8, limit=100, release="v40")``
     """
@@ -53,9 +53,9 @@ class Asked:
 
 
 async def run_tasks(config: Config, asked: Asked, console: Console) -> None:
-    """Measure, and print what was found. Ctrl-C ends it early, with the figures of what had ended.
+    """Measure, and print the results. Ctrl-C ends it early, with the figures of the rollouts that had ended.
 
-    Raises BadConfig for a taskset without such tasks, NotFound or Conflict for weights that cannot be had, StorageFull.
+    Raises BadConfig for a taskset without such tasks, NotFound or Conflict for weights that are not available, StorageFull.
     """
     tasks = load(asked.file.expanduser())
     chosen = chosen_tasks(tasks, asked.split, asked.limit, config.worlds.seed)
@@ -87,7 +87,7 @@ async def run_tasks(config: Config, asked: Asked, console: Console) -> None:
 
 
 async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: int) -> None:
-    """Raise alarms in the run's log where somebody cheated, or what all measurements say of this taskset calls for one."""
+    """Raise alarms in the run's log if a rollout cheated, or if the measurements of this taskset taken together call for an alarm."""
     watch = CheatWatch(config.worlds.cheat_quiet)
     for record in records:
         watch.take(record)
@@ -98,7 +98,7 @@ async def _note(config: Config, tasks: Taskset, records: Sequence[Finished], k: 
 
 
 def chosen_tasks(tasks: Taskset, split: str, limit: int, seed: int) -> list[Task]:
-    """The tasks of a split ("all": every one), in the file's order; of more than `limit` those that the seed draws. Raises BadConfig."""
+    """The tasks of a split ("all": every task), in the file's order; if over `limit`, those that the seed draws. Raises BadConfig."""
     found = [task for task in tasks.tasks if split in ("all", task.split.value)]
     if not found:
         raise BadConfig(f"{tasks.name}: no task has the split {split!r}; `ostinato worlds show` says what there is")
@@ -121,7 +121,7 @@ async def _measured(
     shop: Workshop,
     console: Console,
 ) -> list[Finished]:
-    """The records of what ended until all had, or somebody stopped it."""
+    """Measure until all rollouts have ended or somebody stops it; returns the records of those that ended."""
     settings, records = config.worlds, list[Finished]()
     measurement = Measurement(
         chosen,
@@ -153,7 +153,7 @@ async def _measured(
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Work to its end, or until SIGINT or SIGTERM. Raises what it raises."""
+    """Run `work` to its end, or until SIGINT or SIGTERM. Raises what `work` raises."""
     loop, working = asyncio.get_running_loop(), asyncio.ensure_future(work)
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
@@ -170,7 +170,7 @@ async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.contextmanager
 def _keeping(config: Config, out: Path | None) -> Generator[Callable[[str], None]]:
-    """Keeps a line in the run's own file, and in `out`, to which it is appended. Raises StorageFull if that cannot be written."""
+    """A function that appends a line to the run's own file and to `out`. Raises StorageFull if `out` cannot be opened for writing."""
     own = progress.Progress(home(config).finished, progress.kept_bytes(config))
     with contextlib.ExitStack() as leaving:
         try:

@@ -1,4 +1,4 @@
-"""The weights that a measurement is about: named, put into a slot of a gateway, and held there."""
+"""The weights to be measured: found by name, put into a slot of a gateway, and held there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PlacedWeights:
 
 
 async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _T]], say: Callable[[str], None]) -> _T:
-    """What `work` returns at the URL of the run's gateway; where none is up, one is started for as long as that takes.
+    """Call `work` with the URL of the run's gateway and return its result. If no gateway is up, one is started for as long as that takes.
 
     Raises BadConfig, WorkerFailed if the gateway cannot be started or fails for good, Conflict if the run is just being started.
     """
@@ -48,7 +48,7 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
     if (url := read_address(place.address)) is not None:
         return await work(url)
     await check_start(config)
-    # a run's own settings stay what it was started with
+    # the run's own settings file must stay what the run was started with
     settings = place.root / "measuring.json" if place.config.exists() else place.config
     listening = config.model_copy(update={"listen": config.listen.model_copy(update={"port": 0})})
 
@@ -72,10 +72,11 @@ async def at_gateway(config: Config, work: Callable[[str], Coroutine[Any, Any, _
 
 @contextlib.asynccontextmanager
 async def place_weights(config: Config, url: str, release: str) -> AsyncGenerator[PlacedWeights]:
-    """Put the weights that `release` names into a slot, and hold them there: a ref, a number (v12), a root, or "newest".
+    """Put the weights that `release` names (a ref, a number (v12), a root, or "newest") into a slot, and hold them there.
 
-    Candidates are evaluated in the same slot, so it is held only where no release worker is up; then "newest" is whatever the slot
-    for worlds holds, moves and all. Raises NotFound, BadRequest; Conflict where another version is asked for, or there is no such slot.
+    Candidates are evaluated in the same slot, so it is held only if no release worker is up. While a release worker is up, "newest" is
+    whatever the slot for worlds holds, which may move, and Conflict is raised for any other version or if there is no such slot. Raises
+    NotFound, BadRequest.
     """
     place = home(config)
     async with contextlib.AsyncExitStack() as leaving:
@@ -102,7 +103,7 @@ async def place_weights(config: Config, url: str, release: str) -> AsyncGenerato
 
 
 async def newest(config: Config) -> str:
-    """The ref of the newest version: of those that rollouts, candidates and users have, the highest number. Raises NotFound."""
+    """The ref of the newest version: the highest number among those of rollouts, candidates and users. Raises NotFound."""
     follower = open_follower(config)
     found = [(policy, ref) for ref in _NEWEST_REFS if (policy := await follower.resolve(ref)) is not None]
     if not found:
@@ -122,7 +123,7 @@ async def _unpinned(config: Config, url: str) -> PlacedWeights:
 
 
 async def _put_back(config: Config, value: str | None) -> None:
-    """The slot holds what it held before, or weights that are loaded anyway."""
+    """Give the slot back what it held before, or weights that are loaded anyway."""
     store = open_store(config)
     now = await store.read_ref(EVALUATION_REF)
     if value is not None and now != value:
