@@ -44,7 +44,7 @@ class Keyring:
     Args:
         api_keys: entries "key" or "tenant:key"; empty means that everyone on this machine is let in.
         admin_keys: the operator's keys.
-        own: how many of `api_keys` come from the configuration itself, the others being from the file; None means all. For error messages.
+        own: how many of `api_keys` come from the configuration itself (the others from the file), for error messages. None: all.
 
     Raises:
         BadConfig: a key is shorter than 16 characters, occurs twice, or its tenant's name is malformed.

@@ -385,7 +385,7 @@ class VllmEngine:
             stream.events.put_nowait(finish)
 
     def _cut(self, replica: Replica) -> int:
-        """End a replica's streams, so that no token of theirs can arrive; those without output are retried. Returns the samples cut off."""
+        """End a replica's streams so that none of their tokens can arrive; those without output are retried. Counts the other samples."""
         cut = 0
         for stream in self._streams:
             if stream.replica is replica and stream.pump is not None and not stream.pump.done():

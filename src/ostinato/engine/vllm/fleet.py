@@ -64,7 +64,7 @@ class Fleet:
         return found
 
     def policy_of(self, replica: Replica, slot: str) -> PolicyVersion:
-        """The version that makes a replica's tokens, with the slot's own number for it."""
+        """The version that makes a replica's tokens, with the slot's own number for it if the slot holds it."""
         own = self.slots.get(slot)
         assert replica.policy is not None, "nobody is sent to a server without a version"
         return own if own is not None and own.hash == replica.policy.hash else replica.policy

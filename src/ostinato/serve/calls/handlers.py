@@ -48,7 +48,7 @@ from ostinato.serve.wire.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 _MESSAGE_CHARS = 32  # an empty message costs a template about as much as so many characters of text
-_LEAST_SHARE = 16  # 1/16 of the context must be left for an answer: agents ask for more than there is, but a shorter one is useless to them
+_LEAST_SHARE = 16  # an answer is cut to no less than 1/16 of the context: agents ask for more than there is, and a shorter one is useless
 _REPLAYED: Headers = [(b"idempotent-replayed", b"true")]
 
 

@@ -60,7 +60,7 @@ class Request(Protocol):
 
     @property
     def tops(self) -> int:
-        """How many of the likeliest alternatives to return for each token."""
+        """How many of the likeliest tokens to return at each sampled token's place."""
         ...
 
     def sampling(self, max_tokens: int) -> Sampling:

@@ -62,7 +62,7 @@ class OneAnswer(BaseModel):
 
     @property
     def tops(self) -> int:
-        """0: no alternatives are returned."""
+        """0: no likeliest tokens are returned."""
         return 0
 
     @property

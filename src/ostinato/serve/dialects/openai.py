@@ -214,7 +214,7 @@ class ChatRequest(_Request):
 
     @property
     def tops(self) -> int:
-        """With how many of the likeliest tokens in its place."""
+        """How many of the likeliest tokens to return at each sampled token's place."""
         return self.top_logprobs or 0
 
 
@@ -243,7 +243,7 @@ class CompletionRequest(_Request):
 
     @property
     def tops(self) -> int:
-        """With how many of the likeliest tokens in its place."""
+        """How many of the likeliest tokens to return at each sampled token's place."""
         return self.logprobs or 0
 
 
